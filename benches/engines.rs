@@ -251,6 +251,7 @@ impl Pipeline {
                 time_us: Some(1),
                 tier: part.tier,
                 block_size: None,
+                profile: None,
                 events: std::mem::take(&mut part.events),
             };
             black_box(batch.encode());

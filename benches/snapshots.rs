@@ -247,6 +247,7 @@ fn batch(seq: u64, hashes: Vec<SequenceHash>) -> EventBatch {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
     }
 }

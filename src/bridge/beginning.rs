@@ -139,7 +139,9 @@ impl Inner {
 
     fn way(&self, engine: &NewEngine, holder: PublishedHolder, nats: Client) -> Result<Way, String> {
         let block_size = BlockSize::new(engine.block_size).map_err(|error| error.to_string())?;
+        let profiles = self.profiles_of(engine);
         let options = PublisherOptions {
+            profile: profiles.borrow().clone(),
             settings: NamespaceSettings {
                 block_size,
                 is_size_told: true,
@@ -154,6 +156,7 @@ impl Inner {
             holder,
             options,
             lease: self.lease.clone(),
+            profiles,
         })
     }
 

@@ -284,7 +284,7 @@ mod tests {
     use std::sync::Arc;
 
     use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
-    use kvatlas_core::wire::{NamespaceName, Subjects};
+    use kvatlas_core::wire::{NamespaceName, Profile, Subjects};
     use kvatlas_engines::TranslatorSettings;
     use serde_json::json;
 
@@ -373,6 +373,7 @@ mod tests {
                     rank,
                 },
                 options: PublisherOptions::default(),
+                profiles: tokio::sync::watch::channel(Profile::default()).1,
                 lease: None,
             };
             let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_nats::Client;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::index::Namespaces;
-use kvatlas_core::wire::{Subjects, worker_of_instance};
+use kvatlas_core::wire::{Profile, Subjects, worker_of_instance};
 use kvatlas_engines::Format;
 
 use crate::daemon::config::Secret;
@@ -85,6 +86,8 @@ struct Followed {
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
+    /// Its address and labels, which may change while it is followed.
+    profiles: watch::Sender<Profile>,
 }
 
 pub(super) struct Inner {
@@ -231,8 +234,9 @@ impl Bridge {
             let keys = engines.iter().map(|engine| engine.key.clone()).collect();
             std::mem::replace(&mut state.given, keys)
         };
+        let is_wanted = |known: &NewEngine| engines.iter().any(|engine| engine.is_followed_like(known));
         let is_outdated =
-            |state: &EngineState| given.contains(&state.engine.key) && !engines.contains(&state.engine);
+            |state: &EngineState| given.contains(&state.engine.key) && !is_wanted(&state.engine);
         let outdated: BTreeSet<EngineKey> = self
             .engines()
             .into_iter()
@@ -270,15 +274,17 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow an engine, unless it is followed in just this way.
+    /// Begins to follow an engine. Where it is followed in just this way, only its address and labels are taken over.
     fn follow(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
         let mut state = self.inner.state.lock();
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }
-        if let Some(known) = state.engines.get(&engine.key) {
-            if known.engine == engine {
+        if let Some(known) = state.engines.get_mut(&engine.key) {
+            if known.engine.is_followed_like(&engine) {
+                known.profiles.send_replace(engine.profile.clone());
+                known.engine.profile = engine.profile;
                 return Ok(());
             }
             return Err(RegisterRefusal::Conflict {
@@ -312,6 +318,7 @@ impl Bridge {
             progress: SharedProgress::default(),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
+            profiles: watch::Sender::new(engine.profile.clone()),
         };
         if let Some(nats) = &state.nats {
             self.spawn(&followed, nats.clone());
@@ -367,6 +374,17 @@ impl Bridge {
 }
 
 impl Inner {
+    /// The address and labels of an engine, from now on.
+    pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
+        let state = self.state.lock();
+        let followed = state.engines.get(&engine.key);
+        // One that was unregistered meanwhile is about to end.
+        followed.map_or_else(
+            || watch::channel(engine.profile.clone()).1,
+            |followed| followed.profiles.subscribe(),
+        )
+    }
+
     /// Forgets what is kept of an engine that was unregistered.
     fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {

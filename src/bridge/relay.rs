@@ -8,12 +8,12 @@ use kvatlas_client::publish::{
     Beginning, CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions,
     SharedState, cut_events,
 };
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, ModelKey, Rank, Subjects, Tier};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, ModelKey, Profile, Rank, Subjects, Tier};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
     Translator, TranslatorSettings,
 };
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
@@ -59,6 +59,8 @@ pub(super) struct Way {
     pub(super) options: PublisherOptions,
     /// Where several bridges follow the holder: which of them speaks.
     pub(super) lease: Option<Lease>,
+    /// The holder's address and labels, when they change.
+    pub(super) profiles: watch::Receiver<Profile>,
 }
 
 /// What a bridge knew before of an engine, and how far it had told it.
@@ -75,6 +77,7 @@ pub(super) struct Relay {
     /// For metrics and logs.
     name: String,
     publisher: HolderPublisher,
+    profiles: watch::Receiver<Profile>,
     decoder: Decoder,
     batch: EngineBatch,
     blocks: Arc<Mutex<Blocks>>,
@@ -146,6 +149,7 @@ impl Relay {
             holder,
             options,
             lease,
+            profiles,
         } = way;
         let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
@@ -167,6 +171,7 @@ impl Relay {
         Ok(Self {
             name: name.to_owned(),
             publisher,
+            profiles,
             decoder: Decoder::new(format, DecodeLimits::default()).of_model(model),
             batch: EngineBatch::default(),
             blocks,
@@ -307,7 +312,17 @@ impl Relay {
         }
         self.translation.clear();
         drop(untold);
-        self.tell_doubts_if_new().await
+        self.tell_doubts_if_new().await?;
+        self.tell_profile_if_new().await
+    }
+
+    /// Tells daemons the holder's address and labels, where they have changed.
+    async fn tell_profile_if_new(&mut self) -> Result<(), PublisherError> {
+        if !self.profiles.has_changed().unwrap_or_default() {
+            return Ok(());
+        }
+        let profile = self.profiles.borrow_and_update().clone();
+        self.publisher.set_profile(profile).await
     }
 
     /// A clear ends every doubt, and those that there are still have to be told in the same batch.
@@ -413,7 +428,7 @@ impl Relay {
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
         if was_lost && !self.has_untold() {
-            return Ok(());
+            return self.tell_profile_if_new().await;
         }
         self.tell().await?;
         self.engine_metrics.set_speaks(self.speaks());

@@ -1,12 +1,13 @@
 //! Engines as people write them: flags, and a TOML file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{NamespaceSettings, Namespaces};
-use kvatlas_core::wire::{ModelKey, worker_of_instance};
+use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError, worker_of_instance};
 use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf, read_scheme};
@@ -26,7 +27,7 @@ pub enum SpecError {
     #[error(
         "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
          format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
-         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME"
+         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE"
     )]
     Flag {
         /// The flag's value.
@@ -103,6 +104,9 @@ struct EngineText {
     hybrid: Option<bool>,
     eagle: Option<bool>,
     divergent_hits: Option<bool>,
+    address: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
     scheme: Option<String>,
 }
 
@@ -165,6 +169,13 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
             "hybrid" => engine.hybrid.replace(flag()?).is_some(),
             "eagle" => engine.eagle.replace(flag()?).is_some(),
             "divergent_hits" => engine.divergent_hits.replace(flag()?).is_some(),
+            "address" => engine.address.replace(value.to_owned()).is_some(),
+            "label" => {
+                let (key, value) = value
+                    .split_once(':')
+                    .ok_or_else(|| format!("label is {value:?}; write KEY:VALUE"))?;
+                engine.labels.insert(key.to_owned(), value.to_owned()).is_some()
+            }
             "scheme" => engine.scheme.replace(value.to_owned()).is_some(),
             _ => return Err(format!("there is no key {key:?}")),
         };
@@ -223,8 +234,16 @@ impl EngineText {
         })
     }
 
+    fn profile(&self) -> Result<Profile, ProfileError> {
+        Ok(Profile {
+            address: self.address.as_deref().map(Address::new).transpose()?,
+            labels: Labels::new(self.labels.clone())?,
+        })
+    }
+
     fn resolve(self, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, String> {
         let groups = self.group_facts()?;
+        let profile = self.profile().map_err(|error| error.to_string())?;
         let model = self.model.or_else(|| defaults.model.clone());
         let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
         let tenant = self
@@ -276,6 +295,7 @@ impl EngineText {
                 topic: self.topic.clone().unwrap_or_default(),
                 beside: beside.clone(),
                 groups: groups.clone(),
+                profile: profile.clone(),
             };
             check_engine(&engine).map_err(|refusal| refusal.to_string())?;
             Ok(engine)
@@ -357,6 +377,12 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
             scheme_of(&engine.endpoint)
         ));
     }
+    if engine.profile.address.is_some() && engine.format == Format::Dynamo {
+        return invalid(
+            "an event plane tells of many workers, which have no address together; leave address out"
+                .to_owned(),
+        );
+    }
     match engine.format {
         _ if engine.is_grpc() => check_grpc(engine),
         Format::TokenSpeed => {
@@ -437,7 +463,8 @@ mod tests {
 
     #[test]
     fn a_flag_names_an_engine() {
-        let text = "gpu-0=tcp://host:5557,replay=tcp://host:5558,rank=2,format=sglang,block_size=32,topic=kv";
+        let text = "gpu-0=tcp://host:5557,replay=tcp://host:5558,rank=2,format=sglang,block_size=32,topic=kv,\
+                    address=10.0.0.7:8000,label=role:prefill,label=image:a:b";
         let engines = parse_engine(text, &defaults()).unwrap();
         let expected = NewEngine {
             key: EngineKey {
@@ -452,6 +479,10 @@ mod tests {
             topic: "kv".to_owned(),
             beside: BesideEvents::default(),
             groups: GroupFacts::default(),
+            profile: Profile {
+                address: Address::new("10.0.0.7:8000").ok(),
+                labels: serde_json::from_str(r#"{"role":"prefill","image":"a:b"}"#).unwrap(),
+            },
         };
         assert_eq!(engines, [expected]);
     }
@@ -534,6 +565,10 @@ mod tests {
             ("a=tcp://h:1,format=x", "known are"),
             ("a=tcp://h:1,block_size=0", "block_size"),
             ("a=tcp://h:1,adapters=sql", "NUMBER:NAME"),
+            ("a=tcp://h:1,address=h", "HOST:PORT"),
+            ("a=tcp://h:1,label=role", "KEY:VALUE"),
+            ("a=tcp://h:1,label=a:b,label=a:c", "twice"),
+            ("a=tcp://h:1,format=dynamo,address=h:1", "many workers"),
             ("a=tcp://h:1,salts=told", "untold"),
             ("a=tcp://h:1,lookahead=1", "untold"),
             ("a=tcp://h:1,format=tensorrt-llm", "http://HOST:PORT"),
@@ -566,7 +601,7 @@ mod tests {
         let path = folder.path().join("engines.toml");
         std::fs::write(
             &path,
-            "[[engine]]\nname = \"a\"\nendpoint = \"tcp://h:1\"\n[[engine]]\nname = \"b\"\nendpoint = \"tcp://h:5\"\nranks = 2\n",
+            "[[engine]]\nname = \"a\"\nendpoint = \"tcp://h:1\"\n[[engine]]\nname = \"b\"\nendpoint = \"tcp://h:5\"\nranks = 2\naddress = \"h:80\"\nlabels = { zone = \"a\" }\n",
         )
         .unwrap();
         assert_eq!(parse_engines_file(&path, &defaults()).unwrap().len(), 3);

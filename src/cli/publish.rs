@@ -11,7 +11,8 @@ use kvatlas_client::{QueryClient, unix_time_us};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::NamespaceSettings;
 use kvatlas_core::wire::{
-    BatchCursor, Event, EventBatch, HolderStatusReply, NamespaceName, Rank, WireLimits, WorkerName,
+    Address, BatchCursor, Event, EventBatch, HolderStatusReply, Labels, NamespaceName, Profile, Rank,
+    WireLimits, WorkerName,
 };
 
 use super::connect::{Connection, ConnectionArguments};
@@ -65,6 +66,12 @@ pub(crate) struct PublishArguments {
     /// Tokens in a block [default: as many as the namespace has, or 16].
     #[arg(long, value_name = "TOKENS", value_parser = parse_block_size)]
     block_size: Option<BlockSize>,
+    /// Where requests for the worker go: HOST:PORT, or a URL. Answers give it to routers.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<Address>,
+    /// Label of the worker, such as its role, zone or model. May be given several times.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    labels: Vec<(String, String)>,
     /// How batches travel: with jetstream, each waits until the events stream has kept the one before.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
@@ -121,13 +128,14 @@ impl Published {
 
 /// Publishes the lines, and says how many there were.
 pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure> {
+    let profile = arguments.profile()?;
     if arguments.dry_run {
         return check_lines(arguments);
     }
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
     let known = Known::ask(arguments, &connection).await;
-    let publisher = publisher(arguments, &connection, known).await?;
+    let publisher = publisher(arguments, &connection, known, profile).await?;
     let mut sending = Sending::new(arguments, &connection, &publisher);
     let watch = match arguments.wait {
         true => Some(arguments.watch(&connection, publisher.cursor()).await),
@@ -242,6 +250,7 @@ async fn publisher(
     arguments: &PublishArguments,
     connection: &Connection,
     known: Known,
+    profile: Profile,
 ) -> Result<HolderPublisher, PublisherError> {
     let holder = PublishedHolder {
         namespace: arguments.namespace.clone(),
@@ -256,6 +265,7 @@ async fn publisher(
             ..NamespaceSettings::default()
         },
         transport: arguments.transport.into(),
+        profile,
         batch_delay: Duration::ZERO,
         // The server's own limits hold: a line is a batch, as its author wrote it.
         batch_events_max: usize::MAX,
@@ -266,7 +276,22 @@ async fn publisher(
     HolderPublisher::start(nats, &connection.subjects, holder, options).await
 }
 
+/// A label as the flag has it.
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 impl PublishArguments {
+    /// What is told of the worker beside its blocks.
+    fn profile(&self) -> Result<Profile, Failure> {
+        let labels = Labels::new(self.labels.iter().cloned().collect());
+        Ok(Profile {
+            address: self.address.clone(),
+            labels: labels.map_err(Failure::usage)?,
+        })
+    }
+
     /// A watch over what the daemon takes of the batches behind `cursor`.
     async fn watch(&self, connection: &Connection, cursor: BatchCursor) -> DaemonWatch {
         let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
@@ -388,6 +413,7 @@ fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec
         tier: batch.tier,
         // The longest that there is.
         block_size: BlockSize::new(BlockSize::TOKENS_MAX).ok(),
+        profile: None,
         events: batch.events,
     };
     let payload = sent.encode();

@@ -174,6 +174,8 @@ fn progress(
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::Labels;
+
     use super::*;
 
     const CURSOR: BatchCursor = BatchCursor { epoch: 7, seq: 2 };
@@ -190,6 +192,8 @@ mod tests {
             foreign_chain: false,
             epoch_ahead_s: 0,
             exact: true,
+            address: None,
+            labels: Labels::NONE,
             degraded: DegradedReasons::default(),
         }
     }

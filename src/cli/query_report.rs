@@ -3,7 +3,7 @@
 use kvatlas_core::wire::{DropOut, Gathered, HolderMatch, QueryOptions, QueryReply, QueryResult};
 
 use super::failure::Failure;
-use super::status_report::describe_state;
+use super::status_report::{describe_address, describe_state};
 use super::table::{Side, Table};
 use super::text::{counted, printable};
 
@@ -82,6 +82,10 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
         columns.extend([("ON DEVICE", Side::Right), ("AND HOST", Side::Right)]);
     }
     columns.push(("STATE", Side::Left));
+    let has_addresses = reply.holders.iter().any(|holder| holder.address.is_some());
+    if has_addresses {
+        columns.push(("ADDRESS", Side::Left));
+    }
     if asked.explain {
         columns.push(("LIMITED BY", Side::Left));
         columns.push(("DROPPED OUT", Side::Left));
@@ -103,6 +107,9 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
             row.extend(near.map(|blocks| blocks.map_or("-".to_owned(), |blocks| blocks.to_string())));
         }
         row.push(describe_state(holder.exact, holder.degraded));
+        if has_addresses {
+            row.push(describe_address(holder.address.as_ref()));
+        }
         let limit = holder.limited_by;
         row.push(limit.map_or("-".to_owned(), |limit| limit.as_str().replace('_', " ")));
         let drop_out = holder.dropped_out.as_ref();
@@ -192,6 +199,7 @@ mod tests {
             v: 1,
             behind_us: 0,
             query_blocks: 64,
+            block_size: 16,
             holders: vec![
                 holder("gpu-0", 64, DegradedReasons::default()),
                 HolderMatch {
@@ -227,6 +235,22 @@ gpu-1      0      12      18 %  degraded: gap
         let explained = render_reply(&reply(), &asked(true));
         let drop_out = "at block 12, which 1 other has (3fc91a2b3c4d5e6f785cba9876543210)";
         assert!(explained.contains(drop_out), "{explained}");
+    }
+
+    #[test]
+    fn addresses_have_a_column_where_one_is_known() {
+        let mut reply = reply();
+        reply.holders[0].address = Some("10.0.0.7:8000".parse().unwrap());
+        let expected = "\
+64 blocks asked for
+WORKER  RANK  BLOCKS  OF QUERY  STATE          ADDRESS
+gpu-0      0      64     100 %  exact          10.0.0.7:8000
+gpu-1      0      12      18 %  degraded: gap  -
+2 of 5 shown
+";
+        assert_eq!(render_reply(&reply, &asked(false)), expected);
+        let explained = render_reply(&reply, &asked(true));
+        assert!(explained.contains("-              at block 12"), "{explained}");
     }
 
     #[test]

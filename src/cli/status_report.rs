@@ -1,6 +1,8 @@
 //! The status of a namespace, for people.
 
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, StatusReply};
+use kvatlas_core::wire::{
+    Address, DegradedReason, DegradedReasons, HolderStatusReply, Labels, NamespaceName, StatusReply,
+};
 
 use super::query_report::describe_gathered;
 use super::table::{Side, Table};
@@ -13,6 +15,18 @@ pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
         (true, _) => "exact".to_owned(),
         (false, true) => "degraded".to_owned(),
         (false, false) => format!("degraded: {}", reasons.join(", ")),
+    }
+}
+
+/// The address of a holder, if it has one.
+pub(super) fn describe_address(address: Option<&Address>) -> String {
+    address.map_or("-".to_owned(), Address::to_string)
+}
+
+fn describe_labels(labels: &Labels) -> String {
+    match labels.is_empty() {
+        true => "-".to_owned(),
+        false => labels.to_string(),
     }
 }
 
@@ -29,7 +43,11 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> 
     if status.holders.is_empty() {
         return heading + "no worker has been heard of\n" + &incomplete;
     }
-    let mut table = Table::new(&[
+    let has_profiles = status
+        .holders
+        .iter()
+        .any(|holder| holder.address.is_some() || !holder.labels.is_empty());
+    let mut columns = vec![
         ("WORKER", Side::Left),
         ("RANK", Side::Right),
         ("EPOCH", Side::Right),
@@ -37,8 +55,21 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> 
         ("BLOCKS", Side::Right),
         ("PARKED", Side::Right),
         ("STATE", Side::Left),
-    ]);
-    status.holders.iter().for_each(|holder| table.push(row(holder)));
+    ];
+    if has_profiles {
+        columns.extend([("ADDRESS", Side::Left), ("LABELS", Side::Left)]);
+    }
+    let mut table = Table::new(&columns);
+    for holder in &status.holders {
+        let mut row = row(holder);
+        if has_profiles {
+            row.extend([
+                describe_address(holder.address.as_ref()),
+                describe_labels(&holder.labels),
+            ]);
+        }
+        table.push(row);
+    }
     heading + &table.render() + &incomplete
 }
 
@@ -91,6 +122,8 @@ mod tests {
             foreign_chain: false,
             epoch_ahead_s: 0,
             exact: degraded.is_empty(),
+            address: None,
+            labels: Labels::NONE,
             degraded,
         }
     }
@@ -105,6 +138,7 @@ mod tests {
             distinct_blocks: 2000,
             batches_waiting: 3,
             unsized_holders: 1,
+            refused_holders: 0,
             holders: vec![
                 holder("gpu-0", DegradedReasons::default()),
                 HolderStatusReply {
@@ -123,6 +157,11 @@ gpu-0      0      7   12    1024       0  exact
 gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign chain, epoch 60 s ahead of the clock
 ";
         assert_eq!(render_status(&namespace, &status), expected);
+        let mut labelled = status;
+        labelled.holders.truncate(1);
+        labelled.holders[0].labels = serde_json::from_str(r#"{"zone":"a","role":"prefill"}"#).unwrap();
+        let row = "gpu-0      0      7   12    1024       0  exact  -        role=prefill,zone=a\n";
+        assert!(render_status(&namespace, &labelled).ends_with(row));
     }
 
     #[test]
@@ -134,6 +173,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
             distinct_blocks: 0,
             batches_waiting: 0,
             unsized_holders: 0,
+            refused_holders: 0,
             holders: Vec::new(),
             gathered: None,
         };

@@ -127,10 +127,7 @@ fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String
     if !said.names_nats_server() {
         presumed.push(("nats.embedded", "true".to_owned()));
     }
-    // A gateway has no index to ask over HTTP.
-    if !said.is_changed("gateway.enabled") {
-        presumed.push(("http.listen", HTTP_LISTEN.to_owned()));
-    }
+    presumed.push(("http.listen", HTTP_LISTEN.to_owned()));
     presumed.extend(block_size.map(|size| ("namespace_defaults.block_size", size.to_string())));
     presumed
 }
@@ -308,13 +305,6 @@ mod tests {
         assert_eq!(config.http.listen, None);
         assert_eq!(config.namespaces.default.block_size, 16);
         assert!(!loaded("[nats]\ntoken = \"t\"\n", None).nats.embedded);
-    }
-
-    #[test]
-    fn a_gateway_is_not_presumed_to_listen() {
-        let config = loaded("", Some(("gateway.enabled", "true")));
-        assert!(config.gateway.enabled && config.nats.embedded);
-        assert_eq!(config.http.listen, None);
     }
 
     #[test]

@@ -152,6 +152,7 @@ mod tests {
             behind_us: 0,
             v: 1,
             query_blocks: 6,
+            block_size: 16,
             holders: vec![holder("a", 5), holder("b", 5), holder("c", 2)],
             holders_total: 3,
             foreign_holders: 0,

@@ -274,6 +274,7 @@ mod tests {
                 behind_us: 0,
                 v: 1,
                 query_blocks: 1,
+                block_size: 16,
                 holders_total: 2,
                 holders,
                 foreign_holders: 0,

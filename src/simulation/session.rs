@@ -307,7 +307,7 @@ pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, Clie
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvatlas_core::wire::{DegradedReasons, HolderStatusReply, WireError};
+    use kvatlas_core::wire::{DegradedReasons, HolderStatusReply, Labels, WireError};
 
     fn status(holders: &[(&str, u64, u64)]) -> StatusReply {
         let holder = |(worker, epoch, seq): &(&str, u64, u64)| HolderStatusReply {
@@ -320,6 +320,8 @@ mod tests {
             foreign_chain: false,
             epoch_ahead_s: 0,
             exact: true,
+            address: None,
+            labels: Labels::NONE,
             degraded: DegradedReasons::default(),
         };
         StatusReply {
@@ -329,6 +331,7 @@ mod tests {
             distinct_blocks: 0,
             batches_waiting: 0,
             unsized_holders: 0,
+            refused_holders: 0,
             holders: holders.iter().map(holder).collect(),
             gathered: None,
         }

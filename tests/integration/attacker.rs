@@ -209,6 +209,7 @@ impl Attacker {
                 _ => Tier::DEVICE,
             },
             block_size: None,
+            profile: None,
             events: (0..events).map(|_| self.event()).collect(),
         }
     }

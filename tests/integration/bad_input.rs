@@ -243,6 +243,7 @@ fn publisher_payload() -> Vec<u8> {
         time_us: None,
         tier: kvatlas_core::wire::Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     };
     batch.encode()

@@ -152,6 +152,7 @@ fn batch(cursor: BatchCursor, time_us: Option<u64>, events: Vec<Event>) -> Event
         time_us,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     }
 }

@@ -13,6 +13,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         behind_us: 0,
         v: 1,
         query_blocks: 3,
+        block_size: 16,
         holders: vec![HolderMatch {
             exact,
             ..HolderMatch::new(crate::support::worker("a"), 0, matched_blocks)

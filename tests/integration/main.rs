@@ -10,6 +10,7 @@
     reason = "a test fails by panicking, and its modules are seen by this binary alone"
 )]
 
+mod addresses;
 mod attacker;
 mod bad_input;
 mod behind;
@@ -25,6 +26,7 @@ mod dynamo_router;
 mod evidence;
 mod faults;
 mod flood;
+mod gateway_http;
 mod ground_truth;
 mod http;
 mod identity;

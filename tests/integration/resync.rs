@@ -455,6 +455,7 @@ fn lies() -> Vec<(&'static str, ResyncFailure, AnswerFault)> {
                     time_us: None,
                     tier: Tier::DEVICE,
                     block_size: None,
+                    profile: None,
                     events: vec![Event::Cleared],
                 };
                 let mut chunks = padded(chunks, 2);

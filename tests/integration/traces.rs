@@ -83,6 +83,7 @@ async fn traced_on_its_way(way: Way) {
             time_us: None,
             tier: Tier::DEVICE,
             block_size: None,
+            profile: None,
             events: vec![stored(hashes(1, 4))],
         };
         publish(&client, seq, batch.encode()).await;
@@ -167,6 +168,7 @@ async fn errors_are_in_spans_and_a_lost_collector_is_counted() {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events: vec![stored(hashes(1, 1))],
     };
     publish(&client, 2, batch.encode()).await;

@@ -110,6 +110,7 @@ async fn duplicates_and_old_epochs_change_nothing() {
             time_us: Some(1),
             tier: Tier::DEVICE,
             block_size: None,
+            profile: None,
             events: vec![stored(hashes(10, 4))],
         };
         let subject = subjects().events(&namespace(), &worker(GPU));
@@ -442,6 +443,7 @@ async fn a_publisher_can_change_only_the_worker_its_subject_names() {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     }
     .encode();

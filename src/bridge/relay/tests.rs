@@ -20,6 +20,7 @@ async fn relay(broker: &EmbeddedBroker) -> Relay {
             ..PublisherOptions::default()
         },
         lease: None,
+        profiles: watch::channel(Profile::default()).1,
     };
     let metrics = Arc::new(BridgeMetrics::new());
     let settings = TranslatorSettings::default();

@@ -171,7 +171,7 @@ mod tests {
     use kvatlas_core::hash::SequenceHash;
     use kvatlas_core::index::Hashing;
     use kvatlas_core::snapshot::{SnapshotWriter, StreamCursor};
-    use kvatlas_core::wire::Tier;
+    use kvatlas_core::wire::{Labels, Tier};
 
     use super::*;
 
@@ -189,6 +189,8 @@ mod tests {
             is_size_told: false,
             foreign_chain: false,
             made_us: None,
+            address: None,
+            labels: Labels::NONE,
             forest: None,
         }
     }
@@ -212,6 +214,7 @@ mod tests {
                 time_us: None,
                 tier: Tier::DEVICE,
                 block_size: None,
+                profile: None,
                 events: vec![Event::Stored(blocks)],
             };
             writer.write_batch(&batch.encode()).unwrap();

@@ -277,7 +277,7 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
 mod tests {
     use kvatlas_core::index::Hashing;
     use kvatlas_core::snapshot::{HolderFrame, HolderSummary, InForest, SnapshotContent};
-    use kvatlas_core::wire::Tier;
+    use kvatlas_core::wire::{Labels, Tier};
 
     use super::*;
 
@@ -295,6 +295,8 @@ mod tests {
             is_size_told: false,
             foreign_chain: false,
             made_us: None,
+            address: None,
+            labels: Labels::NONE,
             forest: None,
         };
         SnapshotSummary {

@@ -1,4 +1,4 @@
-//! Drawing what is shown. All of it fits 60 columns.
+//! Drawing what is shown. All of it fits 60 columns; addresses need more.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -7,6 +7,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::model::Model;
+
+/// With fewer columns, addresses are left out.
+const ADDRESS_COLUMNS_MIN: u16 = 90;
 
 /// Draws, with colours or without.
 #[derive(Debug, Clone, Copy)]
@@ -114,30 +117,40 @@ impl Painter {
 
     fn draw_table(self, frame: &mut Frame<'_>, model: &mut Model, area: Rect) {
         let doubt = self.colour(Color::Yellow);
+        let has_addresses =
+            area.width >= ADDRESS_COLUMNS_MIN && model.rows().iter().any(|holder| !holder.address.is_empty());
         let rows: Vec<Row<'static>> = model
             .rows()
             .into_iter()
             .map(|holder| {
                 let state = model.state(holder);
                 let style = if state == "exact" { Style::new() } else { doubt };
-                let cells = [
+                let mut cells = vec![
                     holder.worker.clone(),
                     format!("{:>4}", holder.rank),
                     format!("{:>8}", compact(holder.blocks)),
                     format!("{:>8}", time(Some(holder.lag_us as f64))),
                     state,
                 ];
+                if has_addresses {
+                    cells.push(holder.address.clone());
+                }
                 Row::new(cells).style(style)
             })
             .collect();
-        let widths = [
+        let mut widths = vec![
             Constraint::Fill(1),
             Constraint::Length(4),
             Constraint::Length(8),
             Constraint::Length(8),
             Constraint::Fill(1),
         ];
-        let head = Row::new(["WORKER", "RANK", "  BLOCKS", "     LAG", "STATE"]);
+        let mut titles = vec!["WORKER", "RANK", "  BLOCKS", "     LAG", "STATE"];
+        if has_addresses {
+            widths.push(Constraint::Fill(1));
+            titles.push("ADDRESS");
+        }
+        let head = Row::new(titles);
         let table = Table::new(rows, widths)
             .header(head.style(Style::new().add_modifier(Modifier::BOLD)))
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -232,7 +245,7 @@ mod tests {
                 "batches": 1.5, "stored": 20.0, "removed": 0.0, "dropped": 0.0, "queries": 48.2, "failed": 0.0,
                 "exact": 3.0, "degraded": 1.0, "query_p50_us": 120.0, "query_p99_us": 3300.0,
             },
-            "fleet": {"whole": true, "added": added, "facts": facts, "gone": []},
+            "fleet": {"whole": true, "added": added, "profiles": [[1, "10.0.0.7:8000\u{1b}", {}]], "facts": facts, "gone": []},
         });
         model.take("frame", &frame.to_string());
         model
@@ -280,6 +293,9 @@ mod tests {
             .collect();
         assert_eq!(workers, ["cpu-1[2J", "gpu-1", "gpu-10"]);
         assert_eq!(lines[13], "q quit  d degraded  n namespace  / name  ↑↓ move");
+        let wide = drawn(&mut model(), 100);
+        assert!(wide[6].ends_with("ADDRESS"));
+        assert!(wide[7].ends_with("10.0.0.7:8000"), "{}", wide[7]);
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub(super) struct FleetChange {
     pub(super) whole: bool,
     /// Number, namespace, worker, rank.
     pub(super) added: Vec<(u64, String, String, u32)>,
+    /// Number, address, labels. An older daemon does not say them.
+    #[serde(default)]
+    pub(super) profiles: Vec<(u64, String, serde_json::Value)>,
     /// Number, blocks, bits of the reasons, lag, time of the last batch, parked events.
     pub(super) facts: Vec<(u64, u64, u32, u64, u64, u32)>,
     pub(super) gone: Vec<u64>,

@@ -27,6 +27,7 @@ pub(super) struct Holder {
     namespace: String,
     pub(super) worker: String,
     pub(super) rank: u32,
+    pub(super) address: String,
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
     reasons: u32,
@@ -117,11 +118,17 @@ impl Model {
                 // What comes from elsewhere must not steer the terminal.
                 worker: printable(&worker).replace('\n', ""),
                 rank,
+                address: String::new(),
                 blocks: 0,
                 lag_us: 0,
                 reasons: 0,
             };
             self.holders.entry(number).or_insert(holder);
+        }
+        for (number, address, _) in change.profiles {
+            if let Some(holder) = self.holders.get_mut(&number) {
+                holder.address = printable(&address).replace('\n', "");
+            }
         }
         for (number, blocks, reasons, lag_us, ..) in change.facts {
             if let Some(holder) = self.holders.get_mut(&number) {

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use kvatlas_core::wire::{
-    BatchReply, ErrorCode, Gathered, NamespaceName, PROTOCOL_VERSION, QueryOptions, QueryReply, SHARD_HEADER,
-    Shard, SingleQuery, StatusReply, Subjects, WireError,
+    BatchReply, ErrorCode, Gathered, NamespaceName, NamespacesReply, PROTOCOL_VERSION, QueryOptions,
+    QueryReply, SHARD_HEADER, Shard, SingleQuery, StatusReply, Subjects, WireError,
 };
 
 use super::super::error::ClientError;
@@ -114,6 +114,32 @@ impl Gatherer {
         let subject = self.subjects.status(namespace);
         let division = self.gather(subject, Bytes::new(), headers, patience).await?;
         merge(division, StatusReply::decode, merge_statuses)
+    }
+
+    /// Asks one daemon of every shard which namespaces it knows; waits for `patience` at most. A name may come several times.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::query`].
+    pub async fn namespaces(&self, patience: Duration) -> Result<Merged<NamespacesReply>, ClientError> {
+        let subject = self.subjects.namespaces();
+        let division = self
+            .gather(subject, Bytes::new(), HeaderMap::new(), patience)
+            .await?;
+        merge(division, NamespacesReply::decode, |replies, _| {
+            Ok(NamespacesReply {
+                v: PROTOCOL_VERSION,
+                namespaces: replies.into_iter().flat_map(|reply| reply.namespaces).collect(),
+            })
+        })
+    }
+
+    /// The longest request that the server takes, in bytes.
+    pub fn request_bytes_max(&self) -> usize {
+        match self.nats.max_payload() {
+            0 => usize::MAX,
+            bytes_max => bytes_max,
+        }
     }
 
     /// How many replies came after their request had been answered, since the last call.

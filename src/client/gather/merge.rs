@@ -55,7 +55,10 @@ pub(super) fn merge_replies(
         return Err(incomplete(gathered));
     };
     for reply in replies {
-        if reply.query_blocks != merged.query_blocks {
+        // An older shard does not say the size.
+        let sizes = [reply.block_size, merged.block_size];
+        let have_other_sizes = sizes[0] != sizes[1] && !sizes.contains(&0);
+        if reply.query_blocks != merged.query_blocks || have_other_sizes {
             return Err(disagreement("how many tokens a block has"));
         }
         merged.holders.extend(reply.holders);
@@ -126,6 +129,7 @@ pub(super) fn merge_statuses(
         merged.batches_waiting = merged.batches_waiting.saturating_add(status.batches_waiting);
         merged.behind_us = merged.behind_us.max(status.behind_us);
         merged.unsized_holders = merged.unsized_holders.saturating_add(status.unsized_holders);
+        merged.refused_holders = merged.refused_holders.saturating_add(status.refused_holders);
         merged.holders.extend(status.holders);
     }
     merged.holders.sort_by(|one, other| {
@@ -172,6 +176,7 @@ mod tests {
             behind_us: 0,
             v: PROTOCOL_VERSION,
             query_blocks: 8,
+            block_size: 16,
             holders,
             holders_total: total,
             foreign_holders: 1,
@@ -260,6 +265,7 @@ mod tests {
     fn shards_that_disagree_are_no_answer() {
         let other = QueryReply {
             query_blocks: 4,
+            block_size: 16,
             ..reply(Vec::new(), None)
         };
         let merged = merge_replies(vec![reply(Vec::new(), None), other], &options(None), &WHOLE);

@@ -111,6 +111,11 @@ impl Outbox {
         if !open.events.is_empty() {
             batches.push(open.encode());
         }
+        if let Some(profile) = self.profile.all() {
+            let mut told = self.empty(Tier::DEVICE);
+            told.profile = Some(profile.clone());
+            batches.push(told.encode());
+        }
         if !doubts.is_empty() {
             let mut doubt = self.empty(Tier::DEVICE);
             doubt.events.push(Event::Doubted(doubts));
@@ -129,6 +134,7 @@ impl Outbox {
             time_us: None,
             tier,
             block_size: self.told_block_size(),
+            profile: None,
             events: Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use kvatlas_core::wire::{
-    BatchCursor, DegradedReasons, Event, HolderId, NamespaceName, Rank, Subjects, Tier, WorkerName,
+    BatchCursor, DegradedReasons, Event, HolderId, NamespaceName, Profile, Rank, Subjects, Tier, WorkerName,
 };
 
 use super::error::PublisherError;
@@ -270,6 +270,16 @@ impl HolderPublisher {
     /// [`PublisherError::Stopped`].
     pub async fn begin_epoch_in_doubt(&self, doubts: DegradedReasons) -> Result<(), PublisherError> {
         let sent = self.commands.send(Command::BeginEpoch(doubts)).await;
+        sent.map_err(|_| PublisherError::Stopped)
+    }
+
+    /// Publishes what is queued, and tells daemons another address and other labels of the holder.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Stopped`].
+    pub async fn set_profile(&self, profile: Profile) -> Result<(), PublisherError> {
+        let sent = self.commands.send(Command::Profile(profile)).await;
         sent.map_err(|_| PublisherError::Stopped)
     }
 

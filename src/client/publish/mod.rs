@@ -53,6 +53,7 @@ mod error;
 mod handle;
 mod options;
 mod outbox;
+mod profile;
 mod refusals;
 mod ring;
 mod state;

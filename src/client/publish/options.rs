@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvatlas_core::index::NamespaceSettings;
-use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL};
+use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL, Profile};
 
 /// How batches travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +57,8 @@ pub struct PublisherOptions {
     pub settings: NamespaceSettings,
     /// Whether batches say the block size. True at first. For blocks that have no tokens, such as those of a probe.
     pub tells_block_size: bool,
+    /// Where requests for the holder go, and how it is labelled. Daemons are told with the first batch, with every heartbeat, and with what clears.
+    pub profile: Profile,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,
     /// The least time between two batches: events that come sooner share the next one. After a pause they are sent at once. Zero makes
@@ -88,6 +90,7 @@ impl Default for PublisherOptions {
             transport: Transport::Core,
             settings: NamespaceSettings::default(),
             tells_block_size: true,
+            profile: Profile::default(),
             heartbeat_interval: HEARTBEAT_INTERVAL,
             batch_delay: Duration::from_millis(2),
             batch_events_max: 1024,

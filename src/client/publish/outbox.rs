@@ -5,11 +5,12 @@ use bytes::Bytes;
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::RegisterError;
 use kvatlas_core::wire::{
-    BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Rank, Tier,
+    BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Profile, Rank, Tier,
 };
 
 use super::cut::{CutBounds, cut_events};
 use super::options::{Beginning, PublisherOptions};
+use super::profile::ToldProfile;
 use super::ring::Ring;
 use super::table::BlockTable;
 
@@ -58,6 +59,8 @@ pub(super) struct Outbox {
     risen_us: Option<u64>,
     /// What the publisher itself doubts; part of the full state.
     pub(super) doubts: DegradedReasons,
+    /// The holder's address and labels.
+    pub(super) profile: ToldProfile,
     /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
     pub(super) has_left: bool,
     /// Bytes of a message that the server takes; `usize::MAX` until it has said so.
@@ -90,6 +93,7 @@ impl Outbox {
         };
         Ok(Self {
             ring: Ring::new(cursor.seq, ring_batches_max, options.ring_bytes_max),
+            profile: ToldProfile::new(options.profile.clone()),
             options,
             rank: id.rank,
             cursor,
@@ -118,9 +122,10 @@ impl Outbox {
 
     /// Takes the events of one call. Returns the batches that are full, or must not wait. What is too large for the server is cut.
     pub(super) fn add(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> Vec<SealedBatch> {
+        let bytes_max = self.within_server_limit(self.options.batch_bytes_max);
         let bounds = CutBounds {
             events_max: self.options.batch_events_max,
-            bytes_max: self.within_server_limit(self.options.batch_bytes_max),
+            bytes_max: bytes_max.saturating_sub(self.profile.bytes()),
         };
         if events_bytes(&events) <= bounds.bytes_max {
             return self.add_whole(tier, events, bounds, clocks);
@@ -170,6 +175,15 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
+    /// Tells another profile from now on, at once: behind the open batch, which has no room for it. Nothing is told where it is no other one, or
+    /// nobody is there any more.
+    pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
+        let rest = self.seal(clocks);
+        let is_new = self.profile.replace(profile);
+        let told = is_new.then(|| self.heartbeat(clocks)).flatten();
+        rest.into_iter().chain(told).collect()
+    }
+
     /// When the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After a pause that is at
     /// once, so that only events in quick succession wait for each other.
     pub(super) fn due_us(&self) -> Option<u64> {
@@ -210,6 +224,9 @@ impl Outbox {
             time_us: Some(clocks.unix_us),
             tier,
             block_size: self.told_block_size(),
+            profile: self
+                .profile
+                .take(events.is_empty() || events.contains(&Event::Cleared)),
             events,
         };
         let payload = Bytes::from(batch.encode());
@@ -288,6 +305,7 @@ impl Outbox {
     /// Goes on in an epoch above `known` with all that the holder has. Its first number is skipped.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
         self.cursor = second_above(known, clocks.unix_us);
+        self.profile.begin_epoch();
         self.made_us = Some(clocks.unix_us);
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
@@ -301,6 +319,7 @@ impl Outbox {
             table.clear();
         }
         self.doubts = DegradedReasons::default();
+        self.profile.begin_epoch();
         self.has_left = false;
     }
 }

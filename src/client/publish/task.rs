@@ -9,8 +9,8 @@ use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use kvatlas_core::wire::{
-    BatchCursor, DegradedReasons, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Event, ResyncAnswerKind,
-    ResyncRequest, Tier, WireError, WireLimits,
+    BatchCursor, DegradedReasons, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Event, Profile,
+    ResyncAnswerKind, ResyncRequest, Tier, WireError, WireLimits,
 };
 
 use crate::clock::unix_time_us;
@@ -27,6 +27,8 @@ use super::voice::Voice;
 pub(super) enum Command {
     /// Publish these events.
     Publish { tier: Tier, events: Vec<Event> },
+    /// Tell this profile from now on.
+    Profile(Profile),
     /// Begin a new epoch, in which the holder has nothing, with these doubts.
     BeginEpoch(DegradedReasons),
     /// Send heartbeats until then, and be silent between batches afterwards; without a time, send them for good.
@@ -223,6 +225,10 @@ impl Task {
             }
             Command::BeginEpoch(doubts) => {
                 let sealed = self.outbox.begin_epoch(doubts, self.clocks());
+                self.send_all(sealed).await;
+            }
+            Command::Profile(profile) => {
+                let sealed = self.outbox.set_profile(profile, self.clocks());
                 self.send_all(sealed).await;
             }
             Command::HeartbeatsUntil(until) => self.beats_until = until,

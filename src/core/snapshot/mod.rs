@@ -57,7 +57,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hash::BlockSize;
 use crate::index::{Hashing, NamespaceSettings};
-use crate::wire::{NamespaceName, Rank, Tier, WorkerName};
+use crate::wire::{Address, Labels, NamespaceName, Rank, Tier, WorkerName};
 
 pub use reader::{Frame, SnapshotError, SnapshotReader};
 pub use summary::{HolderSummary, SnapshotContent, SnapshotSummary, summarise, verify};
@@ -150,6 +150,12 @@ pub struct HolderFrame {
     /// time; absent where the mark is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
+    /// Where requests for it go, as its publisher has told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<Address>,
+    /// How it is labelled.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The holder's place in the forests, where its blocks come in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forest: Option<InForest>,

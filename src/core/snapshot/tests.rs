@@ -1,7 +1,7 @@
 //! Tests of the format: what is written reads back, and nothing else does.
 
 use crate::hash::SequenceHash;
-use crate::wire::{Event, EventBatch, NamespaceName, StoredBlocks, Tier, WireLimits, WorkerName};
+use crate::wire::{Event, EventBatch, Labels, NamespaceName, StoredBlocks, Tier, WireLimits, WorkerName};
 
 use super::*;
 
@@ -19,6 +19,8 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         is_size_told: false,
         foreign_chain: true,
         made_us: Some(9),
+        address: None,
+        labels: Labels::NONE,
         forest: None,
     }
 }
@@ -33,6 +35,7 @@ fn batch(first: u64) -> Vec<u8> {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     }
     .encode()
@@ -143,6 +146,7 @@ fn holders_that_share_blocks_share_their_bytes() {
     let hashes = (0..4096_u64).map(|number| SequenceHash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let shared = StoredBlocks::by_sequence(None, None, hashes.collect());
     let payload = EventBatch {
+        profile: None,
         events: vec![Event::Stored(shared)],
         ..EventBatch::decode(&batch(1), &WireLimits::default()).unwrap()
     };

@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use arc_swap::ArcSwapOption;
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::{StreamGeneration, StreamTrust};
-use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
+use crate::wire::{BatchCursor, DegradedReason, DegradedReasons, Profile};
 
 /// What the lane of a holder tells the queries about it. One lane writes; anyone reads.
 #[derive(Debug, Default)]
@@ -38,6 +39,8 @@ pub struct HolderStatus {
     /// Whether it is known how many tokens the holder's blocks have: its publisher has said so, or has sent the tokens of a block. Otherwise
     /// they count as the namespace's, and queries by tokens may not find them.
     pub is_size_known: AtomicCell<bool>,
+    /// The address and labels that its publisher has told; none where it has told none.
+    profile: ArcSwapOption<Profile>,
 }
 
 impl HolderStatus {
@@ -46,6 +49,21 @@ impl HolderStatus {
         Self {
             changes,
             ..Self::default()
+        }
+    }
+
+    /// The holder's address and labels.
+    pub fn profile(&self) -> Profile {
+        let told = self.profile.load();
+        told.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// Replaces the holder's address and labels.
+    pub fn set_profile(&self, profile: Profile) {
+        // Heartbeats repeat it.
+        if self.profile() != profile {
+            let told = (!profile.is_empty()).then(|| Arc::new(profile));
+            self.profile.store(told);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Event batches: what a publisher sends, and the tier that a batch's blocks lie in.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::hash::BlockSize;
@@ -9,6 +11,7 @@ use super::error::DecodeError;
 use super::event::Event;
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
+use super::profile::{Profile, decode_address, decode_labels};
 use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
 use super::writer::encode;
@@ -39,6 +42,8 @@ pub struct EventBatch {
     /// A namespace that the configuration does not name takes its block size from the first of its batches. Blocks of a publisher that does not
     /// say have the size of the configuration.
     pub block_size: Option<BlockSize>,
+    /// The holder's address and labels, where the batch tells them: from now on they are these. A new epoch begins with none.
+    pub profile: Option<Profile>,
     /// The changes, applied in this order. None at all makes the batch a heartbeat.
     pub events: Vec<Event>,
 }
@@ -167,6 +172,9 @@ impl Message for EventBatch {
             entries.number("tier", u64::from(self.tier.as_u8()))?;
         }
         entries.optional_number("block_size", self.block_size.map(|size| u64::from(size.as_u32())))?;
+        if let Some(profile) = &self.profile {
+            profile.write_told(entries)?;
+        }
         entries.maps("events", &self.events)
     }
 }
@@ -182,6 +190,8 @@ struct BatchFields {
     time_us: Option<Option<u64>>,
     tier: Option<Tier>,
     block_size: Option<Option<BlockSize>>,
+    address: Option<Option<String>>,
+    labels: Option<Option<BTreeMap<String, String>>>,
     events: Option<Vec<Event>>,
 }
 
@@ -195,6 +205,8 @@ impl BatchFields {
             b"time_us" => set_once(&mut self.time_us, "time_us", reader.optional_unsigned("time_us")?),
             b"tier" => set_once(&mut self.tier, "tier", Tier::decode(reader)?),
             b"block_size" => set_once(&mut self.block_size, "block_size", decode_block_size(reader)?),
+            b"address" => set_once(&mut self.address, "address", decode_address(reader)?),
+            b"labels" => set_once(&mut self.labels, "labels", decode_labels(reader)?),
             b"events" => {
                 let count = reader.array("events", limits.events_max)?;
                 let events = decode_events(reader, count, |reader| Event::decode(reader, limits))?;
@@ -219,6 +231,7 @@ impl BatchFields {
             time_us: self.time_us.flatten(),
             tier: self.tier.unwrap_or_default(),
             block_size: self.block_size.flatten(),
+            profile: Profile::told(self.address.flatten().as_deref(), self.labels.flatten())?,
             events: self.events.unwrap_or_default(),
         })
     }

@@ -3,6 +3,7 @@
 //! A message writes its entries to an [`Entries`]. Three stand behind that trait: the MessagePack writer, serde (JSON, for people and
 //! for HTTP), and a count, which MessagePack needs in front of a map.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use serde::ser::SerializeMap;
@@ -50,6 +51,13 @@ pub(super) trait Entries {
         &mut self,
         key: &'static str,
         texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Self::Error>;
+
+    /// A map of texts.
+    fn text_map<'a>(
+        &mut self,
+        key: &'static str,
+        map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     ) -> Result<(), Self::Error>;
 
     /// A list of blobs.
@@ -177,6 +185,14 @@ impl Entries for Count {
         self.one_more()
     }
 
+    fn text_map<'a>(
+        &mut self,
+        _: &'static str,
+        _: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
     fn blobs(&mut self, _: &'static str, _: &[Vec<u8>]) -> Result<(), Infallible> {
         self.one_more()
     }
@@ -246,6 +262,15 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
         texts: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), S::Error> {
         self.map.serialize_entry(key, &Sequence(texts))
+    }
+
+    fn text_map<'a>(
+        &mut self,
+        key: &'static str,
+        map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), S::Error> {
+        let map: BTreeMap<&str, &str> = map.collect();
+        self.map.serialize_entry(key, &map)
     }
 
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), S::Error> {

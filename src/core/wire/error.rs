@@ -2,6 +2,7 @@
 
 use crate::hash::{LineageError, Position, PositionError};
 
+use super::profile::ProfileError;
 use super::subject::NameError;
 use super::subject::SubjectError;
 
@@ -164,6 +165,9 @@ pub enum DecodeError {
     /// The positions of a compressed chain do not fit its hashes.
     #[error(transparent)]
     Positions(#[from] PositionsError),
+    /// An address or labels that cannot be used.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
 }
 
 /// Why positions do not fit the hashes beside them.

@@ -8,6 +8,7 @@
 //! | `PREFIX.v1.events.NAMESPACE.WORKER` | publisher | one [`EventBatch`] |
 //! | `PREFIX.v1.query.NAMESPACE` | router, request-reply | a [`QueryRequest`], answered by [`QueryReply`] or [`BatchReply`] |
 //! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
+//! | `PREFIX.v1.status.~all` | gateway, request-reply | empty, answered by [`NamespacesReply`] |
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
 //! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; nobody replies |
@@ -45,8 +46,10 @@ mod event;
 mod human;
 mod limits;
 mod model;
+mod namespaces;
 mod outcome;
 mod positions;
+mod profile;
 mod query;
 mod reader;
 mod reasons;
@@ -54,7 +57,9 @@ mod reply;
 mod resumable;
 mod resync;
 mod roster;
+mod said_once;
 mod shard;
+mod status;
 mod subject;
 mod writer;
 
@@ -70,19 +75,21 @@ pub use limits::WireLimits;
 pub use model::{
     DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
 };
+pub use namespaces::NamespacesReply;
 pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};
 pub(crate) use positions::check_positions;
+pub use profile::{Address, Labels, Profile, ProfileError};
 pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, Limit, QueryReply, QueryResult,
-    ReplyOrder, StatusReply,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, QueryReply, QueryResult, ReplyOrder,
 };
 pub use resumable::{Resumable, ResumableBlocks};
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
+pub use status::{HolderStatusReply, StatusReply};
 pub use subject::{HolderId, NameError, NamespaceName, Rank, SubjectError, Subjects, WorkerName};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.

@@ -72,8 +72,9 @@ pub struct SingleQuery {
     /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
     /// from one. The reply has bounds. [`SingleQuery::check`] says which fit; absent for whole prefixes.
     pub positions: Option<Vec<Position>>,
-    /// How many tokens the prompt has, beside hashes. A request always computes its last token, so that a prompt of whole blocks cannot
-    /// reuse the last one. Where it is absent, every block that is asked for counts; beside tokens it follows from them.
+    /// How many tokens the prompt has. A request always computes its last token, so that a prompt of whole blocks cannot reuse the last one.
+    /// Where it is absent, every block of hashes counts, and tokens are the whole prompt. Beside tokens it must not be less than they are: the
+    /// prompt goes on behind them.
     pub token_count: Option<u64>,
     /// What the reply should have.
     pub options: QueryOptions,
@@ -94,12 +95,14 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions, and for a count of tokens beside tokens. [`DecodeError::Positions`] for positions that do not fit
+    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions, and for a count of fewer tokens than there are. [`DecodeError::Positions`] for positions that do not fit
     /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
-        if self.token_count.is_some() && matches!(self.key, QueryKey::Tokens { .. }) {
+        if let (Some(count), QueryKey::Tokens { tokens, .. }) = (self.token_count, &self.key)
+            && count < tokens.len() as u64
+        {
             return Err(DecodeError::Combination(
-                "token_count belongs to hashes; leave it out beside tokens",
+                "token_count is less than the tokens sent; leave it out, or say how many the prompt has",
             ));
         }
         match (&self.positions, &self.key) {
@@ -370,7 +373,7 @@ query_fields! {
     sequence_hashes: Vec<SequenceHash>, "the sequence hash of each block: the cheapest form";
     lineage_hashes: Vec<PositionalLineageHash>, "one chain from position 0";
     positions: Vec<Position>, "beside `sequence_hashes` or `lineage_hashes`: where each stands, ascending; see [compressed chains](#compressed-chains)";
-    token_count: Option<u64>, "beside hashes: how many tokens the prompt has. A request computes its last token, so `usable_blocks` ends before the block of that; where absent, every block sent counts";
+    token_count: Option<u64>, "how many tokens the prompt has: beside hashes, or beside tokens that the prompt goes on behind. A request computes its last token, so `usable_blocks` ends before the block of that; where absent, every block of hashes sent counts, and the last token sent is the prompt's";
     workers: Vec<WorkerName>, "answer only for these workers; all where absent";
     limit: Option<u64>, "at most so many holders, the best first; all where absent";
     min_blocks: u32, "leave out holders with fewer matched blocks, of a compressed chain those with fewer for certain; 1 where absent or 0";

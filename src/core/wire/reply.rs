@@ -10,6 +10,7 @@ use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
+use super::profile::{Address, Labels, Profile, lenient_address, lenient_labels, write_profile};
 use super::reasons::{DegradedReason, DegradedReasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::{encode, encode_into};
@@ -92,6 +93,12 @@ pub struct HolderMatch {
     /// Why no more blocks are usable; only with `explain`, and absent where the whole query is.
     #[serde(default)]
     pub limited_by: Option<Limit>,
+    /// Where requests for it go; absent where that is not known.
+    #[serde(default, deserialize_with = "lenient_address")]
+    pub address: Option<Address>,
+    /// How it is labelled.
+    #[serde(default, deserialize_with = "lenient_labels")]
+    pub labels: Labels,
 }
 
 /// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
@@ -126,6 +133,9 @@ pub struct QueryReply {
     pub v: u64,
     /// How many blocks were asked for; of a compressed chain, how many it stands for.
     pub query_blocks: u32,
+    /// Tokens in a block of the namespace; 0, or absent, in the reply of a daemon that does not say.
+    #[serde(default)]
+    pub block_size: u32,
     /// The holders, in the order of [`ReplyOrder`].
     pub holders: Vec<HolderMatch>,
     /// How many holders matched before `limit` cut the list.
@@ -182,6 +192,19 @@ impl HolderMatch {
             degraded: DegradedReasons::default(),
             dropped_out: None,
             limited_by: None,
+            address: None,
+            labels: Labels::NONE,
+        }
+    }
+
+    /// The same, with this profile.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        let Profile { address, labels } = profile;
+        Self {
+            address,
+            labels,
+            ..self
         }
     }
 
@@ -278,60 +301,6 @@ pub struct BatchReply {
     pub results: Vec<QueryResult>,
 }
 
-/// How far the daemon has followed one holder.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct HolderStatusReply {
-    /// The worker.
-    pub worker: WorkerName,
-    /// Its data-parallel rank.
-    pub rank: Rank,
-    /// Epoch of the last batch applied.
-    pub epoch: u64,
-    /// Number of the last batch applied.
-    pub seq: u64,
-    /// Blocks that it holds.
-    pub blocks: u64,
-    /// Stored events that wait for their parent.
-    pub parked_events: u32,
-    /// Whether the engine's hashes are not the contract's chain.
-    #[serde(default)]
-    pub foreign_chain: bool,
-    /// How far the epoch lies ahead of the daemon's clock, in seconds. Absent where it is 0, or no more than clocks may differ by.
-    #[serde(default)]
-    pub epoch_ahead_s: u64,
-    /// Whether its state is certain.
-    pub exact: bool,
-    /// Why it is not; absent where it is.
-    #[serde(default)]
-    pub degraded: DegradedReasons,
-}
-
-/// The answer on a status subject.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct StatusReply {
-    /// Version of the contract.
-    pub v: u64,
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// Distinct blocks that some holder can be asked for.
-    pub distinct_blocks: u64,
-    /// Batches, of all namespaces, that have been received but not applied yet.
-    pub batches_waiting: u64,
-    /// Of how many holders it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no configuration
-    /// names the namespace. Absent where it is 0.
-    #[serde(default)]
-    pub unsized_holders: u32,
-    /// All holders, by worker and rank.
-    pub holders: Vec<HolderStatusReply>,
-    /// Which shards the reply was gathered from; absent in a daemon's own.
-    #[serde(default)]
-    pub gathered: Option<Gathered>,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
-    /// applied.
-    #[serde(default)]
-    pub behind_us: u64,
-}
-
 impl Message for DropOut {
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         entries.number("position", u64::from(self.position))?;
@@ -376,14 +345,14 @@ impl Message for HolderMatch {
         if let Some(limit) = self.limited_by {
             entries.text("limited_by", limit.as_str())?;
         }
-        match &self.dropped_out {
-            Some(drop_out) => entries.map("dropped_out", drop_out),
-            None => Ok(()),
+        if let Some(drop_out) = &self.dropped_out {
+            entries.map("dropped_out", drop_out)?;
         }
+        write_profile(self.address.as_ref(), &self.labels, entries)
     }
 }
 
-fn write_reasons<E: Entries>(degraded: DegradedReasons, entries: &mut E) -> Result<(), E::Error> {
+pub(super) fn write_reasons<E: Entries>(degraded: DegradedReasons, entries: &mut E) -> Result<(), E::Error> {
     if degraded.is_empty() && !entries.wants_defaults() {
         return Ok(());
     }
@@ -396,7 +365,7 @@ fn write_reasons<E: Entries>(degraded: DegradedReasons, entries: &mut E) -> Resu
     )
 }
 
-fn write_age<E: Entries>(behind_us: u64, entries: &mut E) -> Result<(), E::Error> {
+pub(super) fn write_age<E: Entries>(behind_us: u64, entries: &mut E) -> Result<(), E::Error> {
     if behind_us == 0 && !entries.wants_defaults() {
         return Ok(());
     }
@@ -417,6 +386,9 @@ impl Message for QueryReply {
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         entries.number("v", self.v)?;
         entries.number("query_blocks", u64::from(self.query_blocks))?;
+        if self.block_size != 0 || entries.wants_defaults() {
+            entries.number("block_size", u64::from(self.block_size))?;
+        }
         entries.maps("holders", &self.holders)?;
         entries.number("holders_total", u64::from(self.holders_total))?;
         if self.foreign_holders != 0 || entries.wants_defaults() {
@@ -458,42 +430,6 @@ impl Message for BatchReply {
     }
 }
 
-impl Message for HolderStatusReply {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.text("worker", self.worker.as_str())?;
-        entries.number("rank", u64::from(self.rank))?;
-        entries.number("epoch", self.epoch)?;
-        entries.number("seq", self.seq)?;
-        entries.number("blocks", self.blocks)?;
-        entries.number("parked_events", u64::from(self.parked_events))?;
-        if self.foreign_chain || entries.wants_defaults() {
-            entries.flag("foreign_chain", self.foreign_chain)?;
-        }
-        if self.epoch_ahead_s != 0 || entries.wants_defaults() {
-            entries.number("epoch_ahead_s", self.epoch_ahead_s)?;
-        }
-        entries.flag("exact", self.exact)?;
-        write_reasons(self.degraded, entries)
-    }
-}
-
-impl Message for StatusReply {
-    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        entries.number("v", self.v)?;
-        entries.number("block_size", u64::from(self.block_size))?;
-        entries.number("distinct_blocks", self.distinct_blocks)?;
-        entries.number("batches_waiting", self.batches_waiting)?;
-        if self.unsized_holders != 0 || entries.wants_defaults() {
-            entries.number("unsized_holders", u64::from(self.unsized_holders))?;
-        }
-        entries.maps("holders", &self.holders)?;
-        if let Some(gathered) = &self.gathered {
-            entries.map("gathered", gathered)?;
-        }
-        write_age(self.behind_us, entries)
-    }
-}
-
 serialize_entries!(
     DropOut,
     HolderMatch,
@@ -502,12 +438,10 @@ serialize_entries!(
     ErrorBody,
     QueryResult,
     BatchReply,
-    HolderStatusReply,
-    StatusReply,
 );
 
 /// About what a holder takes in a reply, in bytes.
-const HOLDER_BYTES: usize = 80;
+pub(super) const HOLDER_BYTES: usize = 80;
 
 impl QueryReply {
     /// The reply as a MessagePack map.
@@ -532,29 +466,14 @@ impl BatchReply {
         encode(self)
     }
 
-    /// Decodes a reply.
+    /// Decodes a reply, with each holder's address and labels in every result.
     ///
     /// # Errors
     ///
     /// What `rmp_serde` says of a payload that is no such reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
-        rmp_serde::from_slice(payload)
-    }
-}
-
-impl StatusReply {
-    /// The reply as a MessagePack map.
-    pub fn encode(&self) -> Vec<u8> {
-        let bytes = HOLDER_BYTES * (1 + self.holders.len());
-        encode_into(Vec::with_capacity(bytes), self)
-    }
-
-    /// Decodes a reply.
-    ///
-    /// # Errors
-    ///
-    /// What `rmp_serde` says of a payload that is no such reply.
-    pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
-        rmp_serde::from_slice(payload)
+        let mut reply: Self = rmp_serde::from_slice(payload)?;
+        reply.repeat_profiles();
+        Ok(reply)
     }
 }

@@ -181,6 +181,9 @@ pub struct Subjects {
     outcome: String,
 }
 
+/// The token that stands for all namespaces; no name.
+const ALL_NAMESPACES: &str = "~all";
+
 impl Subjects {
     /// The subjects under `prefix`: tokens out of `[A-Za-z0-9_-]` joined by dots, at most 64 bytes.
     pub fn new(prefix: &str) -> Result<Self, SubjectError> {
@@ -209,6 +212,16 @@ impl Subjects {
             status: format!("{}shards.status.", self.root),
             ..self.clone()
         }
+    }
+
+    /// The subject on which daemons say which namespaces they know.
+    pub fn namespaces(&self) -> String {
+        format!("{}{ALL_NAMESPACES}", self.status)
+    }
+
+    /// Whether a status subject asks which namespaces are known.
+    pub fn is_about_namespaces(&self, subject: &str) -> bool {
+        subject.strip_prefix(&self.status) == Some(ALL_NAMESPACES)
     }
 
     /// The subject of rosters: replicas that answer in `queue_group` tell there which holders they know.

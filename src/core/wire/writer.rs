@@ -132,6 +132,20 @@ impl Entries for Writer {
         Ok(())
     }
 
+    fn text_map<'a>(
+        &mut self,
+        key: &'static str,
+        map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), Infallible> {
+        self.word(key);
+        let _ = encode::write_map_len(&mut self.bytes, u32::try_from(map.len()).unwrap_or(u32::MAX));
+        map.for_each(|(key, value)| {
+            self.word(key);
+            self.word(value);
+        });
+        Ok(())
+    }
+
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Infallible> {
         self.word(key);
         self.array(blobs.len());

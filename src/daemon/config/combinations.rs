@@ -37,10 +37,9 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index, which a gateway does not have.
-const NOT_FOR_GATEWAY: [&str; 5] = [
+const NOT_FOR_GATEWAY: [&str; 4] = [
     "sharding.shard",
     "snapshots.directory",
-    "http.listen",
     "dynamo.components",
     "redis.listen",
 ];

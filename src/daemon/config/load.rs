@@ -93,11 +93,6 @@ impl Said<'_> {
         let mut keys = combinations::NOT_FOR_EMBEDDED.into_iter();
         keys.any(|key| self.0.is_said(key))
     }
-
-    /// Whether this setting has another value than its default.
-    pub fn is_changed(self, key: &str) -> bool {
-        combinations::given(self.0, key).is_some()
-    }
 }
 
 /// Lays values over the defaults, and beneath everything else.

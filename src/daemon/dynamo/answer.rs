@@ -82,6 +82,7 @@ mod tests {
             blocks: matched_blocks,
             near_blocks,
             is_exact,
+            address: None,
         }
     }
 

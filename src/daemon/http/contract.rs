@@ -273,18 +273,11 @@ pub(super) async fn query(
         request.model.as_deref(),
         request.tenant.as_deref(),
     )?;
-    let request = request.to_contract(&index.answerer.limits())?;
-    let answerer = &index.answerer;
-    let bytes_max = shared.reply_bytes_max();
-    let reply = match answerer.enter_if_heavy(&namespace, &request) {
-        Ok(None) => answerer.answer_request(&namespace, &request, bytes_max),
-        Ok(Some(heavy)) => {
-            answerer
-                .answer_in_pieces(&namespace, &request, bytes_max, &heavy)
-                .await
-        }
-        Err(error) => Err(error),
-    };
+    let request = request.to_contract(&index.source.limits())?;
+    let reply = index
+        .source
+        .answer(&namespace, &request, shared.reply_bytes_max())
+        .await;
     let reply = reply.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
     let (kind, queries) = described(&request);
     index.count(&namespace, kind, queries, started.elapsed(), reply.prompts());
@@ -321,8 +314,7 @@ pub(super) async fn holders_status(
         query.model.as_deref(),
         query.tenant.as_deref(),
     )?;
-    let namespace = index.answerer.namespace(&namespace)?;
-    let reply = index.answerer.status(&namespace, index.pool.messages_waiting());
+    let reply = index.source.status(&namespace).await?;
     if reply.holders.len() > STATUS_HOLDERS_MAX {
         let text = format!(
             "the namespace has {} holders, a status at most {STATUS_HOLDERS_MAX}; ask the admin listener for /workers",
@@ -330,9 +322,7 @@ pub(super) async fn holders_status(
         );
         return Err(WireError::new(ErrorCode::TooLarge, text).into());
     }
-    let all_exact =
-        reply.holders.iter().all(|holder| holder.exact) && namespace.indexer.refused_holders(None) == 0;
-    Ok(json_response(&reply, Some(all_exact)))
+    Ok(json_response(&reply, Some(reply.is_exact())))
 }
 
 /// Most holders of one status reply.

@@ -174,7 +174,7 @@ pub(super) async fn query(
     State(shared): State<Arc<Shared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
-    answer(&shared, &payload, By::Tokens)
+    answer(&shared, &payload, By::Tokens).await
 }
 
 /// `POST /query_by_hash`.
@@ -182,10 +182,10 @@ pub(super) async fn query_by_hash(
     State(shared): State<Arc<Shared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
-    answer(&shared, &payload, By::Hashes)
+    answer(&shared, &payload, By::Hashes).await
 }
 
-fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
     let started = Instant::now();
     let index = shared.index()?;
     let mut request: QueryJson = payload.json()?;
@@ -202,14 +202,14 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
         _ => QueryKind::SequenceHashes,
     };
-    check_texts(&key, &index.answerer.limits())?;
+    check_texts(&key, &index.source.limits())?;
     let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
     let instance = named(instance.map(Instance::into_text));
     let worker = instance.map(|instance| worker_of_instance(&instance));
     let worker = worker
         .transpose()
         .map_err(|error| HttpError::name("instance_id", &error))?;
-    let found = match index.answerer.find(&namespace, &key, worker.as_ref()) {
+    let found = match index.source.find(&namespace, &key, worker.as_ref()).await {
         Ok(found) => {
             request.check_block_size(words, &found)?;
             index.count(
@@ -222,7 +222,7 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
             found
         }
         Err(error) => {
-            let is_unheard = index.answerer.is_unheard(&namespace);
+            let is_unheard = index.source.is_unheard(&namespace, &error);
             let followed = is_unheard.then(|| shared.followed(&cache)).flatten();
             followed
                 .ok_or(error)
@@ -255,10 +255,13 @@ fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
 
 fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
     #[derive(Serialize)]
-    struct Dynamo<S, I> {
+    struct Dynamo<S, I, A> {
         scores: S,
         frequencies: [u32; 0],
         instances: I,
+        /// Ours; left out where no address is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        addresses: Option<A>,
     }
 
     let exact = Some(scores.are_exact());
@@ -274,6 +277,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
                 // How often blocks were looked up: not kept here, and left out by Dynamo where it is 0.
                 frequencies: [],
                 instances: scores.by_instance(words),
+                addresses: scores.addresses(),
             },
             exact,
         ),

@@ -25,6 +25,7 @@ use crate::daemon::metrics::LogGate;
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
 use super::shared::Shared;
+use super::source::IndexHere;
 
 static CUT_GATE: LogGate = LogGate::new();
 static WAITING_GATE: LogGate = LogGate::new();
@@ -37,10 +38,11 @@ const PIECE_BYTES: usize = 64 << 10;
 /// `GET /dump`.
 pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, DialectError> {
     let index = shared.index()?;
+    let IndexHere { answerer, pool } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
         return Err(HttpError::Unavailable("another dump is under way; ask again".to_owned()).into());
     };
-    let namespaces = index.answerer.namespaces().all();
+    let namespaces = answerer.namespaces().all();
     let namespaces = namespaces.iter().map(|namespace| {
         (
             namespace.name.clone(),
@@ -48,8 +50,8 @@ pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, 
         )
     });
     let writer = Writer {
-        pool: Arc::clone(&index.pool),
-        generation: index.answerer.trust().generation(),
+        pool: Arc::clone(pool),
+        generation: answerer.trust().generation(),
         patience: shared.request_timeout,
         namespaces: namespaces.collect(),
     };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
+use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::config::Secret;
@@ -54,9 +54,21 @@ pub struct NewEngine {
     pub beside: BesideEvents,
     /// What its events don't tell of its groups of layers.
     pub groups: GroupFacts,
+    /// Where requests for it go, and how it is labelled.
+    #[serde(default)]
+    pub profile: Profile,
 }
 
 impl NewEngine {
+    /// Whether `other` is followed in just the same way. Address and labels may differ: they say nothing of how.
+    pub fn is_followed_like(&self, other: &Self) -> bool {
+        let relabelled = Self {
+            profile: self.profile.clone(),
+            ..other.clone()
+        };
+        *self == relabelled
+    }
+
     /// Whether its server hands on events over gRPC.
     pub fn is_grpc(&self) -> bool {
         self.endpoint.starts_with("grpc://") || self.endpoint.starts_with("grpcs://")
@@ -207,7 +219,7 @@ pub type RemovedEngines = Vec<EngineKey>;
 
 /// The engines that a bridge follows. No method waits.
 pub trait EngineRegistry: Send + Sync {
-    /// Begins to follow an engine. Does nothing where it is followed in just this way.
+    /// Begins to follow an engine. Where it is followed in just this way, only its address and labels are taken over.
     ///
     /// # Errors
     ///

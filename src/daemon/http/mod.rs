@@ -38,6 +38,7 @@ mod routes;
 mod scores;
 mod server;
 mod shared;
+mod source;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -52,3 +53,4 @@ pub use engines::{
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;
 pub(crate) use shared::IndexParts;
+pub(crate) use source::{IndexHere, Shards, Source};

@@ -1,5 +1,6 @@
 //! `GET /v1/models`: the models of which a cache is known, in the form of OpenAI's list.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -26,22 +27,23 @@ struct Model {
 /// The models, in the order of their namespaces.
 pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Result<Response, ContractError> {
     let index = shared.index()?;
-    let mut namespaces = index.answerer.namespaces().all();
-    namespaces.sort_by(|one, other| one.name.cmp(&other.name));
-    let models: Vec<Model> = namespaces
-        .iter()
-        .map(|namespace| {
+    let mut statuses = index.source.statuses().await?;
+    statuses.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let models: Vec<Model> = statuses
+        .into_iter()
+        .map(|(name, status)| {
             // A namespace whose name no model makes is its own model.
-            let key = ModelKey::of_namespace(&namespace.name);
-            let key = key.unwrap_or_else(|| ModelKey::new(namespace.name.to_string()));
+            let key = ModelKey::of_namespace(&name);
+            let key = key.unwrap_or_else(|| ModelKey::new(name.to_string()));
+            let workers: BTreeSet<_> = status.holders.iter().map(|holder| &holder.worker).collect();
             Model {
                 id: key.model,
                 object: "model",
                 owned_by: "kvatlas",
                 tenant: key.tenant,
-                namespace: namespace.name.to_string(),
-                block_size: namespace.indexer.settings().block_size.as_u32(),
-                workers: namespace.indexer.sizes().workers as u64,
+                namespace: name.to_string(),
+                block_size: status.block_size,
+                workers: workers.len() as u64,
             }
         })
         .collect();

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use kvatlas_core::wire::{ModelKey, Rank};
+use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
 use super::beside::{BesideEvents, read_scheme};
@@ -40,6 +40,8 @@ pub(super) struct RegisterJson {
     hybrid: Option<bool>,
     eagle: Option<bool>,
     divergent_hits: Option<bool>,
+    address: Option<Address>,
+    labels: Option<Labels>,
     scheme: Option<String>,
 }
 
@@ -95,6 +97,10 @@ pub(super) async fn register(
         topic: String::new(),
         beside: beside.map_err(HttpError::BadRequest)?,
         groups,
+        profile: Profile {
+            address: request.address,
+            labels: request.labels.unwrap_or_default(),
+        },
     };
     engines
         .may_register(&engine, caller.peer)

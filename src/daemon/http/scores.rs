@@ -2,9 +2,11 @@
 //!
 //! Tiers are cumulative: the host's figure is what is reached with device and host together, the disk's what is reached with all.
 
+use std::collections::BTreeMap;
+
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use kvatlas_core::wire::{Rank, instance_of_worker, is_pool};
+use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::daemon::queries::{Found, FoundHolder};
 
@@ -55,6 +57,20 @@ impl Scores {
     /// `{INSTANCE: {RANK: n}}` of the device's tier.
     pub(super) fn by_rank(&self) -> impl Serialize {
         MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
+    }
+
+    /// `{INSTANCE: {RANK: address}}` of those whose address is known; none where none is.
+    pub(super) fn addresses(&self) -> Option<impl Serialize> {
+        let is_known = self.holders.iter().any(|holder| holder.address.is_some());
+        let of_instance = |ranks: Ranks<'_>| {
+            let holders = ranks.holders.iter();
+            let known = holders.filter_map(|holder| Some((holder.id.rank, holder.address.clone()?)));
+            (ranks.instance(), known.collect::<BTreeMap<Rank, Address>>())
+        };
+        is_known.then_some(MapOf(move || {
+            let instances = self.instances().map(of_instance);
+            instances.filter(|(_, known)| !known.is_empty())
+        }))
     }
 
     /// `{INSTANCE: {figures}}`.
@@ -158,6 +174,7 @@ mod tests {
             blocks: matched_blocks,
             is_exact: true,
             near_blocks,
+            address: None,
         }
     }
 
@@ -190,5 +207,29 @@ mod tests {
         let ranks = serde_json::to_value(scores.by_rank()).unwrap();
         assert_eq!(ranks, json!({"a": {"0": 48, "1": 32}, "b.c": {"0": 16, "1": 32}}));
         assert!(scores.are_exact());
+        assert!(scores.addresses().is_none());
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_ranks_that_have_one() {
+        let at = |worker, rank, address: &str| FoundHolder {
+            address: address.parse().ok(),
+            ..holder(worker, rank, 1, [1, 1])
+        };
+        let scores = Scores::new(Found {
+            block_size: 16,
+            asked_blocks: 1,
+            most: kvatlas_core::index::NearBlocks::default(),
+            foreign_holders: 0,
+            doubtful_holders: 0,
+            holders: vec![
+                at("a", 0, "h:1"),
+                at("a", 1, "h:2"),
+                at("b_dc", 0, ""),
+                at("_pstore", 0, "h:3"),
+            ],
+        });
+        let addresses = serde_json::to_value(scores.addresses()).unwrap();
+        assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
     }
 }

@@ -16,16 +16,16 @@ use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use crate::daemon::admin::{AdminSource, Readiness};
 use crate::daemon::config::Secret;
-use crate::daemon::lanes::LanePool;
 use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 use crate::daemon::outcomes::Outcomes;
-use crate::daemon::queries::{Answerer, Found};
+use crate::daemon::queries::Found;
 use crate::daemon::traces::Tracer;
 
 use super::bodies::{Bodies, Received};
 use super::engines::EngineRegistry;
 use super::error::HttpError;
+use super::source::Source;
 
 /// Says whether all holders in an answer are exact.
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
@@ -33,10 +33,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// What queries are answered from.
 pub(crate) struct IndexParts {
-    /// Answers queries.
-    pub(crate) answerer: Answerer,
-    /// The lanes, for dumps and the backlog.
-    pub(crate) pool: Arc<LanePool>,
+    /// Who answers.
+    pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
     /// What requests found of what answers promised.
@@ -87,8 +85,7 @@ impl HttpParts {
 
 /// The index, and what is counted of its queries.
 pub(super) struct Index {
-    pub(super) answerer: Answerer,
-    pub(super) pool: Arc<LanePool>,
+    pub(super) source: Source,
     pub(super) errors: QueryErrorMetrics,
     pub(super) readiness: Arc<Readiness>,
     pub(super) outcomes: Arc<Outcomes>,
@@ -102,8 +99,7 @@ pub(super) struct Index {
 impl Index {
     fn new(parts: IndexParts) -> Self {
         Self {
-            answerer: parts.answerer,
-            pool: parts.pool,
+            source: parts.source,
             errors: QueryErrorMetrics::new(),
             readiness: parts.readiness,
             outcomes: parts.outcomes,

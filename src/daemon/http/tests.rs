@@ -195,7 +195,7 @@ fn what_an_answer_always_has_is_required() {
     for (name, optional) in [
         ("MooncakeFigures", &[][..]),
         ("DynamoFigures", &[]),
-        ("DynamoScores", &[]),
+        ("DynamoScores", &["addresses"]),
         ("QueryReply", &["gathered"]),
         (
             "HolderMatch",
@@ -207,11 +207,13 @@ fn what_an_answer_always_has_is_required() {
                 "host_usable_blocks",
                 "limited_by",
                 "dropped_out",
+                "address",
+                "labels",
             ],
         ),
-        ("HolderStatus", &[]),
+        ("HolderStatus", &["address", "labels"]),
         ("StatusReply", &["gathered"]),
-        ("Worker", &["exact", "scheme"]),
+        ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),
     ] {
         let required = document["components"]["schemas"][name]["required"].as_array();

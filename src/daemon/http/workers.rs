@@ -10,7 +10,9 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::Scheme;
-use kvatlas_core::wire::{ModelKey, Rank, instance_of_worker, is_pool};
+use kvatlas_core::wire::{
+    Address, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+};
 
 use super::dialect::Instance;
 use super::engines::{EngineState, EngineStatus};
@@ -54,6 +56,21 @@ struct Worker {
     /// Whether the index knows all its ranks for certain; absent where it knows none.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
+    /// Where requests for each rank go, and how the rank is labelled; those that have said so.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    addresses: BTreeMap<Rank, Address>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<Rank, Labels>,
+}
+
+impl Worker {
+    fn note_profile(&mut self, rank: Rank, profile: Profile) {
+        let Profile { address, labels } = profile;
+        self.addresses.extend(address.map(|address| (rank, address)));
+        if !labels.is_empty() {
+            self.labels.insert(rank, labels);
+        }
+    }
 }
 
 /// By model and instance.
@@ -82,7 +99,7 @@ pub(super) async fn workers(
         add_engine(&mut workers, state);
     }
     if let Some(index) = index {
-        add_known(&mut workers, index, is_wanted);
+        add_known(&mut workers, index, is_wanted).await?;
     }
     let listed: Vec<&Worker> = workers.values().take(WORKERS_MAX).collect();
     Ok(json_response(&listed, None))
@@ -116,7 +133,10 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         endpoints: BTreeMap::new(),
         listeners: BTreeMap::new(),
         exact: None,
+        addresses: BTreeMap::new(),
+        labels: BTreeMap::new(),
     });
+    worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
         worker.status = status.as_str();
     }
@@ -129,40 +149,46 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     worker.listeners.insert(engine.key.rank, listener);
 }
 
-/// Adds what the index knows of each worker.
-fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey) -> bool) {
-    for namespace in index.answerer.namespaces().all() {
+/// Adds what is known of each worker.
+async fn add_known(
+    workers: &mut Workers,
+    index: &Index,
+    is_wanted: impl Fn(&ModelKey) -> bool,
+) -> Result<(), HttpError> {
+    for (name, status) in index.source.statuses().await? {
         // A namespace whose name no model makes is its own model.
-        let model = ModelKey::of_namespace(&namespace.name);
-        let model = model.unwrap_or_else(|| ModelKey::new(namespace.name.to_string()));
+        let model = ModelKey::of_namespace(&name);
+        let model = model.unwrap_or_else(|| ModelKey::new(name.to_string()));
         if !is_wanted(&model) {
             continue;
         }
-        let block_size = namespace.indexer.settings().block_size.as_u32();
-        for holder in namespace.indexer.holders() {
+        for holder in status.holders {
             // A gateway would send requests to it.
-            if is_pool(&holder.id.worker) {
+            if is_pool(&holder.worker) {
                 continue;
             }
-            let instance = instance_of_worker(&holder.id.worker);
-            let is_exact = index.answerer.is_exact(&namespace.name, &holder);
-            add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact);
+            let who = (&model, instance_of_worker(&holder.worker));
+            if let Some(worker) = add_rank(workers, WORKERS_MAX, who, status.block_size, holder.exact) {
+                let HolderStatusReply { address, labels, .. } = holder;
+                worker.note_profile(holder.rank, Profile { address, labels });
+            }
         }
     }
+    Ok(())
 }
 
 /// Adds a rank to its worker, of which there are `workers_max` at most. Of those, every rank counts: one that is in doubt can come late.
-fn add_rank(
-    workers: &mut Workers,
+fn add_rank<'w>(
+    workers: &'w mut Workers,
     workers_max: usize,
     (model, instance): (&ModelKey, String),
     block_size: u32,
     is_exact: bool,
-) {
+) -> Option<&'w mut Worker> {
     let has_room = workers.len() < workers_max;
     let worker = match workers.entry((model.clone(), instance)) {
         Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(_) if !has_room => return,
+        Entry::Vacant(_) if !has_room => return None,
         Entry::Vacant(place) => {
             let instance_id = Instance::of_text(&place.key().1);
             place.insert(Worker {
@@ -176,10 +202,13 @@ fn add_rank(
                 endpoints: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 exact: None,
+                addresses: BTreeMap::new(),
+                labels: BTreeMap::new(),
             })
         }
     };
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
+    Some(worker)
 }
 
 #[cfg(test)]

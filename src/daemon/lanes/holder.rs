@@ -6,7 +6,9 @@ use crate::daemon::metrics::labels::DropReason;
 use crate::daemon::metrics::{AppliedBatch, EventMetrics};
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch};
+use kvatlas_core::wire::{
+    BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch, Profile,
+};
 
 use super::clock::LaneClock;
 use super::contest::Lower;
@@ -66,6 +68,8 @@ pub(crate) struct Holder {
     pub(super) high_water: HighWater,
     /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
+    /// The epoch in which the address and labels were told.
+    pub(super) profile_epoch: u64,
 }
 
 /// What is known of a holder's publisher from resyncs.
@@ -110,6 +114,7 @@ impl Holder {
             heard_us: clocks.listening_us,
             high_water: HighWater::default(),
             is_known_short: false,
+            profile_epoch: 0,
         };
         holder.forget_size();
         holder
@@ -130,6 +135,14 @@ impl Holder {
         };
         if batch.block_size.is_some() || batch.events.iter().any(has_tokens) {
             self.writer.set_size_known(true);
+        }
+    }
+
+    /// Notes the address and labels, where they are `told` in this epoch. Those of an earlier epoch are another process's.
+    pub(super) fn note_profile(&mut self, told: Option<Profile>, epoch: u64) {
+        if told.is_some() || self.profile_epoch != epoch {
+            self.writer.status().set_profile(told.unwrap_or_default());
+            self.profile_epoch = epoch;
         }
     }
 
@@ -162,7 +175,7 @@ impl Holder {
 
     /// Applies a batch, or skips it, by its number. Missing batches before it stay missing.
     pub(super) fn apply_now(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
-        let batch = received.batch;
+        let mut batch = received.batch;
         let before = self.tracker.cursor();
         let next = cursor_of(&batch);
         // Ends when the batch has been applied.
@@ -190,6 +203,7 @@ impl Holder {
         if next >= self.high_water.seen {
             self.writer.status().confirm(received.generation);
         }
+        self.note_profile(batch.profile.take(), next.epoch);
         let afterwards = self.apply_events(batch, context);
         self.writer.status().cursor.store(next);
         self.hear(context.clocks);

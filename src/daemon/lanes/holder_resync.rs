@@ -215,7 +215,7 @@ impl Holder {
 
     fn apply_answer(
         &mut self,
-        answer: ResyncAnswer,
+        mut answer: ResyncAnswer,
         generation: StreamGeneration,
         context: Context<'_>,
     ) -> Afterwards {
@@ -232,6 +232,9 @@ impl Holder {
             self.asked.has_restarted = false;
             self.asked.has_outlived = false;
             self.high_water.made_us = answer.time_us.unwrap_or(u64::MAX);
+            let mut told = answer.batches.iter_mut().rev();
+            let profile = told.find_map(|batch| batch.profile.take());
+            self.note_profile(profile, answer.cursor.epoch);
             for batch in answer.batches {
                 self.apply_events(batch, context);
             }

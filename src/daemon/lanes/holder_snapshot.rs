@@ -4,7 +4,7 @@ use kvatlas_core::index::{RestoredRun, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
-    BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Rank, Tier,
+    BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Profile, Rank, Tier,
 };
 
 use super::holder::Holder;
@@ -74,6 +74,7 @@ fn empty_batch(epoch: u64, seq: u64, rank: Rank, tier: Tier) -> EventBatch {
         time_us: None,
         tier,
         block_size: None,
+        profile: None,
         events: Vec::new(),
     }
 }
@@ -97,6 +98,11 @@ impl Holder {
         self.tracker = SequenceTracker::resuming(cursor);
         let status = self.writer.status();
         status.cursor.store(cursor);
+        status.set_profile(Profile {
+            address: frame.address.clone(),
+            labels: frame.labels.clone(),
+        });
+        self.profile_epoch = frame.epoch;
         let reasons = DegradedReasons::from_bits(frame.degraded_bits);
         // `Unverified` does not last: the next batch that continues the count withdraws it.
         let lasting = reasons.filtered(DegradedReason::is_lasting);
@@ -202,6 +208,11 @@ impl Holder {
             // them does not make up for them.
             reasons = reasons.with(DegradedReason::Undecodable);
         }
+        // What was told in an epoch that has ended is another process's.
+        let Profile { address, labels } = match self.profile_epoch == cursor.epoch {
+            true => self.writer.status().profile(),
+            false => Profile::default(),
+        };
         HolderFrame {
             namespace: namespace.clone(),
             worker: id.worker.clone(),
@@ -215,6 +226,8 @@ impl Holder {
             is_size_told: self.writer.settings().is_size_told,
             foreign_chain: self.writer.status().has_foreign_chain.load(),
             made_us: Some(self.high_water.made_us),
+            address,
+            labels,
             forest: None,
         }
     }

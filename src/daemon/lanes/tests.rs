@@ -9,8 +9,8 @@ use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Nam
 use kvatlas_core::snapshot::{Frame, HolderFrame};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
-    DegradedReason, Event, EventBatch, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks, Subjects,
-    Tier, WireLimits, WorkerName,
+    DegradedReason, Event, EventBatch, Labels, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks,
+    Subjects, Tier, WireLimits, WorkerName,
 };
 
 use super::*;
@@ -87,6 +87,8 @@ fn frame(seq: u64) -> HolderFrame {
         is_size_told: false,
         foreign_chain: false,
         made_us: Some(0),
+        address: None,
+        labels: Labels::NONE,
         forest: None,
     }
 }
@@ -99,6 +101,7 @@ pub(super) fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     }
 }

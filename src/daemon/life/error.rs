@@ -45,6 +45,9 @@ pub enum StartError {
     /// The connection to NATS.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The connection on which a gateway asks the shards for its listener.
+    #[error("the connection to the shards: {0}")]
+    Shards(#[from] kvatlas_client::ClientError),
     /// The subject prefix.
     #[error(transparent)]
     Subjects(#[from] SubjectError),

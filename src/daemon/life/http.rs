@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use crate::daemon::admin::AdminSource;
 use crate::daemon::config::Config;
-use crate::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, IndexParts, read_token};
-use crate::daemon::queries::query_limits;
+use crate::daemon::http::{
+    EngineRegistry, HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token,
+};
+use crate::daemon::queries::{connect_to_shards, query_limits, shard_asker};
 use crate::daemon::shared::Shared;
 
 use kvatlas_core::wire::WireLimits;
@@ -24,6 +26,21 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
+/// Who answers over HTTP.
+async fn source(shared: &Shared) -> Result<Source, StartError> {
+    if !shared.config.gateway.enabled {
+        return Ok(Source::Here(IndexHere {
+            answerer: shared.listener_answerer(),
+            pool: Arc::clone(&shared.pool),
+        }));
+    }
+    Ok(Source::Shards(Shards {
+        asker: shard_asker(shared, connect_to_shards(shared).await?).await?,
+        limits: shared.http_limits.clone(),
+        dialect_depth: shared.config.queries.dialect_depth,
+    }))
+}
+
 /// Starts the query listener, if one is configured. Until the daemon is ready it answers that it is not.
 pub(super) async fn start_http(
     shared: &Shared,
@@ -38,11 +55,9 @@ pub(super) async fn start_http(
     let token = token
         .map(|path| read_token("http.token_file", path))
         .transpose()?;
-    let answerer = shared.listener_answerer();
     let parts = HttpParts {
         index: Some(IndexParts {
-            answerer,
-            pool: Arc::clone(&shared.pool),
+            source: source(shared).await?,
             readiness: Arc::clone(&shared.readiness),
             outcomes: Arc::clone(&shared.outcomes),
             shard: shared.config.sharding.shard.map(|shard| shard.to_string()),

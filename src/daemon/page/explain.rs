@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
-    DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest, SingleQuery,
+    Address, DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest,
+    SingleQuery,
 };
 
 use crate::daemon::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
@@ -41,6 +42,7 @@ struct HolderJson {
     /// Why no more of them are usable.
     limit: Option<&'static str>,
     degraded: DegradedReasons,
+    address: Option<Address>,
     /// The first block that it lacks, and how many others have that.
     dropped_out: Option<(u32, u32)>,
 }
@@ -94,6 +96,7 @@ impl Page {
             usable: holder.usable(),
             limit: holder.limited_by.map(Limit::as_str),
             degraded: holder.degraded,
+            address: holder.address,
             dropped_out: holder.dropped_out.map(|at| (at.position, at.other_holders)),
         });
         let explanation = Explanation {

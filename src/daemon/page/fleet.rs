@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{HolderId, NamespaceName};
+use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
 
 /// Holders that are shown at most: the first by namespace. How many there are is told.
 pub(super) const HOLDERS_MAX: usize = 50_000;
@@ -36,8 +36,10 @@ pub(super) struct Fleet {
 struct Entry {
     number: Number,
     facts: Facts,
+    profile: Profile,
     added: u64,
     changed: u64,
+    profiled: u64,
     seen: u64,
 }
 
@@ -55,12 +57,14 @@ struct Facts {
 /// What a client is told. Numbers stand in arrays, in this order, to keep a frame of thousands of holders short:
 ///
 /// * `added`: number, namespace, worker, rank;
+/// * `profiles`: number, address, labels; of those that have either, or have lost it;
 /// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
     /// Whether the client is to forget what it knew.
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
+    profiles: Vec<(Number, &'a str, &'a Labels)>,
     facts: Vec<(Number, u64, u32, u64, u64, u32)>,
     gone: Vec<Number>,
     shown: usize,
@@ -93,14 +97,14 @@ impl Fleet {
                     break;
                 }
                 self.shown += 1;
-                self.note(&namespace.name, &record.id, Facts::of(record, trust));
+                self.note(&namespace.name, record, Facts::of(record, trust));
             }
         }
         self.forget_unseen();
     }
 
-    fn note(&mut self, namespace: &NamespaceName, id: &HolderId, facts: Facts) {
-        let look = self.look;
+    fn note(&mut self, namespace: &NamespaceName, record: &HolderRecord, facts: Facts) {
+        let (look, id, profile) = (self.look, &record.id, record.status.profile());
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.insert(namespace.clone(), HashMap::new());
         }
@@ -112,6 +116,9 @@ impl Fleet {
             if entry.facts != facts {
                 (entry.facts, entry.changed) = (facts, look);
             }
+            if entry.profile != profile {
+                (entry.profile, entry.profiled) = (profile, look);
+            }
             return;
         }
         self.next += 1;
@@ -120,6 +127,9 @@ impl Fleet {
             facts,
             added: look,
             changed: look,
+            // Who has none is not listed.
+            profiled: if profile.is_empty() { 0 } else { look },
+            profile,
             seen: look,
         };
         entries.insert(id.clone(), entry);
@@ -147,11 +157,16 @@ impl Fleet {
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };
-        let (mut added, mut facts) = (Vec::new(), Vec::new());
+        let (mut added, mut profiles, mut facts) = (Vec::new(), Vec::new(), Vec::new());
         for (namespace, entries) in &self.namespaces {
             for (id, entry) in entries {
                 if entry.added > since {
                     added.push((entry.number, namespace.as_str(), id.worker.as_str(), id.rank));
+                }
+                if entry.profiled > since {
+                    let Profile { address, labels } = &entry.profile;
+                    let address = address.as_ref().map_or("", Address::as_str);
+                    profiles.push((entry.number, address, labels));
                 }
                 if entry.changed > since {
                     let known = &entry.facts;
@@ -173,6 +188,7 @@ impl Fleet {
         FleetChange {
             whole,
             added,
+            profiles,
             facts,
             gone,
             shown: self.shown,
@@ -227,6 +243,20 @@ mod tests {
             panic!("one holder has changed: {change:?}");
         };
         assert_ne!(reasons & DegradedReason::Gap as u32, 0);
+
+        let tell = |address: &str| {
+            first.status().set_profile(Profile {
+                address: Address::new(address).ok(),
+                labels: Labels::NONE,
+            });
+        };
+        for address in ["10.0.0.7:8000", ""] {
+            tell(address);
+            fleet.look(std::iter::once(&*namespace), &trust);
+            let change = fleet.change(&mut heard);
+            assert_eq!(change.profiles, [(number, address, &Labels::NONE)]);
+            assert!(change.facts.is_empty());
+        }
 
         second.retire();
         fleet.look(std::iter::once(&*namespace), &trust);

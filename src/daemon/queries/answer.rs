@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::daemon::config::{Depth, Live};
 use crate::daemon::lanes::{Freshness, Look};
-use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
@@ -12,18 +11,19 @@ use kvatlas_core::index::{
 };
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
-    BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
-    NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
+    DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, NamespaceName,
+    NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
     SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 
 use super::heavy::HeavyTurns;
-use super::prompts::{prompt_of, prompts_of, state_of};
+use super::prompts::state_of;
 use super::roster;
 use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
 mod ahead;
+mod any_reply;
 mod beyond;
 mod found;
 mod pieces;
@@ -31,69 +31,16 @@ mod spoken;
 mod status;
 mod unlisted;
 
+pub(super) use any_reply::Answer;
+pub(crate) use any_reply::AnyReply;
 use beyond::{Asked, Doubted};
 pub(crate) use found::{Found, FoundHolder};
 use pieces::Replies;
 use spoken::spoken;
+pub(super) use status::encode_status;
 use status::status;
 pub(crate) use status::{report, unsized_holders};
 use unlisted::{Listed, count_doubtful};
-
-/// An encoded reply, and how it is counted.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    /// The payload.
-    pub(super) payload: Vec<u8>,
-    /// The form of the (first) query.
-    pub(super) kind: QueryKind,
-    /// The namespace asked about.
-    pub(super) namespace: NamespaceName,
-    /// The answer itself; none where no prompt was asked about.
-    pub(super) reply: Option<AnyReply>,
-}
-
-/// The reply to a request: one answer, or one for each of its queries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum AnyReply {
-    /// To a single query.
-    Single(QueryReply),
-    /// To a batch of queries.
-    Batch(BatchReply),
-}
-
-impl Answer {
-    /// The answer to a request.
-    pub(super) fn to_query(namespace: NamespaceName, request: &QueryRequest, reply: AnyReply) -> Self {
-        let (kind, _) = described(request);
-        Self {
-            payload: reply.encode(),
-            kind,
-            namespace,
-            reply: Some(reply),
-        }
-    }
-}
-
-impl AnyReply {
-    fn encode(&self) -> Vec<u8> {
-        match self {
-            Self::Single(reply) => reply.encode(),
-            Self::Batch(reply) => reply.encode(),
-        }
-    }
-
-    /// What was found of each prompt that was answered.
-    pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
-        let (single, batch) = match self {
-            Self::Single(reply) => (Some(reply), None),
-            Self::Batch(reply) => (None, Some(prompts_of(reply))),
-        };
-        single
-            .map(prompt_of)
-            .into_iter()
-            .chain(batch.into_iter().flatten())
-    }
-}
 
 /// Answers requests from the index.
 #[derive(Debug, Clone)]
@@ -187,12 +134,6 @@ impl Answerer {
         &self.trust
     }
 
-    /// Whether the state of a holder is certain now.
-    pub(crate) fn is_exact(&self, namespace: &NamespaceName, holder: &HolderRecord) -> bool {
-        let look = self.freshness.look(namespace);
-        report(holder, &self.trust, &look, namespace).exact
-    }
-
     /// How far the holders of a namespace have been followed. `batches_waiting` is how many messages wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
@@ -221,20 +162,41 @@ impl Answerer {
         WireLimits::clone(&self.limits.now())
     }
 
-    /// Answers a request on a status subject. `batches_waiting` is how many messages wait for a lane.
-    pub(super) fn answer_status(&self, subject: &str, batches_waiting: u64) -> Result<Answer, WireError> {
+    /// Answers a request on a status subject. `batches_waiting` is how many messages wait for a lane, `bytes_max` how long a reply may be.
+    pub(super) fn answer_status(
+        &self,
+        subject: &str,
+        batches_waiting: u64,
+        bytes_max: usize,
+    ) -> Result<Answer, WireError> {
         let name = self
             .subjects
             .parse_status(subject, self.limits.now().name_bytes_max)?;
         let namespace = self.namespace(&name)?;
-        let reply = self.status(&namespace, batches_waiting);
-        let payload = reply.encode();
+        let mut reply = self.status(&namespace, batches_waiting);
+        let payload = encode_status(&mut reply, bytes_max);
         Ok(Answer {
             payload,
             kind: QueryKind::Status,
             namespace: name,
             reply: None,
         })
+    }
+
+    /// The answer to a request on a status subject that asks which namespaces are known; none for any other.
+    pub(super) fn answer_namespaces(&self, subject: &str) -> Option<Vec<u8>> {
+        let known = || NamespacesReply {
+            v: PROTOCOL_VERSION,
+            namespaces: self
+                .namespaces
+                .all()
+                .iter()
+                .map(|known| known.name.clone())
+                .collect(),
+        };
+        self.subjects
+            .is_about_namespaces(subject)
+            .then(|| known().encode())
     }
 
     /// About how long the reply to a request on a status subject is.
@@ -295,6 +257,7 @@ impl Answerer {
         });
         let mut reply = QueryReply {
             query_blocks: asked.blocks,
+            block_size: indexer.settings().block_size.as_u32(),
             foreign_holders: foreign_holders(indexer, &spoken),
             ..searched
         };
@@ -326,7 +289,7 @@ impl Answerer {
             doubted.judge(reasons, matches.near_blocks(found.holder), asked)
         };
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
-        holders_total += add_changing(&mut holders, &seen, options);
+        holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
             rank: holder.rank,
@@ -337,6 +300,7 @@ impl Answerer {
         QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
+            block_size: 0,
             holders,
             holders_total,
             foreign_holders: 0,
@@ -374,6 +338,7 @@ impl Answerer {
         let asked = Asked::of(query, chain.query_blocks(), indexer);
         let reply = QueryReply {
             query_blocks: asked.blocks,
+            block_size: indexer.settings().block_size.as_u32(),
             unseen_blocks_max: chain.unseen_blocks_max(),
             ..self.searched(&doubts, &query.options, asked, search)
         };
@@ -395,7 +360,7 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
 /// No more blocks are usable, where the number of tokens is known: a request computes its last token, and so the block that has it.
 fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
     let tokens = match key {
-        QueryKey::Tokens { tokens, .. } => tokens.len() as u64,
+        QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
         _ => token_count?,
     };
     let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());
@@ -448,7 +413,12 @@ fn with_wait(
 }
 
 /// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
-fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &QueryOptions) -> u32 {
+fn add_changing(
+    holders: &mut Vec<HolderMatch>,
+    seen: &Seen<Matches>,
+    options: &QueryOptions,
+    indexer: &PositionalIndexer,
+) -> u32 {
     let is_found = |id: &HolderId| {
         let mut counted = counted(&seen.found, options);
         counted.any(|found| found.holder.id == *id)
@@ -460,10 +430,17 @@ fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &
         host_blocks: options.tiers.then_some(0),
         exact: false,
         degraded: DegradedReasons::of(DegradedReason::Changing),
-        ..HolderMatch::new(id.worker.clone(), id.rank, 0)
+        ..HolderMatch::new(id.worker.clone(), id.rank, 0).with_profile(profile_of(indexer, id))
     });
     holders.extend(added);
     saturating_u32(missed.len())
+}
+
+/// The address and labels of a holder that no search has found.
+fn profile_of(indexer: &PositionalIndexer, id: &HolderId) -> Profile {
+    let ranks = indexer.holders_of(std::slice::from_ref(&id.worker));
+    let holder = ranks.iter().find(|holder| holder.id == *id);
+    holder.map(|holder| holder.status.profile()).unwrap_or_default()
 }
 
 /// At most so many holders are asked for.
@@ -505,6 +482,7 @@ fn best_of(
             exact: degraded.is_empty(),
             degraded,
             ..HolderMatch::new(id.worker.clone(), id.rank, found.matched_blocks)
+                .with_profile(found.holder.status.profile())
         }
     });
     (holders.collect(), total)
@@ -563,7 +541,7 @@ fn explain(
 }
 
 /// A batch is counted under the form of its first query.
-pub(super) fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
+fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
     queries
         .first()
         .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key))
@@ -577,7 +555,7 @@ pub(crate) fn described(request: &QueryRequest) -> (QueryKind, usize) {
     }
 }
 
-pub(super) fn kind_of(key: &QueryKey) -> QueryKind {
+fn kind_of(key: &QueryKey) -> QueryKind {
     match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, Message, Subject};
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::daemon::broker::SubscribeError;
 use crate::daemon::config::Live;
-use crate::daemon::metrics::labels::{GatherOutcome, QueryKind, ReplyDropReason};
-use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
-use kvatlas_client::{ClientError, Gatherer};
-use kvatlas_core::wire::{ErrorCode, Gathered, NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
+use crate::daemon::metrics::AnsweredPrompt;
+use crate::daemon::metrics::labels::{QueryKind, ReplyDropReason};
+use kvatlas_client::ClientError;
+use kvatlas_core::wire::{NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
 
-use super::answer::{kind_of, kind_of_batch};
+use super::answer::{described, encode_status};
 use super::observed::Observers;
-use super::prompts::{prompt_of, prompts_of};
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
+use super::shards::ShardAsker;
 use super::turns::Connected;
 
 /// How a gateway gathers.
@@ -44,7 +44,6 @@ pub(super) struct GatewaySettings {
 /// Answers requests by asking the shards, on one connection.
 pub(crate) struct Gateway {
     served: ServedRequests,
-    permits: Arc<Semaphore>,
     under_way: TaskTracker,
     parts: Arc<Parts>,
     connected: Connected,
@@ -52,19 +51,15 @@ pub(crate) struct Gateway {
 
 /// What the gathers under way share.
 struct Parts {
-    gatherer: Gatherer,
+    asker: ShardAsker,
     responder: Responder,
     subjects: Subjects,
     settings: GatewaySettings,
-    metrics: GatherMetrics,
-    /// Of the namespaces that a shard knew.
-    namespaces: QueryMetricsByNamespace,
 }
 
 /// A reply, and how it is counted.
 struct Reply {
     payload: Vec<u8>,
-    gathered: Gathered,
     namespace: NamespaceName,
     kind: QueryKind,
     prompts: Vec<AnsweredPrompt>,
@@ -83,16 +78,13 @@ impl Gateway {
     ) -> Result<Self, ClientError> {
         let (client, subjects) = (&connected.client, served.subjects());
         let parts = Parts {
-            gatherer: Gatherer::new(client.clone(), subjects).await?,
+            asker: ShardAsker::new(client.clone(), subjects, settings.gathers_max, settings.deadline).await?,
             responder: Responder::new(client.clone(), subjects.clone(), None),
             subjects: subjects.clone(),
-            metrics: GatherMetrics::new(),
-            namespaces: QueryMetricsByNamespace::default(),
             settings,
         };
         Ok(Self {
             served,
-            permits: Arc::new(Semaphore::new(parts.settings.gathers_max)),
             under_way: TaskTracker::new(),
             parts: Arc::new(parts),
             connected,
@@ -136,22 +128,18 @@ impl Gateway {
 
     async fn serve(&self, asked: Asked, message: Message) {
         let parts = &self.parts;
-        parts
-            .metrics
-            .replies_late
-            .increment(parts.gatherer.take_late_replies());
         let Some(reply_to) = message.reply.clone() else {
             let errors = &parts.responder.errors;
             return errors.reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
-        // Refused at once: a router has no use for a late answer.
-        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
-            parts.metrics.gathered(GatherOutcome::Overloaded);
-            let error = parts.overloaded();
-            let observers = &parts.settings.observers;
-            let span = observers.begin(asked, &message);
-            observers.end(asked, span, Duration::ZERO, Some(&error));
-            return parts.responder.send(reply_to, Err(error)).await;
+        let permit = match parts.asker.enter() {
+            Ok(permit) => permit,
+            Err(error) => {
+                let observers = &parts.settings.observers;
+                let span = observers.begin(asked, &message);
+                observers.end(asked, span, Duration::ZERO, Some(&error));
+                return parts.responder.send(reply_to, Err(error)).await;
+            }
         };
         let parts = Arc::clone(parts);
         self.under_way
@@ -176,7 +164,9 @@ impl Parts {
             Asked::Status => self.status(&message, headers).await,
         };
         let reply = reply.map(|reply| {
-            self.count(&reply, started.elapsed());
+            let prompts = reply.prompts.into_iter();
+            self.asker
+                .count_answered(&reply.namespace, reply.kind, started.elapsed(), prompts);
             reply.payload
         });
         observers.end(asked, span, started.elapsed(), reply.as_ref().err());
@@ -191,94 +181,28 @@ impl Parts {
             .parse_query(&message.subject, limits.name_bytes_max)?;
         // A wrong request is refused here, and does not trouble the shards.
         let request = QueryRequest::decode(&message.payload, &limits)?;
-        let (asked, deadline) = (message.payload.clone(), self.settings.deadline);
-        let (payload, gathered, kind, prompts) = match &request {
-            QueryRequest::Single(query) => {
-                let merged = self
-                    .gatherer
-                    .query(&namespace, &query.options, asked, headers, deadline)
-                    .await;
-                let merged = merged.map_err(|error| self.failed(error))?;
-                let prompts = vec![prompt_of(&merged.reply)];
-                (
-                    merged.reply.encode(),
-                    merged.gathered,
-                    kind_of(&query.key),
-                    prompts,
-                )
-            }
-            QueryRequest::Batch(queries) => {
-                let merged = self
-                    .gatherer
-                    .query_batch(&namespace, queries, asked, headers, deadline)
-                    .await;
-                let merged = merged.map_err(|error| self.failed(error))?;
-                let (kind, prompts) = (kind_of_batch(queries), prompts_of(&merged.reply).collect());
-                (merged.reply.encode(), merged.gathered, kind, prompts)
-            }
-        };
+        let asked = message.payload.clone();
+        let mut reply = self.asker.ask(&namespace, &request, asked, headers).await?;
+        let bytes_max = self.responder.reply_bytes_max();
         Ok(Reply {
-            payload: check_size(payload, self.responder.reply_bytes_max())?,
-            gathered,
+            payload: check_size(reply.encode_within(bytes_max), bytes_max)?,
             namespace,
-            kind,
-            prompts,
+            kind: described(&request).0,
+            prompts: reply.prompts().collect(),
         })
     }
 
     async fn status(&self, message: &Message, headers: HeaderMap) -> Result<Reply, WireError> {
         let name_bytes_max = self.settings.limits.now().name_bytes_max;
         let namespace = self.subjects.parse_status(&message.subject, name_bytes_max)?;
-        let merged = self
-            .gatherer
-            .status(&namespace, headers, self.settings.deadline)
-            .await;
-        let merged = merged.map_err(|error| self.failed(error))?;
-        let payload = merged.reply.encode();
+        let mut status = self.asker.status(&namespace, headers).await?;
+        let bytes_max = self.responder.reply_bytes_max();
+        let payload = encode_status(&mut status, bytes_max);
         Ok(Reply {
-            payload: check_status_size(payload, self.responder.reply_bytes_max())?,
-            gathered: merged.gathered,
+            payload: check_status_size(payload, bytes_max)?,
             namespace,
             kind: QueryKind::Status,
             prompts: Vec::new(),
         })
-    }
-
-    fn count(&self, reply: &Reply, elapsed: Duration) {
-        let missing = &reply.gathered.missing;
-        let outcome = match missing.is_empty() {
-            true => GatherOutcome::Complete,
-            false => GatherOutcome::Partial,
-        };
-        self.metrics.gathered(outcome);
-        missing
-            .iter()
-            .for_each(|index| self.metrics.shard_missing(*index));
-        let metrics = self.namespaces.of(&reply.namespace);
-        metrics.answered(reply.kind, elapsed);
-        reply.prompts.iter().for_each(|prompt| metrics.found(*prompt));
-    }
-
-    /// Counts a gather without an answer; returns the error for the client.
-    fn failed(&self, error: ClientError) -> WireError {
-        match error {
-            ClientError::Refused(error) => {
-                self.metrics.gathered(GatherOutcome::Refused);
-                error
-            }
-            other => {
-                self.metrics.gathered(GatherOutcome::Unanswered);
-                let text = format!("no shard answered the gateway: {other}; ask again, or start the shards");
-                WireError::new(ErrorCode::Unavailable, text)
-            }
-        }
-    }
-
-    fn overloaded(&self) -> WireError {
-        let gathers = self.settings.gathers_max;
-        let text = format!(
-            "the gateway has {gathers} requests under way; ask again, run another gateway, or raise gateway.max_gathers"
-        );
-        WireError::new(ErrorCode::Unavailable, text)
     }
 }

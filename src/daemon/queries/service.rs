@@ -318,6 +318,9 @@ impl Answering {
         };
         let (subject, payload) = (&message.subject, &message.payload);
         let bytes_max = self.responder.reply_bytes_max();
+        if let Some(names) = self.answerer.answer_namespaces(subject) {
+            return self.finish_names(names, begun).await;
+        }
         let answer = match asked {
             Asked::Query => match self.read(subject, payload, &mut begun) {
                 Ok((name, request, Some(heavy))) => {
@@ -325,13 +328,25 @@ impl Answering {
                 }
                 Ok((name, request, None)) => {
                     let reply = self.answerer.answer_request(&name, &request, bytes_max);
-                    reply.map(|reply| Answer::to_query(name, &request, reply))
+                    reply.map(|reply| Answer::to_query(name, &request, reply, bytes_max))
                 }
                 Err(error) => Err(error),
             },
-            Asked::Status => self.answerer.answer_status(subject, self.pool.messages_waiting()),
+            Asked::Status => {
+                let waiting = self.pool.messages_waiting();
+                self.answerer.answer_status(subject, waiting, bytes_max)
+            }
         };
         self.finish(answer, begun).await;
+    }
+
+    /// Sends the names of the namespaces.
+    async fn finish_names(&self, names: Vec<u8>, begun: Begun) {
+        let reply = check_status_size(names, self.responder.reply_bytes_max());
+        let elapsed = begun.started.elapsed();
+        self.observers
+            .end(begun.asked, begun.span, elapsed, reply.as_ref().err());
+        self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
     /// Reads a query. Where it is heavy it has a place among the heavy ones, and room to wait.
@@ -358,7 +373,7 @@ impl Answering {
                 .answerer
                 .answer_in_pieces(&name, &request, bytes_max, &heavy)
                 .await;
-            let answer = reply.map(|reply| Answer::to_query(name, &request, reply));
+            let answer = reply.map(|reply| Answer::to_query(name, &request, reply, bytes_max));
             drop(heavy);
             own.finish(answer, begun).await;
         });

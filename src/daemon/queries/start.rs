@@ -3,15 +3,17 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use async_nats::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::Latch;
-use crate::daemon::broker::{Buffer, ConnectError, SubscribeError, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, SubscribeError, connect_counted, follow_connection};
 use crate::daemon::config::Config;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::outcomes::start_outcomes;
 use crate::daemon::shared::{Shared, Stage};
+use kvatlas_client::ClientError;
 use kvatlas_core::wire::WireLimits;
 
 use super::answer::Answerer;
@@ -21,6 +23,7 @@ use super::observed::Observers;
 use super::requests::ServedRequests;
 use super::service::QueryService;
 use super::settle::Settling;
+use super::shards::ShardAsker;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 
 /// Messages that may wait on the connection that compares rosters. The client library hands each reply to its request instead.
@@ -130,22 +133,45 @@ fn spawn_settling(
     });
 }
 
+/// How many requests a gateway gathers at the same time on each of its connections, of which one is for HTTP.
+fn gathers_max(config: &Config) -> usize {
+    let connections = config.queries.connections + usize::from(config.http.listen.is_some());
+    config.gateway.max_gathers.div_ceil(connections)
+}
+
+/// A connection on which a listener asks the shards. Without it, the gateway is not ready.
+pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, ConnectError> {
+    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
+    let client = connect_counted(&shared.nats, Connection::Queries, "http", buffer, |_| {}).await?;
+    follow_connection(&shared.readiness, &client);
+    Ok(client)
+}
+
+/// What asks the shards for a listener, on that connection.
+///
+/// # Errors
+///
+/// [`ClientError::Connection`] if it is closed.
+pub(crate) async fn shard_asker(shared: &Shared, client: Client) -> Result<ShardAsker, ClientError> {
+    let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
+    ShardAsker::new(client, &shared.subjects, gathers_max, deadline).await
+}
+
 /// Answers by asking the shards. A gateway has nothing to load, to follow or to compare.
 pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);
     }
     let config = &shared.config;
-    let connections = config.queries.connections;
     let settings = GatewaySettings {
         deadline: config.gateway.deadline,
-        gathers_max: config.gateway.max_gathers.div_ceil(connections),
+        gathers_max: gathers_max(config),
         limits: shared.query_limits.clone(),
         observers: Observers::new(shared.tracer.clone()),
     };
     let stage = Stage::default();
     let (_at_once, is_settled) = watch::channel(true);
-    for number in 0..connections {
+    for number in 0..config.queries.connections {
         let served = ServedRequests::new(&shared.subjects, &config.queries.queue_group, None);
         let connector = Connector::new(shared, &served, number);
         let first = connector.connect().await?;

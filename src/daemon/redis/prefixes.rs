@@ -228,6 +228,7 @@ mod tests {
             blocks,
             near_blocks,
             is_exact,
+            address: None,
         }
     }
 

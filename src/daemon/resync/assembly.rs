@@ -276,6 +276,7 @@ mod tests {
             time_us: None,
             tier: Tier::DEVICE,
             block_size: None,
+            profile: None,
             events,
         }
     }

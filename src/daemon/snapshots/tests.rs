@@ -156,6 +156,7 @@ fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
         time_us: Some(sequence),
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events: vec![event],
     };
     (WorkerName::new(&format!("gpu-{worker}")).unwrap(), batch.encode())
@@ -355,6 +356,7 @@ impl World {
             time_us: None,
             tier,
             block_size: None,
+            profile: None,
             events,
         };
         let worker = WorkerName::new(worker).unwrap();

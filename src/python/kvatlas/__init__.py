@@ -63,6 +63,7 @@ from .hashing import (
     sequence_hashes,
 )
 from .models import ModelKey, instance_of_worker, worker_of_instance
+from .profile import Profile
 from .publisher import Publisher, PublisherCounters
 from .subjects import Subjects, shard_of
 from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Outcome, Query, QueryReply, StatusReply
@@ -93,6 +94,7 @@ __all__ = [
     "NoDaemonError",
     "NotSentError",
     "Outcome",
+    "Profile",
     "Publisher",
     "PublisherCounters",
     "PublisherError",

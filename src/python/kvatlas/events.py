@@ -12,6 +12,7 @@ import msgpack
 
 from .errors import InvalidValueError
 from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
+from .profile import Profile
 
 PROTOCOL_VERSION: Final = 1
 """The version of the contract: the ``v1`` in subjects and the ``v`` in payloads."""
@@ -358,8 +359,9 @@ def encode_batch(
     tier: int = Tier.DEVICE,
     block_size: int | None = None,
     time_us: int | None = None,
+    profile: Profile | None = None,
 ) -> bytes:
-    """The payload for an events subject. Without events it is a heartbeat."""
+    """The payload for an events subject. Without events it is a heartbeat. A ``profile`` tells the holder's address and labels."""
     batch: dict[str, Any] = {"v": PROTOCOL_VERSION, "epoch": cursor.epoch, "seq": cursor.seq, "rank": rank}
     if time_us is not None:
         batch["time_us"] = time_us
@@ -367,6 +369,8 @@ def encode_batch(
         batch["tier"] = int(tier)
     if block_size is not None:
         batch["block_size"] = block_size
+    if profile is not None:
+        batch |= profile.entries()
     batch["events"] = [_entries(event) for event in events]
     payload: bytes = msgpack.packb(batch)
     return payload

@@ -62,6 +62,7 @@ from .events import (
     events_bytes,
 )
 from .models import DEFAULT_TENANT, namespace_of
+from .profile import Profile
 from .subjects import PREFIX, Subjects
 from .wire import ERROR_CODE_HEADER, ERROR_HEADER
 
@@ -125,8 +126,15 @@ class _Heartbeats:
     are_sent: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _SetProfile:
+    """Tell this profile from now on."""
+
+    profile: Profile
+
+
 _Publish: TypeAlias = tuple[int, list[Event]]
-_Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _Flush
+_Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _SetProfile | _Flush
 
 
 class Publisher:
@@ -256,6 +264,13 @@ class Publisher:
         """
         await self._put(_BeginEpoch(Doubted(doubts).reasons))
 
+    async def set_profile(self, profile: Profile) -> None:
+        """Publishes what is queued, and tells daemons another address and other labels of the holder.
+
+        :raises StoppedError: if the publisher has stopped.
+        """
+        await self._put(_SetProfile(profile))
+
     async def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish. They are at first.
 
@@ -358,6 +373,8 @@ class Publisher:
                 await self._confirm(command)
             case _BeginEpoch(doubts):
                 await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
+            case _SetProfile(profile):
+                await self._send_all(self._outbox.set_profile(profile, _clocks()))
             case _Heartbeats(are_sent):
                 self._beats = are_sent
             case (tier, events):

@@ -27,6 +27,7 @@ from ._publish.options import PublisherOptions
 from .errors import RefusedError
 from .events import Cursor, Tier
 from .models import DEFAULT_TENANT
+from .profile import Profile
 from .publisher import Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
 from .subjects import PREFIX
@@ -185,6 +186,10 @@ class Publisher:
     def begin_epoch_in_doubt(self, doubts: Sequence[str]) -> None:
         """As :meth:`begin_epoch`, and doubts from the first batch on what it tells."""
         _run(self._publisher.begin_epoch_in_doubt(doubts))
+
+    def set_profile(self, profile: Profile) -> None:
+        """As :meth:`kvatlas.Publisher.set_profile`."""
+        _run(self._publisher.set_profile(profile))
 
     def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish."""

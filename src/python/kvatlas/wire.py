@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -178,6 +178,8 @@ class HolderMatch:
     :param dropped_out: with ``explain``, unless it holds the whole query.
     :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window_or_state`` or ``last_token``; ``None``
         where the whole query is.
+    :param address: where requests for it go; ``None`` where that is not known.
+    :param labels: such as its role, zone and model.
     :param fields: the whole map, for keys that this release does not know.
     """
 
@@ -195,6 +197,8 @@ class HolderMatch:
     dropped_out: DropOut | None
     limited_by: str | None
     fields: dict[str, Any]
+    address: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def device_exact(self) -> bool:
@@ -298,6 +302,8 @@ class HolderStatus:
     """How far a daemon has followed one holder. ``cursor`` is the last batch applied.
 
     :param epoch_ahead_s: how far its epoch lies ahead of the daemon's clock, in seconds; 0 where clocks may differ by that.
+    :param address: where requests for it go; ``None`` where that is not known.
+    :param labels: such as its role, zone and model.
     """
 
     worker: str
@@ -310,6 +316,8 @@ class HolderStatus:
     exact: bool
     degraded: tuple[str, ...]
     fields: dict[str, Any]
+    address: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +402,11 @@ def _text(value: object) -> str:
     return _Map({"text": value}, "a holder").take("text", str)
 
 
+def _labels(found: _Map) -> dict[str, str]:
+    labels: dict[object, object] = found.take("labels", dict, {})
+    return {_text(key): _text(value) for key, value in labels.items()}
+
+
 def _match(value: object) -> HolderMatch:
     found = _Map(value, "a holder")
     matched = found.take("matched_blocks", int)
@@ -414,6 +427,8 @@ def _match(value: object) -> HolderMatch:
         dropped_out=found.optional("dropped_out", _drop_out),
         limited_by=found.optional("limited_by", _text),
         fields=found.fields,
+        address=found.optional("address", _text),
+        labels=_labels(found),
     )
 
 
@@ -458,7 +473,29 @@ def decode_batch_reply(payload: bytes) -> tuple[QueryReply | RefusedError, ...]:
 
     :raises UndecodableError: if they are none of this version.
     """
-    return _unpack(payload).several("results", _result)
+    return _with_profiles(_unpack(payload).several("results", _result))
+
+
+def _with_profiles(
+    results: tuple[QueryReply | RefusedError, ...],
+) -> tuple[QueryReply | RefusedError, ...]:
+    """The results with each holder's address and labels in every one: they travel in the first one only."""
+    said: dict[tuple[str, int], HolderMatch] = {}
+
+    def told(holder: HolderMatch) -> HolderMatch:
+        key = (holder.worker, holder.rank)
+        if holder.address is not None or holder.labels:
+            said[key] = holder
+            return holder
+        known = said.get(key)
+        return holder if known is None else replace(holder, address=known.address, labels=known.labels)
+
+    return tuple(
+        result
+        if isinstance(result, RefusedError)
+        else replace(result, holders=tuple(told(holder) for holder in result.holders))
+        for result in results
+    )
 
 
 def _holder_status(value: object) -> HolderStatus:
@@ -474,6 +511,8 @@ def _holder_status(value: object) -> HolderStatus:
         exact=found.take("exact", bool),
         degraded=found.several("degraded", str, []),
         fields=found.fields,
+        address=found.optional("address", _text),
+        labels=_labels(found),
     )
 
 

@@ -54,16 +54,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_it_publishes_asks_and_gives_its_state(program: Path, broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         running = subprocess.Popen(  # noqa: ASYNC220
-            [program, "-url", broker.url, "-stay"], stdout=subprocess.PIPE, text=True, bufsize=1
+            [program, "-url", broker.url, "-address", "10.0.0.7:8000", "-stay"], stdout=subprocess.PIPE, text=True, bufsize=1
         )
         try:
             assert running.stdout is not None
-            lines = [running.stdout.readline().rstrip() for _ in range(5)]
+            lines = [running.stdout.readline().rstrip() for _ in range(7)]
             assert lines == [
                 "after the store:",
                 "  gpu-0 holds 4 of 4 blocks, 3 of them usable, exact: true []",
+                "    at 10.0.0.7:8000 map[]",
                 "after the removal:",
                 "  gpu-0 holds 3 of 4 blocks, 3 of them usable, exact: true []",
+                "    at 10.0.0.7:8000 map[]",
                 "staying until interrupted",
             ]
             status = await here.holder()
@@ -74,7 +76,7 @@ async def test_it_publishes_asks_and_gives_its_state(program: Path, broker: Brok
 
             async def is_exact() -> bool:
                 found = await here.holder()
-                return found is not None and found.exact and found.blocks == 3
+                return found is not None and found.exact and found.blocks == 3 and found.address == "10.0.0.7:8000"
 
             await eventually("the state was given", is_exact)
             running.send_signal(signal.SIGINT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from kvatlas import Cleared, Cursor, Doubted, PublisherOptions, Stored
-from kvatlas._publish.outbox import Clocks, Outbox, ResyncRequest
+from kvatlas import Cleared, Cursor, Doubted, Goodbye, InvalidValueError, Profile, PublisherOptions, Stored
+from kvatlas._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
 from kvatlas.hashing import POSITION_MAX
 
 
@@ -111,3 +111,63 @@ def test_only_what_follows_a_batch_closely_waits() -> None:
     assert len(outbox.seal(Clocks(10.0, 10))) == 1
     outbox.add(0, [Stored([2])], Clocks(10.1, 11))
     assert outbox.due() == 10.5
+
+
+def test_the_profile_is_told_first_with_every_heartbeat_and_with_the_full_state() -> None:
+    here = Profile("10.0.0.7:8000", {"role": "prefill"})
+    there = Profile("10.0.0.8:8000")
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, profile=here), 0, Clocks(0.0, 0))
+
+    def told(sealed: list[SealedBatch]) -> list[tuple[object, object]]:
+        batches = [msgpack.unpackb(batch.payload) for batch in sealed]
+        return [(batch.get("address"), batch.get("labels")) for batch in batches]
+
+    def stored() -> list[tuple[object, object]]:
+        return told(outbox.add(0, [Stored([1])], Clocks(0.0, 0)))
+
+    def fully() -> list[object]:
+        answer = outbox.answer(ResyncRequest(0, Cursor(0, 0), True), Clocks(0.0, 0))
+        batches = [msgpack.unpackb(batch) for chunk in answer.chunks for batch in msgpack.unpackb(chunk)["batches"]]
+        return [batch["address"] for batch in batches if "address" in batch]
+
+    all_of_it = ("10.0.0.7:8000", {"role": "prefill"})
+    assert stored() == [all_of_it]
+    assert stored() == [(None, None)]
+    assert told(outbox.heartbeat(Clocks(0.0, 0))) == [all_of_it]
+    assert fully() == ["10.0.0.7:8000"]
+    assert told(outbox.set_profile(there, Clocks(0.0, 0))) == [("10.0.0.8:8000", None)]
+    assert outbox.set_profile(there, Clocks(0.0, 0)) == []
+    assert told(outbox.set_profile(Profile(), Clocks(0.0, 0))) == [("", None)]
+    assert fully() == [""]
+    # The new epoch has none, and nothing has to be said of that.
+    assert told(outbox.begin_epoch(Clocks(0.0, 0))) == [(None, None)]
+    outbox.set_profile(here, Clocks(0.0, 0))
+    assert told(outbox.begin_epoch(Clocks(0.0, 0))) == [all_of_it]
+    outbox.add(0, [Goodbye()], Clocks(0.0, 0))
+    assert outbox.set_profile(there, Clocks(0.0, 0)) == []
+    assert stored() == [("10.0.0.8:8000", None)]
+
+
+@pytest.mark.parametrize(
+    ("address", "labels"),
+    [
+        ("host", {}),
+        ("host:0", {}),
+        ("http://user@host:80", {}),
+        ("host:80\n", {}),
+        ("[host]:80", {}),
+        ("http://host/?a", {}),
+        (None, {"": "x"}),
+        (None, {"a": "\x1b"}),
+        (None, {str(number): "" for number in range(17)}),
+        (None, {str(number): "x" * 127 for number in range(5)}),
+    ],
+)
+def test_profiles_that_are_none(address: str | None, labels: dict[str, str]) -> None:
+    with pytest.raises(InvalidValueError):
+        Profile(address, labels)
+
+
+@pytest.mark.parametrize("address", ["h_1.x:1", "[fd00::7]:8000", "https://h/v1", "grpc://[::1]:1"])
+def test_addresses(address: str) -> None:
+    assert Profile(address).entries() == {"address": address}

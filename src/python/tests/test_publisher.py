@@ -39,6 +39,28 @@ async def test_events_in_matches_out_for_several_ranks(broker: Broker, daemon: D
         await here.matching(hashes(10, 10), expected)
 
 
+async def test_answers_have_the_address_and_labels_told_last(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        profile = kvatlas.Profile("10.0.0.7:8000", {"zone": "a"})
+        publisher = await here.publisher(profile=profile)
+        await publisher.publish(Stored(hashes(10, 2)))
+        await here.matching(hashes(10, 2), [("gpu-0", 0, 2, True)])
+
+        async def told() -> tuple[str | None, dict[str, str]]:
+            queries = [Query.by_sequence_hashes(hashes(10, 2))] * 2
+            _, again = await here.queries.query_batch(NAMESPACE, queries)
+            assert isinstance(again, kvatlas.QueryReply)
+            [holder] = again.holders
+            status = await here.holder("gpu-0")
+            assert status is not None and (status.address, status.labels) == (holder.address, holder.labels)
+            return holder.address, holder.labels
+
+        assert await told() == ("10.0.0.7:8000", {"zone": "a"})
+        await publisher.set_profile(kvatlas.Profile("10.0.0.8:8000"))
+        await here.applied(await publisher.flush())
+        assert await told() == ("10.0.0.8:8000", {})
+
+
 async def test_the_higher_of_two_epochs_is_believed(broker: Broker, daemon: Daemon) -> None:
     async with world(broker.url) as here:
         replaced, current = await here.publisher(epoch=5), await here.publisher(epoch=6)

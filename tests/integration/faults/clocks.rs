@@ -37,6 +37,7 @@ impl Scene {
             time_us,
             tier: Tier::DEVICE,
             block_size: None,
+            profile: None,
             events,
         };
         let subject = subjects().events(&namespace(), &worker("gpu-0"));

@@ -67,6 +67,7 @@ impl Publisher {
             time_us: Some(unix_time_us()),
             tier,
             block_size: None,
+            profile: None,
             events,
         };
         let payload = batch.encode();

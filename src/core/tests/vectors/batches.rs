@@ -2,8 +2,8 @@
 
 use kvatlas_core::hash::{BlockHash, BlockSize, Position, SequenceHash};
 use kvatlas_core::wire::{
-    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, EventBatch, RemovedBlocks, Resumable,
-    ResumableBlocks, StoredBlocks, Tier,
+    Address, BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, EventBatch, Labels, Profile,
+    RemovedBlocks, Resumable, ResumableBlocks, StoredBlocks, Tier,
 };
 use serde_json::{Value, json};
 
@@ -84,8 +84,25 @@ pub(super) fn batch_meaning(batch: &EventBatch) -> Value {
         ("time_us", batch.time_us.map(|time| json!(time))),
         ("tier", Some(json!(batch.tier.as_u8()))),
         ("block_size", batch.block_size.map(|size| json!(size.as_u32()))),
+        ("profile", batch.profile.as_ref().map(profile_meaning)),
         ("events", Some(batch.events.iter().map(event_meaning).collect())),
     ])
+}
+
+/// An address and labels, as a batch tells them.
+fn profile_meaning(profile: &Profile) -> Value {
+    let address = profile.address.as_ref().map(Address::as_str);
+    json!({ "address": address, "labels": profile.labels })
+}
+
+/// The profile that some vectors tell.
+pub(super) fn profile() -> Profile {
+    let labels = [("role", "prefill"), ("topology.kubernetes.io/zone", "eu-1a")];
+    let owned = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Profile {
+        address: Some(Address::new("10.0.0.7:8000").unwrap()),
+        labels: Labels::new(owned.into()).unwrap(),
+    }
 }
 
 pub(super) fn batch(events: Vec<Event>) -> EventBatch {
@@ -96,6 +113,7 @@ pub(super) fn batch(events: Vec<Event>) -> EventBatch {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     }
 }
@@ -178,6 +196,10 @@ pub(super) fn batches() -> Vec<Value> {
         time_us: Some(1_800_000_000_123_456),
         tier: Tier::new(2).unwrap(),
         block_size: None,
+        profile: Some(Profile {
+            address: Some(Address::new("https://[fd00::7]:8443/v1").unwrap()),
+            labels: Labels::NONE,
+        }),
         events: vec![
             Event::Cleared,
             stored(None, None),
@@ -190,12 +212,28 @@ pub(super) fn batches() -> Vec<Value> {
         "events": [{ "sequence_hashes": [FIRST, SECOND], "type": "stored", "parent": null, "position": null }],
         "tier": null,
         "block_size": null,
+        "address": null,
+        "labels": null,
         "time_us": null,
         "seq": 1,
         "epoch": 7,
     });
     vec![
         batch_vector("a heartbeat", &batch(Vec::new())),
+        batch_vector(
+            "a heartbeat, with an address and labels",
+            &EventBatch {
+                profile: Some(profile()),
+                ..batch(Vec::new())
+            },
+        ),
+        batch_vector(
+            "an address and labels no more",
+            &EventBatch {
+                profile: Some(Profile::default()),
+                ..batch(Vec::new())
+            },
+        ),
         batch_vector("stored from position 0", &plain),
         batch_vector("stored, with the block size", &told),
         batch_vector(
@@ -293,6 +331,30 @@ pub(super) fn batches_refused() -> Vec<Value> {
         (
             "blocks that are too long",
             json!({ "epoch": 7, "seq": 1, "block_size": 65_537 }),
+        ),
+        (
+            "an address without a port",
+            json!({ "epoch": 7, "seq": 1, "address": "10.0.0.7" }),
+        ),
+        (
+            "an address with a user",
+            json!({ "epoch": 7, "seq": 1, "address": "http://user@10.0.0.7:8000" }),
+        ),
+        (
+            "an address with a control character",
+            json!({ "epoch": 7, "seq": 1, "address": "10.0.0.7\n:8000" }),
+        ),
+        (
+            "a label that is no text",
+            json!({ "epoch": 7, "seq": 1, "labels": { "rank": 7 } }),
+        ),
+        (
+            "a label without a key",
+            json!({ "epoch": 7, "seq": 1, "labels": { "": "prefill" } }),
+        ),
+        (
+            "a label that is too long",
+            json!({ "epoch": 7, "seq": 1, "labels": { "role": "r".repeat(129) } }),
         ),
         ("no map", json!([7, 1])),
         (

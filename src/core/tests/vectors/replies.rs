@@ -6,6 +6,7 @@ use kvatlas_core::wire::{
 };
 use serde_json::{Value, json};
 
+use super::batches::profile;
 use super::{hex, lineage_chain};
 
 fn holder(worker: &str, rank: u32, matched_blocks: u32) -> HolderMatch {
@@ -17,6 +18,7 @@ fn reply(holders: Vec<HolderMatch>) -> QueryReply {
         behind_us: 0,
         v: 1,
         query_blocks: 2,
+        block_size: 16,
         holders_total: u32::try_from(holders.len()).unwrap(),
         holders,
         foreign_holders: 0,
@@ -57,12 +59,15 @@ fn holder_meaning(holder: &HolderMatch) -> Value {
         "degraded": words(holder.degraded),
         "dropped_out": drop_out,
         "limited_by": holder.limited_by.map(Limit::as_str),
+        "address": holder.address,
+        "labels": holder.labels,
     })
 }
 
 fn reply_meaning(reply: &QueryReply) -> Value {
     json!({
         "query_blocks": reply.query_blocks,
+        "block_size": reply.block_size,
         "holders": reply.holders.iter().map(holder_meaning).collect::<Vec<_>>(),
         "holders_total": reply.holders_total,
         "foreign_holders": reply.foreign_holders,
@@ -99,6 +104,7 @@ pub(super) fn query_replies() -> Vec<Value> {
     };
     let compressed = QueryReply {
         query_blocks: 4096,
+        block_size: 16,
         unseen_blocks_max: 63,
         ..reply(vec![HolderMatch {
             matched_blocks_max: Some(127),
@@ -130,6 +136,13 @@ pub(super) fn query_replies() -> Vec<Value> {
         vector("fewer blocks usable than matched", &reply(vec![usable])),
         vector("bounds", &compressed),
         vector("gathered from shards", &gathered),
+        vector(
+            "an address and labels",
+            &reply(vec![
+                holder("gpu-0", 0, 2).with_profile(profile()),
+                holder("gpu-1", 0, 1),
+            ]),
+        ),
     ]
 }
 
@@ -146,7 +159,21 @@ pub(super) fn query_batch_replies() -> Vec<Value> {
     };
     let payload = both.encode();
     assert_eq!(BatchReply::decode(&payload).unwrap(), both);
-    vec![json!({ "name": "one reply and one error", "meaning": meaning, "payload": hex(&payload) })]
+    let told = reply(vec![holder("gpu-0", 0, 2).with_profile(profile())]);
+    let said_once =
+        json!({ "results": [{ "reply": reply_meaning(&told) }, { "reply": reply_meaning(&told) }] });
+    let twice = BatchReply {
+        v: 1,
+        results: vec![QueryResult::Reply(told.clone()), QueryResult::Reply(told)],
+    };
+    let mut once = twice.clone();
+    once.say_profiles_once();
+    assert_ne!(once, twice);
+    assert_eq!(BatchReply::decode(&once.encode()).unwrap(), twice);
+    vec![
+        json!({ "name": "one reply and one error", "meaning": meaning, "payload": hex(&payload) }),
+        json!({ "name": "an address and labels, said once", "meaning": said_once, "payload": hex(&once.encode()) }),
+    ]
 }
 
 pub(super) fn status_replies() -> Vec<Value> {
@@ -160,6 +187,8 @@ pub(super) fn status_replies() -> Vec<Value> {
         foreign_chain: true,
         epoch_ahead_s: 3600,
         exact: false,
+        address: profile().address,
+        labels: profile().labels,
         degraded: DegradedReasons::of(DegradedReason::UnknownParent),
     };
     let meaning = json!({
@@ -167,6 +196,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         "distinct_blocks": 70_000,
         "batches_waiting": 3,
         "unsized_holders": 1,
+        "refused_holders": 0,
         "holders": [{
             "worker": holder.worker.as_str(),
             "rank": holder.rank,
@@ -178,6 +208,8 @@ pub(super) fn status_replies() -> Vec<Value> {
             "epoch_ahead_s": holder.epoch_ahead_s,
             "exact": holder.exact,
             "degraded": words(holder.degraded),
+            "address": holder.address,
+            "labels": holder.labels,
         }],
         "gathered": null,
     });
@@ -188,6 +220,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         distinct_blocks: 70_000,
         batches_waiting: 3,
         unsized_holders: 1,
+        refused_holders: 0,
         holders: vec![holder],
         gathered: None,
     };

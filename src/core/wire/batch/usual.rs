@@ -39,6 +39,7 @@ pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
         time_us,
         tier,
         block_size,
+        profile: None,
         events: Vec::new(),
     };
     (read == entries && seq > 0).then_some((batch, count))

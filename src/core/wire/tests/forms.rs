@@ -6,8 +6,8 @@ use rmp::encode;
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{
-    BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks, ResumableBlocks,
-    StoredBlocks, WireLimits,
+    Address, BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks,
+    ResumableBlocks, StoredBlocks, WireLimits,
 };
 use super::generate;
 
@@ -175,6 +175,11 @@ proptest! {
     #[test]
     fn arrays_are_blobs_and_order_is_free(batch in generate::batch(), rotation: usize, depth in 0_usize..3000) {
         let events = batch.events.iter().map(|event| disguise(event_entries(event), rotation / 7, depth / 3));
+        let told = batch.profile.as_ref();
+        let address = told.map(|told| told.address.as_ref().map_or(String::new(), Address::to_string));
+        let labels = told.map_or(vec![0xc0], |told| {
+            map(&told.labels.iter().map(|(key, value)| entry(key, text(value))).collect())
+        });
         let entries = vec![
             entry("v", number(1)),
             entry("epoch", number(batch.epoch)),
@@ -186,6 +191,8 @@ proptest! {
                 "block_size",
                 batch.block_size.map_or(vec![0xc0], |size| number(u64::from(size.as_u32()))),
             ),
+            optional_text("address", address.as_ref()),
+            entry("labels", labels),
             entry("events", array(events)),
         ];
         let payload = disguise(entries, rotation, depth);

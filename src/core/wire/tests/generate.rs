@@ -1,6 +1,6 @@
 //! Arbitrary messages, as proptest strategies.
 
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::option::of;
 use proptest::prelude::*;
 
@@ -10,9 +10,10 @@ use crate::hash::{
 use crate::wire::DegradedReasons;
 
 use super::super::{
-    BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
-    HolderStatusReply, Limit, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, RemovedBlocks,
-    Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
+    Address, BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered,
+    HolderMatch, HolderStatusReply, Labels, Limit, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest,
+    QueryResult, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier,
+    WorkerName,
 };
 
 /// Small numbers often, so that every width of integer is encoded.
@@ -140,6 +141,19 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+/// A profile, which may be empty.
+fn profile() -> impl Strategy<Value = Profile> {
+    let address = prop_oneof![
+        "[a-z0-9.-]{1,20}:[1-9][0-9]{0,3}",
+        "https?://[a-z0-9.-]{1,20}(/[a-z/]{0,9})?"
+    ];
+    let labels = btree_map("[a-z./_-]{1,20}", "[ -~]{0,20}", 0..4);
+    (of(address), labels).prop_map(|(address, labels)| Profile {
+        address: address.map(|text| Address::new(&text).unwrap()),
+        labels: Labels::new(labels).unwrap(),
+    })
+}
+
 pub(super) fn batch() -> impl Strategy<Value = EventBatch> {
     (
         number(),
@@ -148,16 +162,18 @@ pub(super) fn batch() -> impl Strategy<Value = EventBatch> {
         of(number()),
         tier(),
         of((1..=BlockSize::TOKENS_MAX).prop_map(|tokens| BlockSize::new(tokens).unwrap())),
+        of(profile()),
         vec(event(), 0..5),
     )
         .prop_map(
-            |(epoch, seq, rank, time_us, tier, block_size, events)| EventBatch {
+            |(epoch, seq, rank, time_us, tier, block_size, profile, events)| EventBatch {
                 epoch,
                 seq: seq.max(1),
                 rank,
                 time_us,
                 tier,
                 block_size,
+                profile,
                 events,
             },
         )
@@ -198,7 +214,10 @@ fn query() -> impl Strategy<Value = SingleQuery> {
             tiers,
         });
     (asked(), of(number()), options).prop_map(|((key, positions), token_count, options)| SingleQuery {
-        token_count: token_count.filter(|_| !matches!(key, QueryKey::Tokens { .. })),
+        token_count: token_count.map(|count| match &key {
+            QueryKey::Tokens { tokens, .. } => count.max(tokens.len() as u64),
+            _ => count,
+        }),
         key,
         options: QueryOptions {
             explain: options.explain && positions.is_none(),
@@ -266,6 +285,7 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
         degraded(),
         of(dropped_out),
         of(limit()),
+        profile(),
     )
         .prop_map(
             |(
@@ -277,6 +297,7 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
                 degraded,
                 dropped_out,
                 limited_by,
+                profile,
             )| {
                 HolderMatch {
                     matched_blocks_max: max,
@@ -289,7 +310,7 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
                     degraded,
                     dropped_out,
                     limited_by,
-                    ..HolderMatch::new(worker, rank, matched_blocks)
+                    ..HolderMatch::new(worker, rank, matched_blocks).with_profile(profile)
                 }
             },
         )
@@ -317,6 +338,7 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
                     behind_us: 0,
                     v: 1,
                     query_blocks,
+                    block_size: query_blocks / 2,
                     holders,
                     holders_total,
                     foreign_holders,
@@ -349,6 +371,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
         any::<u32>(),
         any::<(bool, bool)>(),
         degraded(),
+        profile(),
     )
         .prop_map(
             |(
@@ -358,6 +381,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                 parked_events,
                 (foreign_chain, exact),
                 degraded,
+                Profile { address, labels },
             )| {
                 HolderStatusReply {
                     worker,
@@ -370,6 +394,8 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     epoch_ahead_s,
                     exact,
                     degraded,
+                    address,
+                    labels,
                 }
             },
         );
@@ -389,6 +415,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     distinct_blocks,
                     batches_waiting,
                     unsized_holders,
+                    refused_holders: unsized_holders / 2,
                     holders,
                     gathered,
                 }

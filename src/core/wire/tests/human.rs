@@ -88,6 +88,7 @@ fn an_event_has_the_keys_of_the_contract() {
         time_us: None,
         tier: Tier::new(1).unwrap(),
         block_size: None,
+        profile: None,
         events: vec![
             Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(1)])),
             Event::Resumable(ResumableBlocks::by_sequence(vec![SequenceHash(2)], false)),
@@ -271,10 +272,7 @@ fn every_fault_of_a_query_is_named() {
             r#"{"block_hashes":["0x1"],"positions":[1]}"#,
             "belong to sequence_hashes",
         ),
-        (
-            r#"{"tokens":[],"token_count":3}"#,
-            "token_count belongs to hashes",
-        ),
+        (r#"{"tokens":[1,2,3],"token_count":2}"#, "token_count is less"),
         (r#"{"token":[]}"#, "unknown field `token`"),
         (r#"{"tokens":[],"workers":["a b"]}"#, "a name may only have"),
         (r#"{"tokens":[-1]}"#, "u32"),

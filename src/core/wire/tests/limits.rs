@@ -16,6 +16,7 @@ fn batch(events: Vec<Event>) -> Vec<u8> {
         time_us: None,
         tier: Tier::DEVICE,
         block_size: None,
+        profile: None,
         events,
     };
     batch.encode()

@@ -1,11 +1,11 @@
 //! A publisher, a network and a resyncer that do anything in any order. Whatever they do: a holder that is exact has what its publisher had at
-//! the holder's cursor, and that is not older than anything that has reached the lane.
+//! the holder's cursor, is where its publisher said last by then, and that is not older than anything that has reached the lane.
 
 use std::collections::BTreeSet;
 
 use kvatlas_core::index::HolderRecord;
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{BatchCursor, ResyncAnswerKind};
+use kvatlas_core::wire::{BatchCursor, Labels, Profile, ResyncAnswerKind};
 use kvatlas_lab::random::{Random, setting};
 
 use super::doubts::Scene;
@@ -22,6 +22,8 @@ const STEPS: usize = 80;
 struct Version {
     batch: EventBatch,
     blocks: BTreeSet<u64>,
+    /// What has been told in the batch's epoch.
+    profile: Profile,
 }
 
 /// A batch on its way.
@@ -47,6 +49,7 @@ struct World {
     versions: Vec<Version>,
     cursor: BatchCursor,
     blocks: BTreeSet<u64>,
+    profile: Profile,
     time_us: u64,
     way: Vec<OnWay>,
     /// An exact holder knows this version at least.
@@ -73,6 +76,7 @@ impl World {
         let first = Version {
             batch: batch(1, Vec::new()),
             blocks: BTreeSet::new(),
+            profile: Profile::default(),
         };
         let scene = Scene::begin().await;
         scene.trust.follow(scene.trust.generation());
@@ -84,6 +88,7 @@ impl World {
             versions: vec![first],
             cursor: BatchCursor { epoch: 1, seq: 1 },
             blocks: BTreeSet::new(),
+            profile: Profile::default(),
             time_us: 10,
             way: Vec::new(),
             floor: 0,
@@ -119,9 +124,22 @@ impl World {
     fn send(&mut self, events: Vec<Event>) {
         self.time_us += 1;
         self.cursor.seq += 1;
+        // Beside a clear it is always told: what is cleared is exact, whatever was missed before.
+        let is_changed = self.random.chance(20);
+        let is_told = is_changed || events.contains(&Event::Cleared);
+        if is_changed {
+            self.profile = match self.random.chance(20) {
+                true => Profile::default(),
+                false => Profile {
+                    address: format!("gpu-0:{}", self.time_us).parse().ok(),
+                    labels: Labels::NONE,
+                },
+            };
+        }
         let batch = EventBatch {
             epoch: self.cursor.epoch,
             time_us: Some(self.time_us),
+            profile: is_told.then(|| self.profile.clone()),
             ..batch(self.cursor.seq, events)
         };
         self.log
@@ -132,7 +150,12 @@ impl World {
             generation,
         });
         let blocks = self.blocks.clone();
-        self.versions.push(Version { batch, blocks });
+        let profile = self.profile.clone();
+        self.versions.push(Version {
+            batch,
+            blocks,
+            profile,
+        });
     }
 
     /// The holder says goodbye, and comes back with its next epoch.
@@ -148,6 +171,7 @@ impl World {
             seq: 0,
         };
         self.blocks.clear();
+        self.profile = Profile::default();
         self.log.push(format!("epoch {}", self.cursor.epoch));
     }
 
@@ -315,6 +339,7 @@ impl World {
             false => {
                 let state = EventBatch {
                     epoch: self.cursor.epoch,
+                    profile: Some(self.profile.clone()),
                     ..batch(
                         self.cursor.seq.max(1),
                         self.blocks.iter().copied().map(stored_block).collect(),
@@ -374,7 +399,8 @@ impl World {
         }
         let holders = self.scene.namespace().indexer.holders();
         let is_it = |holder: &&Arc<HolderRecord>| holder.id.worker == self.scene.holder.0.worker;
-        let cursor = holders.iter().find(is_it).unwrap().status.cursor.load();
+        let status = &holders.iter().find(is_it).unwrap().status;
+        let (cursor, profile) = (status.cursor.load(), status.profile());
         let has = |block: &u64| {
             let query = QueryKey::SequenceHashes(vec![SequenceHash(*block)]);
             let search = kvatlas_core::index::Search::default();
@@ -385,6 +411,8 @@ impl World {
         // A new epoch has nothing before its first batch.
         let version = (0..self.versions.len()).find(|version| self.at(*version) == cursor);
         let known = version.map_or_else(BTreeSet::new, |version| self.versions[version].blocks.clone());
+        let told = version.map_or_else(Profile::default, |version| self.versions[version].profile.clone());
+        assert_eq!(profile, told, "seed {seed}: at {cursor:?}; {:#?}", self.log);
         let newest = self.at(self.floor.max(self.damaged));
         let is_new = (cursor.epoch, cursor.seq) >= (newest.epoch, newest.seq);
         assert!(

@@ -69,7 +69,7 @@ function show(reply) {
     ? [make("p", { className: "trouble", textContent: `${counted(reply.foreign_holders, "holder", "holders")} cannot be found in this form: their engines' hashes are not the contract's.` })] : [];
   if (reply.holders.length === 0) return [heading, ...foreign];
   const holders = reply.holders.map((holder) => ({
-    worker: holder.worker, rank: holder.rank, blocks: holder.matched_blocks, usable: holder.usable_blocks ?? holder.matched_blocks, limit: holder.limited_by, of: reply.query_blocks, degraded: holder.degraded ?? [],
+    worker: holder.worker, rank: holder.rank, blocks: holder.matched_blocks, usable: holder.usable_blocks ?? holder.matched_blocks, limit: holder.limited_by, of: reply.query_blocks, degraded: holder.degraded ?? [], address: holder.address,
     dropped: holder.dropped_out && { position: holder.dropped_out.position, others: holder.dropped_out.other_holders },
   }));
   return [heading, ...foreign, holderTable(holders, reply.holders_total)];

@@ -236,7 +236,7 @@ const LIMITS = { full_attention: "full attention", window_or_state: "a window or
 
 /** Holders with bars for their depths. */
 export function holderTable(holders, total) {
-  const head = make("tr", {}, ...["Worker", "Blocks", "Usable", "Depth", "State", "Limited by", "Drops out"].map((title, index) =>
+  const head = make("tr", {}, ...["Worker", "Blocks", "Usable", "Depth", "State", "Limited by", "Drops out", "Address"].map((title, index) =>
     make("th", { textContent: title, scope: "col", className: index === 1 || index === 2 ? "number" : "" })));
   const rows = holders.map((holder) => {
     const state = holder.degraded.length === 0 ? "exact" : `degraded: ${holder.degraded.join(", ")}`;
@@ -249,7 +249,8 @@ export function holderTable(holders, total) {
       make("td", {}, depth),
       make("td", { className: holder.degraded.length === 0 ? "state-exact" : "state-degraded", textContent: state }),
       make("td", { textContent: LIMITS[holder.limit] ?? "–" }),
-      make("td", { textContent: dropped }));
+      make("td", { textContent: dropped }),
+      make("td", { textContent: holder.address ?? "–" }));
   });
   const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
   const more = total > holders.length ? [make("p", { className: "quiet", textContent: `and ${count(total - holders.length)} more` })] : [];

@@ -6,6 +6,7 @@ const COLUMNS = [
   { key: "worker", title: "Worker" },
   { key: "rank", title: "Rank", right: true },
   { key: "state", title: "State" },
+  { key: "address", title: "Address" },
   { key: "blocks", title: "Blocks", right: true },
   { key: "lag", title: "Lag", right: true },
   { key: "age", title: "Last batch", right: true },
@@ -74,7 +75,13 @@ export class Fleet {
   apply(change, nowUs) {
     if (change.whole) this.#holders.clear();
     for (const [number, namespace, worker, rank] of change.added) {
-      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, place: 0, low: worker.toLowerCase() });
+      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, place: 0, address: "", labels: "", low: worker.toLowerCase() });
+    }
+    for (const [number, address, labels] of change.profiles) {
+      const holder = this.#holders.get(number);
+      if (!holder) continue;
+      const named = Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ");
+      Object.assign(holder, { address, labels: named, low: `${holder.worker} ${address} ${named}`.toLowerCase() });
     }
     for (const [number, blocks, bits, lag, applied, parked] of change.facts) {
       const holder = this.#holders.get(number);
@@ -137,6 +144,7 @@ export class Fleet {
       worker: () => 0,
       rank: (one, other) => one.rank - other.rank,
       state: (one, other) => Number(one.bits !== 0) - Number(other.bits !== 0),
+      address: (one, other) => BY_NAME(one.address, other.address),
       blocks: (one, other) => one.blocks - other.blocks,
       lag: (one, other) => one.lag - other.lag,
       age: (one, other) => other.applied - one.applied,
@@ -200,10 +208,11 @@ export class Fleet {
     const words = this.#words(holder.bits);
     const state = holder.bits === 0 ? "exact" : `degraded: ${words.join(", ")}`;
     const age = holder.applied === 0 ? "never" : time(Math.max(0, this.#now - holder.applied));
-    const texts = [holder.worker, String(holder.rank), state, count(holder.blocks), time(holder.lag), age];
+    const texts = [holder.worker, String(holder.rank), state, holder.address || "–", count(holder.blocks), time(holder.lag), age];
     row.cells.forEach((cell, index) => say(cell, texts[index]));
     row.cells[0].title = holder.worker;
     row.cells[2].title = state;
+    row.cells[3].title = holder.labels;
     row.cells[2].className = holder.bits === 0 ? "state-exact" : "state-degraded";
   }
 
@@ -248,7 +257,9 @@ export class Fleet {
     if (!holder) return;
     const words = this.#words(holder.bits);
     const state = words.length === 0 ? "exact" : `degraded: ${words.join(", ")}`;
-    say(element, `${holder.worker}, rank ${holder.rank}, namespace ${holder.namespace}: ${state}; ` +
+    const where = holder.address ? ` at ${holder.address}` : "";
+    const labels = holder.labels ? `; ${holder.labels}` : "";
+    say(element, `${holder.worker}${where}, rank ${holder.rank}, namespace ${holder.namespace}: ${state}${labels}; ` +
       `${counted(holder.blocks, "block", "blocks")}; the last batch was ${time(holder.lag)} old when it was applied; ` +
       `${counted(holder.parked, "event waits", "events wait")} for a parent.`);
   }

@@ -1,7 +1,9 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
 use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
-use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
+use kvatlas_core::wire::{
+    Address, ErrorCode, HolderId, NamespaceName, QueryKey, QueryReply, WireError, WorkerName,
+};
 
 use crate::daemon::config::Depth;
 use crate::daemon::metrics::AnsweredPrompt;
@@ -9,7 +11,8 @@ use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
 use super::{
-    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32, spoken,
+    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, profile_of,
+    saturating_u32, spoken,
 };
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
@@ -24,6 +27,8 @@ pub(crate) struct FoundHolder {
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
+    /// Where requests for it go.
+    pub(crate) address: Option<Address>,
 }
 
 /// What [`Answerer::find`] has found.
@@ -47,6 +52,50 @@ impl Found {
     /// Whether some who are not among the holders may hold more than is known.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
+    }
+
+    /// The same from the `reply` of shards that were asked for what they have in each tier.
+    ///
+    /// # Errors
+    ///
+    /// Where the shards do not say how many tokens a block has.
+    pub(crate) fn of_reply(reply: QueryReply, depth: Depth) -> Result<Self, WireError> {
+        if reply.block_size == 0 {
+            let text = "the shards do not say how many tokens a block has; upgrade them";
+            return Err(WireError::new(ErrorCode::Unavailable, text));
+        }
+        let missing = reply.gathered.map_or(0, |gathered| gathered.missing.len());
+        let mut most = NearBlocks::default();
+        let deep = |usable: Option<u32>, matched: u32| match depth {
+            Depth::Usable => usable.unwrap_or(matched),
+            Depth::Matched => matched,
+        };
+        let holders = reply.holders.into_iter().map(|holder| {
+            most.matched_blocks = most.matched_blocks.max(holder.matched_blocks);
+            most.usable_blocks = most.usable_blocks.max(holder.usable());
+            let near = [
+                (holder.device_usable_blocks, holder.device_blocks),
+                (holder.host_usable_blocks, holder.host_blocks),
+            ];
+            FoundHolder {
+                blocks: deep(holder.usable_blocks, holder.matched_blocks),
+                near_blocks: near.map(|(usable, matched)| deep(usable, matched.unwrap_or_default())),
+                is_exact: holder.exact,
+                address: holder.address,
+                id: HolderId {
+                    worker: holder.worker,
+                    rank: holder.rank,
+                },
+            }
+        });
+        Ok(Self {
+            block_size: reply.block_size,
+            asked_blocks: reply.query_blocks,
+            holders: holders.collect(),
+            most,
+            foreign_holders: reply.foreign_holders,
+            doubtful_holders: reply.doubtful_holders.saturating_add(saturating_u32(missing)),
+        })
     }
 
     fn state(&self) -> AnswerState {
@@ -128,6 +177,7 @@ impl Answerer {
                     .unwrap_or_default()
                     .map(|near| deep(near.usable_blocks, near.matched_blocks)),
                 is_exact: doubted.judge(reasons, near, asked).is_empty(),
+                address: found.holder.status.profile().address,
             }
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
@@ -137,6 +187,7 @@ impl Answerer {
             blocks: 0,
             near_blocks: [0; 2],
             is_exact: false,
+            address: profile_of(indexer, id).address,
         }));
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.id.worker,

@@ -114,10 +114,12 @@ impl Replies {
     }
 
     pub(super) fn finish(self) -> AnyReply {
-        AnyReply::Batch(BatchReply {
+        let mut reply = BatchReply {
             v: PROTOCOL_VERSION,
             results: self.results,
-        })
+        };
+        reply.say_profiles_once();
+        AnyReply::Batch(reply)
     }
 }
 

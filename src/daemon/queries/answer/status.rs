@@ -4,7 +4,7 @@ use crate::daemon::lanes::{Look, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, StatusReply};
+use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Profile, StatusReply};
 
 use super::with_wait;
 
@@ -33,10 +33,21 @@ pub(super) fn status(
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         unsized_holders: unsized_holders(namespace),
+        refused_holders: u32::try_from(namespace.indexer.refused_holders(None)).unwrap_or(u32::MAX),
         holders: holders.collect(),
         gathered: None,
         behind_us: look.behind_us,
     }
+}
+
+/// A status reply as a payload. One that would be longer than `bytes_max` goes without addresses and labels.
+pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize) -> Vec<u8> {
+    let payload = reply.encode();
+    if payload.len() <= bytes_max {
+        return payload;
+    }
+    reply.drop_profiles();
+    reply.encode()
 }
 
 /// What a status reply says of a holder.
@@ -48,6 +59,7 @@ pub(crate) fn report(
 ) -> HolderStatusReply {
     let (id, status) = (&holder.id, &holder.status);
     let cursor = status.cursor.load();
+    let Profile { address, labels } = status.profile();
     let degraded = with_wait(status.reasons(trust).of_all_queries(), look, namespace, id);
     HolderStatusReply {
         worker: id.worker.clone(),
@@ -60,5 +72,7 @@ pub(crate) fn report(
         epoch_ahead_s: epoch_ahead_s(cursor.epoch, unix_time_us()),
         exact: degraded.is_empty(),
         degraded,
+        address,
+        labels,
     }
 }

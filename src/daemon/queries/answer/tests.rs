@@ -44,7 +44,7 @@ impl Answerer {
     ) -> Result<Answer, WireError> {
         let (name, request) = self.read_query(subject, payload)?;
         let reply = self.answer_request(&name, &request, reply_bytes_max)?;
-        Ok(Answer::to_query(name, &request, reply))
+        Ok(Answer::to_query(name, &request, reply, reply_bytes_max))
     }
 }
 
@@ -73,7 +73,11 @@ fn the_length_of_a_status_is_known_before_it_is_made() {
         let _ = namespace.indexer.register(&id).unwrap();
     }
     let subject = "kvatlas.v1.status.n";
-    let made = answerer.answer_status(subject, 0).unwrap().payload.len();
+    let made = answerer
+        .answer_status(subject, 0, usize::MAX)
+        .unwrap()
+        .payload
+        .len();
     let known = answerer.status_bytes(subject);
     assert!((made / 2..=made * 2).contains(&known), "{known}, {made}");
     assert_eq!(answerer.status_bytes("kvatlas.v1.status.nobody"), 0);
@@ -98,7 +102,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
         };
         let reasons = |_: &Match<'_>| DegradedReasons::default();
         let (mut holders, mut total) = best_of(&seen.found, &options, reasons);
-        total += add_changing(&mut holders, &seen, &options);
+        total += add_changing(&mut holders, &seen, &options, &namespace.indexer);
         assert_eq!((holders.len(), total), (shown, 3));
     }
 }
@@ -130,7 +134,9 @@ fn before_everybody_is_known_no_answer_is_certain() {
     let reply = ask("n").unwrap();
     assert_eq!((reply.doubtful_holders, reply.is_exact()), (1, false));
     assert_eq!(code("other"), ErrorCode::Unavailable);
-    let status = answerer.answer_status("kvatlas.v1.status.other", 0).unwrap_err();
+    let status = answerer
+        .answer_status("kvatlas.v1.status.other", 0, usize::MAX)
+        .unwrap_err();
     assert_eq!(status.code, ErrorCode::Unavailable);
     let name = NamespaceName::new("n").unwrap();
     let key = QueryKey::SequenceHashes(vec![SequenceHash(900)]);

@@ -400,6 +400,7 @@ impl Naive {
                 time_us: None,
                 tier: part.tier,
                 block_size: None,
+                profile: None,
                 events: part.events.clone(),
             };
             let received = EventBatch::decode(&sent.encode(), &WireLimits::default()).unwrap();

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
 from ..errors import InvalidValueError
 from ..events import Cursor
 from ..hashing import BLOCK_SIZE
+from ..profile import Profile
 
 Hashing: TypeAlias = Literal["engine", "recompute"]
 """Whether a namespace takes the hashes in events for its chain, or computes the chain from the content beside them."""
@@ -36,6 +37,8 @@ class PublisherOptions:
     :param block_size: tokens in a block. Every batch says it: a namespace that the daemon's configuration does not name takes it
         over, and any other one refuses batches of another size.
     :param hashing: as in the daemon's namespace.
+    :param profile: where requests for the holder go, and how it is labelled: told with the first batch, with every heartbeat, and with
+        what clears.
     :param heartbeat_interval: the longest silence, in seconds; a heartbeat ends it.
     :param batch_delay: the least time between two batches, in seconds: events that come sooner share the next one. After a pause
         they are sent at once. Zero makes every call a batch.
@@ -54,6 +57,7 @@ class PublisherOptions:
     transport: Acknowledged | None = None
     block_size: int = BLOCK_SIZE
     hashing: Hashing = "engine"
+    profile: Profile = field(default_factory=Profile)
     heartbeat_interval: float = 1.0
     batch_delay: float = 0.002
     batch_events_max: int = 1024
@@ -87,4 +91,4 @@ _LEAST: Final[dict[str, float]] = {
     "chunk_bytes_max": 1,
     "answers_max": 1,
 }
-assert set(_LEAST) <= {field.name for field in fields(PublisherOptions)}
+assert set(_LEAST) <= {known.name for known in fields(PublisherOptions)}

@@ -21,6 +21,7 @@ from ..events import (
     event_bytes,
     events_bytes,
 )
+from ..profile import Profile
 from .options import PublisherOptions
 from .ring import Ring
 from .table import BlockTable
@@ -122,6 +123,9 @@ class Outbox:
         self._new_until = clocks.monotonic + RISE
         self._risen = float("-inf")
         self._doubts: Sequence[str] = ()
+        self._profile = options.profile
+        self._owes_profile = True
+        self._has_told_profile = False
         self._has_left = False
 
     def _ring_after(self, seq: int) -> Ring:
@@ -160,6 +164,28 @@ class Outbox:
         held, self._open = self._open, None
         return [self._number(held.tier, held.events, clocks)]
 
+    def set_profile(self, profile: Profile, clocks: Clocks) -> list[SealedBatch]:
+        """Tells another profile from now on, at once: behind the open batch, which has no room for it."""
+        rest = self.seal(clocks)
+        is_new, self._profile = profile != self._profile, profile
+        self._owes_profile |= is_new
+        return [*rest, *(self.heartbeat(clocks) if is_new else [])]
+
+    @property
+    def _tells_profile(self) -> bool:
+        """Whether there is a profile to tell. One without anything takes back what was told before."""
+        return self._has_told_profile or not self._profile.is_empty
+
+    def _take_profile(self, repeats: bool) -> Profile | None:
+        """What the next batch tells of the profile.
+
+        Heartbeats, and batches that clear, repeat it, for daemons that have missed it and are not answered.
+        """
+        is_told = self._tells_profile and (repeats or self._owes_profile)
+        self._owes_profile = False
+        self._has_told_profile |= is_told
+        return self._profile if is_told else None
+
     def heartbeat(self, clocks: Clocks) -> list[SealedBatch]:
         """A batch that only says that the holder lives and has missed nothing; none after a goodbye."""
         return [] if self._has_left else [self._number(Tier.DEVICE, [], clocks)]
@@ -178,7 +204,8 @@ class Outbox:
         events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
         self._made_us = clocks.unix_us
         self._numbered = clocks.monotonic
-        payload = self._encode(self.cursor, events, tier, clocks.unix_us)
+        profile = self._take_profile(not events or any(isinstance(event, Cleared) for event in events))
+        payload = self._encode(self.cursor, events, tier, clocks.unix_us, profile)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)
         for event in events:
@@ -191,10 +218,17 @@ class Outbox:
         return SealedBatch(self.cursor, payload, not events)
 
     def _encode(
-        self, cursor: Cursor, events: Sequence[Event], tier: int = Tier.DEVICE, time_us: int | None = None
+        self,
+        cursor: Cursor,
+        events: Sequence[Event],
+        tier: int = Tier.DEVICE,
+        time_us: int | None = None,
+        profile: Profile | None = None,
     ) -> bytes:
         size = self.options.block_size
-        return encode_batch(cursor, self.rank, events, tier=tier, block_size=size, time_us=time_us)
+        return encode_batch(
+            cursor, self.rank, events, tier=tier, block_size=size, time_us=time_us, profile=profile
+        )
 
     def rise_above(self, known: int, clocks: Clocks) -> bool:
         """Begins an epoch above the one that a daemon knows, with all that the holder has. Says whether it did.
@@ -217,6 +251,7 @@ class Outbox:
         self.cursor = Cursor(max(clocks.unix_us, known + 1), 1)
         self._made_us = clocks.unix_us
         self._ring = self._ring_after(1)
+        self._owes_profile = True
         return True
 
     def begin_epoch(self, clocks: Clocks, doubts: Sequence[str] = ()) -> list[SealedBatch]:
@@ -236,6 +271,7 @@ class Outbox:
         if self.table is not None:
             self.table.clear()
         self._doubts = ()
+        self._owes_profile, self._has_told_profile = True, False
         self._has_left = False
 
     def answer(self, request: ResyncRequest, clocks: Clocks) -> Answer:
@@ -274,6 +310,8 @@ class Outbox:
             size += more
         if events:
             batches.append(self._encode(cursor, events, tier))
+        if self._tells_profile:
+            batches.append(self._encode(cursor, [], profile=self._profile))
         doubted = self._with_left_out(Doubted(self._doubts))
         if doubted.reasons:
             batches.append(self._encode(cursor, [doubted]))

@@ -1,0 +1,40 @@
+//! The list of a daemon's namespaces: what a gateway has to know to list all workers.
+//!
+//! `PREFIX.v1.status.~all`, request-reply, and the same on the shards' subjects. No namespace has that name.
+
+use serde::Deserialize;
+
+use super::entries::{Entries, Message, coded};
+use super::subject::NamespaceName;
+
+/// The namespaces that a daemon knows.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NamespacesReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// Their names, in no particular order.
+    pub namespaces: Vec<NamespaceName>,
+}
+
+impl Message for NamespacesReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.texts("namespaces", self.namespaces.iter().map(NamespaceName::as_str))
+    }
+}
+
+coded!(NamespacesReply);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_decodes_back() {
+        let reply = NamespacesReply {
+            v: super::super::PROTOCOL_VERSION,
+            namespaces: vec!["a".parse().unwrap(), "b_dc".parse().unwrap()],
+        };
+        assert_eq!(NamespacesReply::decode(&reply.encode()).unwrap(), reply);
+    }
+}

@@ -1,0 +1,142 @@
+//! Replies to status requests: how far a daemon has followed the holders of a namespace.
+
+use serde::Deserialize;
+
+use super::entries::{Entries, Message, serialize_entries};
+use super::profile::{Address, Labels, lenient_address, lenient_labels, write_profile};
+use super::reasons::DegradedReasons;
+use super::reply::{Gathered, HOLDER_BYTES, write_age, write_reasons};
+use super::subject::{Rank, WorkerName};
+use super::writer::encode_into;
+
+/// How far the daemon has followed one holder.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct HolderStatusReply {
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+    /// Epoch of the last batch applied.
+    pub epoch: u64,
+    /// Number of the last batch applied.
+    pub seq: u64,
+    /// Blocks that it holds.
+    pub blocks: u64,
+    /// Stored events that wait for their parent.
+    pub parked_events: u32,
+    /// Whether the engine's hashes are not the contract's chain.
+    #[serde(default)]
+    pub foreign_chain: bool,
+    /// How far the epoch lies ahead of the daemon's clock, in seconds. Absent where it is 0, or no more than clocks may differ by.
+    #[serde(default)]
+    pub epoch_ahead_s: u64,
+    /// Whether its state is certain.
+    pub exact: bool,
+    /// Why it is not; absent where it is.
+    #[serde(default)]
+    pub degraded: DegradedReasons,
+    /// Where requests for it go; absent where that is not known.
+    #[serde(default, deserialize_with = "lenient_address")]
+    pub address: Option<Address>,
+    /// How it is labelled.
+    #[serde(default, deserialize_with = "lenient_labels")]
+    pub labels: Labels,
+}
+
+/// The answer on a status subject.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct StatusReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Distinct blocks that some holder can be asked for.
+    pub distinct_blocks: u64,
+    /// Batches, of all namespaces, that have been received but not applied yet.
+    pub batches_waiting: u64,
+    /// Of how many holders it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no configuration
+    /// names the namespace. Absent where it is 0.
+    #[serde(default)]
+    pub unsized_holders: u32,
+    /// How many holders there was no place for: they are left out. Absent where it is 0.
+    #[serde(default)]
+    pub refused_holders: u32,
+    /// All holders, by worker and rank.
+    pub holders: Vec<HolderStatusReply>,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default)]
+    pub gathered: Option<Gathered>,
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
+    /// applied.
+    #[serde(default)]
+    pub behind_us: u64,
+}
+
+impl StatusReply {
+    /// The reply as a MessagePack map.
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = HOLDER_BYTES * (1 + self.holders.len());
+        encode_into(Vec::with_capacity(bytes), self)
+    }
+
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    ///
+    /// What `rmp_serde` says of a payload that is no such reply.
+    pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+        rmp_serde::from_slice(payload)
+    }
+}
+
+impl StatusReply {
+    /// Whether the state of everybody is certain, and nobody is left out.
+    pub fn is_exact(&self) -> bool {
+        let is_whole = |gathered: &Gathered| gathered.missing.is_empty();
+        self.refused_holders == 0
+            && self.gathered.as_ref().is_none_or(is_whole)
+            && self.holders.iter().all(|holder| holder.exact)
+    }
+}
+
+impl Message for HolderStatusReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.text("worker", self.worker.as_str())?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("epoch", self.epoch)?;
+        entries.number("seq", self.seq)?;
+        entries.number("blocks", self.blocks)?;
+        entries.number("parked_events", u64::from(self.parked_events))?;
+        if self.foreign_chain || entries.wants_defaults() {
+            entries.flag("foreign_chain", self.foreign_chain)?;
+        }
+        if self.epoch_ahead_s != 0 || entries.wants_defaults() {
+            entries.number("epoch_ahead_s", self.epoch_ahead_s)?;
+        }
+        entries.flag("exact", self.exact)?;
+        write_reasons(self.degraded, entries)?;
+        write_profile(self.address.as_ref(), &self.labels, entries)
+    }
+}
+
+impl Message for StatusReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.number("block_size", u64::from(self.block_size))?;
+        entries.number("distinct_blocks", self.distinct_blocks)?;
+        entries.number("batches_waiting", self.batches_waiting)?;
+        if self.unsized_holders != 0 || entries.wants_defaults() {
+            entries.number("unsized_holders", u64::from(self.unsized_holders))?;
+        }
+        if self.refused_holders != 0 || entries.wants_defaults() {
+            entries.number("refused_holders", u64::from(self.refused_holders))?;
+        }
+        entries.maps("holders", &self.holders)?;
+        if let Some(gathered) = &self.gathered {
+            entries.map("gathered", gathered)?;
+        }
+        write_age(self.behind_us, entries)
+    }
+}
+
+serialize_entries!(HolderStatusReply, StatusReply);

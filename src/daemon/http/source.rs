@@ -1,0 +1,171 @@
+//! Who answers queries over HTTP: the index of this process, or the shards of which it is a gateway.
+
+use std::sync::Arc;
+
+use async_nats::HeaderMap;
+
+use kvatlas_core::index::Namespace;
+use kvatlas_core::wire::{
+    ErrorCode, NamespaceName, QueryKey, QueryOptions, QueryRequest, SingleQuery, StatusReply, WireError,
+    WireLimits, WorkerName,
+};
+
+use crate::daemon::config::{Depth, Live};
+use crate::daemon::lanes::LanePool;
+use crate::daemon::queries::{Answerer, AnyReply, Found, ShardAsker};
+
+use super::error::HttpError;
+
+/// What queries are answered from.
+pub(crate) enum Source {
+    /// The index of this process.
+    Here(IndexHere),
+    /// The shards. None of their blocks are in this process.
+    Shards(Shards),
+}
+
+/// The index of this process.
+pub(crate) struct IndexHere {
+    /// Answers queries.
+    pub(crate) answerer: Answerer,
+    /// The lanes, for dumps and the backlog.
+    pub(crate) pool: Arc<LanePool>,
+}
+
+/// The shards behind a gateway.
+pub(crate) struct Shards {
+    /// Asks them.
+    pub(crate) asker: ShardAsker,
+    /// Bounds on requests.
+    pub(crate) limits: Live<WireLimits>,
+    /// Which depth the dialects give.
+    pub(crate) dialect_depth: Depth,
+}
+
+impl Source {
+    /// The index of this process, for what only that has.
+    pub(super) fn here(&self) -> Result<&IndexHere, HttpError> {
+        match self {
+            Self::Here(index) => Ok(index),
+            Self::Shards(_) => {
+                let text = "a gateway has no blocks of its own; ask each shard";
+                Err(HttpError::NotFound(text.to_owned()))
+            }
+        }
+    }
+
+    /// The bounds on requests.
+    pub(super) fn limits(&self) -> WireLimits {
+        match self {
+            Self::Here(index) => index.answerer.limits(),
+            Self::Shards(shards) => WireLimits::clone(&shards.limits.now()),
+        }
+    }
+
+    /// Answers a request about the namespace `name`. `bytes_max` is the length of the longest reply that can be sent.
+    pub(super) async fn answer(
+        &self,
+        name: &NamespaceName,
+        request: &QueryRequest,
+        bytes_max: usize,
+    ) -> Result<AnyReply, WireError> {
+        let answerer = match self {
+            Self::Here(index) => &index.answerer,
+            Self::Shards(shards) => return shards.ask(name, request).await,
+        };
+        match answerer.enter_if_heavy(name, request)? {
+            None => answerer.answer_request(name, request, bytes_max),
+            Some(heavy) => answerer.answer_in_pieces(name, request, bytes_max, &heavy).await,
+        }
+    }
+
+    /// How far the holders of the namespace `name` have been followed.
+    pub(super) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
+        match self {
+            Self::Here(IndexHere { answerer, pool }) => {
+                let namespace = answerer.namespace(name)?;
+                Ok(answerer.status(&namespace, pool.messages_waiting()))
+            }
+            Self::Shards(shards) => {
+                let _place = shards.asker.enter()?;
+                shards.asker.status(name, HeaderMap::new()).await
+            }
+        }
+    }
+
+    /// The status of every namespace that is known.
+    pub(super) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
+        match self {
+            Self::Here(IndexHere { answerer, pool }) => {
+                let waiting = pool.messages_waiting();
+                let namespaces = answerer.namespaces().all();
+                let status = |namespace: &Arc<Namespace>| {
+                    (namespace.name.clone(), answerer.status(namespace, waiting))
+                };
+                Ok(namespaces.iter().map(status).collect())
+            }
+            Self::Shards(shards) => {
+                let _place = shards.asker.enter()?;
+                shards.asker.statuses().await
+            }
+        }
+    }
+
+    /// All holders of a prefix of `key` in the namespace `name`. With `worker`, only its own.
+    pub(super) async fn find(
+        &self,
+        name: &NamespaceName,
+        key: &QueryKey,
+        worker: Option<&WorkerName>,
+    ) -> Result<Found, WireError> {
+        match self {
+            Self::Here(index) => index.answerer.find(name, key, worker),
+            Self::Shards(shards) => shards.find(name, key, worker).await,
+        }
+    }
+
+    /// Whether no events of a namespace have come, as far as is known by the `error` that it is answered with.
+    pub(super) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
+        match self {
+            Self::Here(index) => index.answerer.is_unheard(name),
+            Self::Shards(_) => error.code == ErrorCode::UnknownNamespace,
+        }
+    }
+}
+
+impl Shards {
+    async fn ask(&self, name: &NamespaceName, request: &QueryRequest) -> Result<AnyReply, WireError> {
+        let _place = self.asker.enter()?;
+        let payload = request.encode().into();
+        self.asker.ask(name, request, payload, HeaderMap::new()).await
+    }
+
+    /// As the index of one daemon would: the shards are asked for what they have in each tier.
+    async fn find(
+        &self,
+        name: &NamespaceName,
+        key: &QueryKey,
+        worker: Option<&WorkerName>,
+    ) -> Result<Found, WireError> {
+        let query = SingleQuery {
+            // Those who ask in other words leave the last token to whom they ask for: the prompt goes on.
+            token_count: match key {
+                QueryKey::Tokens { tokens, .. } => Some(tokens.len() as u64 + 1),
+                _ => None,
+            },
+            options: QueryOptions {
+                workers: worker.map(|worker| vec![worker.clone()]),
+                tiers: true,
+                ..QueryOptions::default()
+            },
+            ..SingleQuery::new(key.clone())
+        };
+        match self.ask(name, &QueryRequest::Single(query)).await? {
+            AnyReply::Single(reply) => Found::of_reply(reply, self.dialect_depth),
+            AnyReply::Batch(_) => Err(WireError::new(
+                ErrorCode::Unavailable,
+                "the shards answered something else",
+            )),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Replies of both kinds: to one query, and to several.
+
+use kvatlas_core::wire::{BatchReply, NamespaceName, QueryReply, QueryRequest};
+
+use crate::daemon::metrics::AnsweredPrompt;
+use crate::daemon::metrics::labels::QueryKind;
+
+use super::super::prompts::{prompt_of, prompts_of};
+use super::described;
+
+/// An encoded reply, and how it is counted.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The payload.
+    pub(in super::super) payload: Vec<u8>,
+    /// The form of the (first) query.
+    pub(in super::super) kind: QueryKind,
+    /// The namespace asked about.
+    pub(in super::super) namespace: NamespaceName,
+    /// The answer itself; none where no prompt was asked about.
+    pub(in super::super) reply: Option<AnyReply>,
+}
+
+/// The reply to a request: one answer, or one for each of its queries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AnyReply {
+    /// To a single query.
+    Single(QueryReply),
+    /// To a batch of queries.
+    Batch(BatchReply),
+}
+
+impl Answer {
+    /// The answer to a request, of which at most `bytes_max` can be sent.
+    pub(in super::super) fn to_query(
+        namespace: NamespaceName,
+        request: &QueryRequest,
+        mut reply: AnyReply,
+        bytes_max: usize,
+    ) -> Self {
+        let (kind, _) = described(request);
+        Self {
+            payload: reply.encode_within(bytes_max),
+            kind,
+            namespace,
+            reply: Some(reply),
+        }
+    }
+}
+
+impl AnyReply {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Single(reply) => reply.encode(),
+            Self::Batch(reply) => reply.encode(),
+        }
+    }
+
+    /// The reply as a payload. One that would be longer than `bytes_max` goes without addresses and labels.
+    pub(in super::super) fn encode_within(&mut self, bytes_max: usize) -> Vec<u8> {
+        let payload = self.encode();
+        if payload.len() <= bytes_max {
+            return payload;
+        }
+        match self {
+            Self::Single(reply) => reply.drop_profiles(),
+            Self::Batch(reply) => reply.drop_profiles(),
+        }
+        self.encode()
+    }
+
+    /// What was found of each prompt that was answered.
+    pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
+        let (single, batch) = match self {
+            Self::Single(reply) => (Some(reply), None),
+            Self::Batch(reply) => (None, Some(prompts_of(reply))),
+        };
+        single
+            .map(prompt_of)
+            .into_iter()
+            .chain(batch.into_iter().flatten())
+    }
+}

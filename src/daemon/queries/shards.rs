@@ -1,0 +1,200 @@
+//! Asking the shards, for those who answer in their place: a gateway's connections, and its listener for HTTP.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap};
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::daemon::metrics::labels::{GatherOutcome, QueryKind};
+use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
+use kvatlas_client::{ClientError, Gatherer, Merged};
+use kvatlas_core::wire::{
+    ErrorCode, Gathered, NamespaceName, QueryRequest, StatusReply, Subjects, WireError,
+};
+
+use super::answer::AnyReply;
+
+/// Asks all shards, on one connection.
+pub(crate) struct ShardAsker {
+    gatherer: Gatherer,
+    permits: Arc<Semaphore>,
+    gathers_max: usize,
+    /// How long the shards have to answer.
+    deadline: Duration,
+    metrics: GatherMetrics,
+    /// Of the namespaces that a shard knew.
+    namespaces: QueryMetricsByNamespace,
+}
+
+impl ShardAsker {
+    /// Asks on the connection `nats`, `gathers_max` requests at a time at most.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] if the connection is closed.
+    pub(crate) async fn new(
+        nats: Client,
+        subjects: &Subjects,
+        gathers_max: usize,
+        deadline: Duration,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            gatherer: Gatherer::new(nats, subjects).await?,
+            permits: Arc::new(Semaphore::new(gathers_max)),
+            gathers_max,
+            deadline,
+            metrics: GatherMetrics::new(),
+            namespaces: QueryMetricsByNamespace::default(),
+        })
+    }
+
+    /// A place among the requests under way. Where there is none, a request is refused at once: a router has no use for a late answer.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorCode::Unavailable`].
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, WireError> {
+        let late = self.gatherer.take_late_replies();
+        self.metrics.replies_late.increment(late);
+        Arc::clone(&self.permits).try_acquire_owned().map_err(|_| {
+            self.metrics.gathered(GatherOutcome::Overloaded);
+            let gathers = self.gathers_max;
+            let text = format!(
+                "the gateway has {gathers} requests under way; ask again, run another gateway, or raise gateway.max_gathers"
+            );
+            WireError::new(ErrorCode::Unavailable, text)
+        })
+    }
+
+    /// Asks `request`, which `payload` encodes. The shards get the `headers`.
+    ///
+    /// # Errors
+    ///
+    /// What the shards refuse, or that none of them has answered.
+    pub(crate) async fn ask(
+        &self,
+        namespace: &NamespaceName,
+        request: &QueryRequest,
+        payload: Bytes,
+        headers: HeaderMap,
+    ) -> Result<AnyReply, WireError> {
+        let (gatherer, deadline) = (&self.gatherer, self.deadline);
+        let (bytes, bytes_max) = (payload.len(), gatherer.request_bytes_max());
+        if bytes > bytes_max {
+            let text = format!(
+                "the request has {bytes} bytes for the shards, the server takes {bytes_max}; send hashes, or less at once"
+            );
+            return Err(WireError::new(ErrorCode::TooLarge, text));
+        }
+        let (reply, gathered) = match request {
+            QueryRequest::Single(query) => {
+                let merged = gatherer.query(namespace, &query.options, payload, headers, deadline);
+                let Merged { reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
+                (AnyReply::Single(reply), gathered)
+            }
+            QueryRequest::Batch(queries) => {
+                let merged = gatherer.query_batch(namespace, queries, payload, headers, deadline);
+                let Merged { mut reply, gathered } = merged.await.map_err(|error| self.failed(error))?;
+                reply.say_profiles_once();
+                (AnyReply::Batch(reply), gathered)
+            }
+        };
+        self.count(&gathered);
+        Ok(reply)
+    }
+
+    /// Asks how far the holders of a namespace have been followed. The shards get the `headers`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::ask`].
+    pub(crate) async fn status(
+        &self,
+        namespace: &NamespaceName,
+        headers: HeaderMap,
+    ) -> Result<StatusReply, WireError> {
+        let merged = self.gatherer.status(namespace, headers, self.deadline).await;
+        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
+        self.count(&gathered);
+        Ok(reply)
+    }
+
+    /// The status of every namespace that some shard knows.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::ask`], and where a shard is missing: it may know others.
+    pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
+        let merged = self.gatherer.namespaces(self.deadline).await;
+        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
+        self.check_whole(&gathered)?;
+        let names: BTreeSet<NamespaceName> = reply.namespaces.into_iter().collect();
+        let mut statuses = Vec::with_capacity(names.len());
+        for name in names {
+            match self.status(&name, HeaderMap::new()).await {
+                Ok(status) => {
+                    status
+                        .gathered
+                        .iter()
+                        .try_for_each(|gathered| self.check_whole(gathered))?;
+                    statuses.push((name, status));
+                }
+                // It has been forgotten since.
+                Err(error) if error.code == ErrorCode::UnknownNamespace => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(statuses)
+    }
+
+    fn check_whole(&self, gathered: &Gathered) -> Result<(), WireError> {
+        if gathered.missing.is_empty() {
+            return Ok(());
+        }
+        let missing = gathered.missing_in_words();
+        let text = format!("{missing} did not answer, and may know other workers; ask again");
+        Err(WireError::new(ErrorCode::Unavailable, text))
+    }
+
+    /// Counts queries that were answered, and what they found of their prompts.
+    pub(crate) fn count_answered(
+        &self,
+        namespace: &NamespaceName,
+        kind: QueryKind,
+        elapsed: Duration,
+        prompts: impl Iterator<Item = AnsweredPrompt>,
+    ) {
+        let metrics = self.namespaces.of(namespace);
+        metrics.answered(kind, elapsed);
+        prompts.for_each(|prompt| metrics.found(prompt));
+    }
+
+    fn count(&self, gathered: &Gathered) {
+        let missing = &gathered.missing;
+        self.metrics.gathered(match missing.is_empty() {
+            true => GatherOutcome::Complete,
+            false => GatherOutcome::Partial,
+        });
+        missing
+            .iter()
+            .for_each(|index| self.metrics.shard_missing(*index));
+    }
+
+    /// Counts a gather without an answer; returns the error for the client.
+    fn failed(&self, error: ClientError) -> WireError {
+        match error {
+            ClientError::Refused(error) => {
+                self.metrics.gathered(GatherOutcome::Refused);
+                error
+            }
+            other => {
+                self.metrics.gathered(GatherOutcome::Unanswered);
+                let text = format!("no shard answered the gateway: {other}; ask again, or start the shards");
+                WireError::new(ErrorCode::Unavailable, text)
+            }
+        }
+    }
+}

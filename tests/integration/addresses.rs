@@ -1,0 +1,252 @@
+//! Addresses and labels of holders: told by publishers and registrations, and given in every answer.
+
+use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, parse_engine};
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::http::{EngineRegistry, NewEngine};
+use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
+use kvatlas_core::wire::{EventBatch, HolderMatch, Labels, NamespaceName, Profile, QueryResult, Tier};
+use serde_json::{Value, json};
+
+use crate::support::http::HttpClient;
+use crate::support::{
+    Client, broker, by_sequence, daemon, engine, eventually, hashes, http_get, namespace, snapshots_in,
+    stored, subjects,
+};
+
+fn profile(address: &str, labels: Value) -> Profile {
+    Profile {
+        address: address.parse().ok(),
+        labels: serde_json::from_value(labels).unwrap(),
+    }
+}
+
+/// An engine that has three blocks, and tells its profile.
+async fn publisher(client: &Client, profile: Profile) -> HolderPublisher {
+    let options = PublisherOptions {
+        profile,
+        ..PublisherOptions::default()
+    };
+    let publisher = engine(client.nats.clone(), &subjects(), "gpu-0", options).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(10, 3))])
+        .await
+        .unwrap();
+    client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+    publisher
+}
+
+/// What the only holder of a query's answer is said to be.
+async fn asked(client: &Client) -> HolderMatch {
+    client.ask(hashes(10, 3)).await.holders.remove(0)
+}
+
+/// A pointer into an answer.
+async fn got(http: &mut HttpClient, path: &str, pointer: &str) -> Value {
+    let answer = http.get(path).await.json();
+    let found = answer.pointer(pointer);
+    found.unwrap_or_else(|| panic!("{pointer} of {answer}")).clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_says_where_a_holder_is() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("http.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let here = profile("10.0.0.7:8000", json!({"role": "prefill", "zone": "a"}));
+    let publisher = publisher(&client, here.clone()).await;
+    assert_eq!(asked(&client).await.profile(), here);
+    let twice = vec![by_sequence(&hashes(10, 3)), by_sequence(&hashes(10, 2))];
+    let results = client.queries.query_batch(&namespace(), twice).await.unwrap();
+    let told = results.iter().map(|result| match result {
+        QueryResult::Reply(reply) => reply.holders[0].profile(),
+        QueryResult::Error(error) => panic!("{error:?}"),
+    });
+    assert_eq!(told.collect::<Vec<_>>(), [here.clone(), here.clone()]);
+    let status = client.holder("gpu-0", 0).await.unwrap();
+    assert_eq!(
+        (status.address, status.labels),
+        (here.address, here.labels.clone())
+    );
+
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    let both = json!({"address": "10.0.0.7:8000", "labels": {"role": "prefill", "zone": "a"}});
+    let said = |holder: &Value| json!({"address": holder["address"], "labels": holder["labels"]});
+    let wanted = json!({"namespace": "llama", "sequence_hashes": [10, 11]});
+    let found = http.post("/v1/query", &wanted).await.json();
+    assert_eq!(said(&found["holders"][0]), both);
+    let holder = got(&mut http, "/v1/status?namespace=llama", "/holders/0").await;
+    assert_eq!(said(&holder), both);
+    let workers = got(&mut http, "/workers", "/0").await;
+    assert_eq!(workers["addresses"], json!({"0": "10.0.0.7:8000"}));
+    assert_eq!(workers["labels"], json!({"0": both["labels"]}));
+    // Ours: its hashes are of single blocks, and so nothing is found by these.
+    let asked_for = json!({"model_name": "llama", "token_ids": [1, 2, 3]});
+    let dynamo = http.post("/query", &asked_for).await.json();
+    assert_eq!(dynamo.get("addresses"), None, "{dynamo}");
+    let (_, body) = http_get(daemon.admin_address().unwrap(), "/workers");
+    let admin: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(said(&admin["holders"][0]), both);
+
+    // The last one told counts, and what is taken back is gone.
+    for next in [profile("https://gpu-0.example/v1", json!({})), Profile::default()] {
+        publisher.set_profile(next.clone()).await.unwrap();
+        client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+        assert_eq!(asked(&client).await.profile(), next);
+    }
+    let holder = got(&mut http, "/v1/status?namespace=llama", "/holders/0").await;
+    assert_eq!((holder.get("address"), holder.get("labels")), (None, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_outlasts_the_daemon_and_goes_with_its_holder() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let start = async |settings: &[(&str, &str)]| -> Daemon { daemon(broker.url(), settings).await };
+    let client = Client::connect(broker.url()).await;
+    let first = start(&[(key, &directory)]).await;
+    let here = profile("[fd00::7]:8000", json!({"model": "o/m"}));
+    // Longer than the test: no heartbeat says it again.
+    let options = PublisherOptions {
+        profile: here.clone(),
+        heartbeat_interval: std::time::Duration::from_secs(3600),
+        ..PublisherOptions::default()
+    };
+    let publisher = engine(client.nats.clone(), &subjects(), "gpu-0", options).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(10, 3))])
+        .await
+        .unwrap();
+    client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+    // Another batch, which does not tell it.
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(20, 1))])
+        .await
+        .unwrap();
+    client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+    first.stop().await;
+    // From its snapshot alone, and then from the publisher's full state alone.
+    let second = start(&[(key, &directory), ("resync.concurrency", "0")]).await;
+    assert_eq!(asked(&client).await.profile(), here);
+    second.stop().await;
+    let third = start(&[]).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(30, 1))])
+        .await
+        .unwrap();
+    client.exact("gpu-0", 0).await;
+    assert_eq!(asked(&client).await.profile(), here);
+
+    // A new epoch begins with none.
+    publisher.set_profile(Profile::default()).await.unwrap();
+    publisher.begin_epoch().await.unwrap();
+    client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+    assert_eq!(client.holder("gpu-0", 0).await.unwrap().labels, Labels::NONE);
+    publisher.say_goodbye().await.unwrap();
+    eventually("the holder has gone", async || {
+        client.holder("gpu-0", 0).await.is_none().then_some(())
+    })
+    .await;
+    third.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_is_too_long_goes_without_addresses() {
+    const HOLDERS: u32 = 1400;
+    let broker = broker().await;
+    let settings = [
+        ("limits.max_ranks_per_worker", "1024"),
+        ("resync.concurrency", "0"),
+    ];
+    let _daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let value = "v".repeat(128);
+    let labels = json!({"a": value, "b": value, "c": value, "d": "v".repeat(100)});
+    let profile = profile(&format!("http://{}:80/", "h".repeat(240)), labels);
+    let batch = |rank| EventBatch {
+        epoch: 1,
+        seq: 1,
+        rank,
+        time_us: None,
+        tier: Tier::DEVICE,
+        block_size: None,
+        profile: Some(profile.clone()),
+        events: vec![stored(hashes(10, 2))],
+    };
+    for number in 0..HOLDERS {
+        let (worker, rank) = (format!("gpu-{}", number / 1000), number % 1000);
+        let subject = subjects().events(&namespace(), &worker.parse().unwrap());
+        client
+            .nats
+            .publish(subject, batch(rank).encode().into())
+            .await
+            .unwrap();
+    }
+    let limited = || {
+        let mut query = by_sequence(&hashes(10, 2));
+        query.options.limit = Some(10);
+        query
+    };
+    eventually("all are known", async || {
+        let reply = client.queries.query(&namespace(), limited()).await.ok()?;
+        (reply.holders_total == HOLDERS).then_some(())
+    })
+    .await;
+    let told = |holders: &[HolderMatch]| holders.iter().filter(|holder| holder.address.is_some()).count();
+    // Of each, 800 bytes and more would be more than the megabyte that the server takes.
+    let whole = client.ask(hashes(10, 2)).await.holders;
+    assert_eq!((whole.len(), told(&whole)), (HOLDERS as usize, 0));
+    let some = client
+        .queries
+        .query(&namespace(), limited())
+        .await
+        .unwrap()
+        .holders;
+    assert_eq!((some.len(), told(&some)), (10, 10));
+    let status = client.status().await.unwrap().holders;
+    assert!(status.len() == HOLDERS as usize && status.iter().all(|holder| holder.address.is_none()));
+}
+
+/// An engine where nobody listens: what the bridge knows of it is what it was told.
+fn new_engine(text: &str) -> NewEngine {
+    let defaults = EngineDefaults {
+        model: Some("m".to_owned()),
+        ..EngineDefaults::default()
+    };
+    parse_engine(&format!("gpu-0=tcp://127.0.0.1:1{text}"), &defaults)
+        .unwrap()
+        .remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_tells_the_address_that_an_engine_was_registered_with_last() {
+    let broker = broker().await;
+    let _daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let bridge = Bridge::new(subjects(), BridgeOptions::default());
+    bridge.start(&client.nats);
+    let model = NamespaceName::new("m").unwrap();
+    let becomes = async |expected: Profile| {
+        eventually("the address is told", async || {
+            let status = client.queries.status(&model).await.ok()?;
+            let holder = status.holders.into_iter().next()?;
+            let told = Profile {
+                address: holder.address,
+                labels: holder.labels,
+            };
+            (told == expected).then_some(holder.epoch)
+        })
+        .await
+    };
+    bridge
+        .register(new_engine(",address=10.0.0.7:8000,label=role:decode"))
+        .unwrap();
+    let epoch = becomes(profile("10.0.0.7:8000", json!({"role": "decode"}))).await;
+    // The engine goes on as it was.
+    bridge.register(new_engine(",address=10.0.0.8:8000")).unwrap();
+    assert_eq!(becomes(profile("10.0.0.8:8000", json!({}))).await, epoch);
+    bridge.replace(&[new_engine("")]).unwrap();
+    assert_eq!(becomes(Profile::default()).await, epoch);
+    assert!(bridge.register(new_engine(",topic=kv")).is_err());
+    bridge.stop(true).await;
+}
