@@ -26,6 +26,9 @@ func show(ctx context.Context, client *kvatlas.Client, namespace, title string, 
 	for _, holder := range reply.Holders {
 		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
 			holder.Worker, holder.MatchedBlocks, reply.QueryBlocks, holder.UsableBlocks, holder.Exact, holder.Degraded)
+		if holder.Address != "" {
+			fmt.Printf("    at %s %v\n", holder.Address, holder.Labels)
+		}
 	}
 	return nil
 }
@@ -62,7 +65,7 @@ func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publis
 	return show(ctx, client, namespace, "after the removal:", kvatlas.Query{SequenceHashes: chain})
 }
 
-func run(url, namespace, worker string, stay bool) error {
+func run(url, namespace, worker, address string, stay bool) error {
 	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	connection, err := nats.Connect(url, nats.MaxReconnects(-1))
@@ -74,7 +77,9 @@ func run(url, namespace, worker string, stay bool) error {
 	if err != nil {
 		return err
 	}
-	publisher, err := kvatlas.StartPublisher(connection, namespace, worker, kvatlas.PublisherOptions{Log: func(line string) { log.Print(line) }})
+	publisher, err := kvatlas.StartPublisher(connection, namespace, worker, kvatlas.PublisherOptions{
+		Address: address, Log: func(line string) { log.Print(line) },
+	})
 	if err != nil {
 		return err
 	}
@@ -92,9 +97,10 @@ func main() {
 	url := flag.String("url", nats.DefaultURL, "NATS server")
 	namespace := flag.String("namespace", "llama", "namespace of the cache")
 	worker := flag.String("worker", "gpu-0", "name of the worker")
+	address := flag.String("address", "", "where requests for the worker go, as HOST:PORT")
 	stay := flag.Bool("stay", false, "go on as the worker until interrupted")
 	flag.Parse()
-	if err := run(*url, *namespace, *worker, *stay); err != nil {
+	if err := run(*url, *namespace, *worker, *address, *stay); err != nil {
 		log.Fatal(err)
 	}
 }

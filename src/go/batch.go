@@ -6,6 +6,27 @@ type batch struct {
 	blockSize int
 	tier      Tier
 	changes   []change
+	// profile is where requests for the holder go, and how it is labelled; nil where that is not told.
+	profile *profile
+}
+
+// A profile is what a batch tells of a holder beside its blocks.
+type profile struct {
+	address string
+	labels  map[string]string
+}
+
+// put writes both, as a batch with either tells both: an empty address without labels takes back what was told.
+func (p *profile) put(entries fields) {
+	if p == nil {
+		return
+	}
+	if p.address != "" || len(p.labels) == 0 {
+		entries["address"] = p.address
+	}
+	if len(p.labels) > 0 {
+		entries["labels"] = p.labels
+	}
 }
 
 // encode makes the payload. Without timeUs, which is above 0, it is a part of a full state.
@@ -17,6 +38,7 @@ func (b *batch) encode(cursor Cursor, timeUs uint64) ([]byte, error) {
 	entries := fields{
 		"v": protocolVersion, "epoch": cursor.Epoch, "seq": cursor.Seq, "rank": b.rank, "block_size": b.blockSize, "events": events,
 	}
+	b.profile.put(entries)
 	if b.tier != Device {
 		entries["tier"] = uint8(b.tier)
 	}

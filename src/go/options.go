@@ -22,6 +22,10 @@ type PublisherOptions struct {
 	Rank uint32
 	// BlockSize is how many tokens a block has: 16. Every batch says it.
 	BlockSize int
+	// Address is where requests for the holder go, as HOST:PORT or a URL, and Labels say what it is, such as its role and zone. Answers have
+	// both, so that a router needs no list of its own. Every batch says them.
+	Address string
+	Labels  map[string]string
 	// Recompute says that the daemon's namespace has hashing = "recompute". Stored has to have Tokens or BlockHashes then.
 	Recompute bool
 	// Epoch is the incarnation, which has to be above every one before: the time in microseconds.

@@ -63,7 +63,11 @@ func (o *outbox) number(tier Tier, changes []change, now time.Time) ([]byte, Cur
 }
 
 func (o *outbox) batch(tier Tier, changes []change) batch {
-	return batch{o.options.Rank, o.options.BlockSize, tier, changes}
+	made := batch{rank: o.options.Rank, blockSize: o.options.BlockSize, tier: tier, changes: changes}
+	if o.options.Address != "" || len(o.options.Labels) > 0 {
+		made.profile = &profile{o.options.Address, o.options.Labels}
+	}
+	return made
 }
 
 // A resyncRequest is a daemon's question: what has come after this batch?

@@ -263,7 +263,7 @@ func TestLargeChangesAreCut(t *testing.T) {
 	expected, found := newTable(1<<20), newTable(1<<20)
 	parts, sealed := batcher{eventsMax: 5, bytesMax: most}, 0
 	parts.seal = func(tier Tier, changes []change) {
-		made := batch{0, 16, tier, changes}
+		made := batch{blockSize: 16, tier: tier, changes: changes}
 		payload, err := made.encode(Cursor{1 << 63, 1 << 63}, 1<<63)
 		if err != nil || len(payload) > most || len(changes) > 5 {
 			t.Errorf("a batch of %d changes has %d bytes: %v", len(changes), len(payload), err)

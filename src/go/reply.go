@@ -65,6 +65,9 @@ type HolderMatch struct {
 	DroppedOut *DropOut
 	// LimitedBy is, with Explain, why no more blocks are usable; empty where the whole query is.
 	LimitedBy string
+	// Address is where requests for it go, and Labels say what it is; empty where that is not known.
+	Address string
+	Labels  map[string]string
 }
 
 // A TierMatch is how many of the matched blocks lie on the device, and on device and host together.
@@ -120,6 +123,9 @@ type HolderStatus struct {
 	EpochAhead time.Duration
 	Exact      bool
 	Degraded   []string
+	// Address and Labels are those of a HolderMatch.
+	Address string
+	Labels  map[string]string
 }
 
 // The answers as they travel. What the contract requires is a pointer, so that a map without it is noticed.
@@ -137,20 +143,22 @@ type wireReply struct {
 }
 
 type wireMatch struct {
-	Worker             *string      `msgpack:"worker"`
-	Rank               *uint32      `msgpack:"rank"`
-	Kind               string       `msgpack:"kind"`
-	MatchedBlocks      *uint64      `msgpack:"matched_blocks"`
-	MatchedBlocksMax   *uint64      `msgpack:"matched_blocks_max"`
-	UsableBlocks       *uint64      `msgpack:"usable_blocks"`
-	DeviceBlocks       *uint64      `msgpack:"device_blocks"`
-	HostBlocks         *uint64      `msgpack:"host_blocks"`
-	DeviceUsableBlocks *uint64      `msgpack:"device_usable_blocks"`
-	HostUsableBlocks   *uint64      `msgpack:"host_usable_blocks"`
-	Exact              *bool        `msgpack:"exact"`
-	Degraded           []string     `msgpack:"degraded"`
-	DroppedOut         *wireDropOut `msgpack:"dropped_out"`
-	LimitedBy          string       `msgpack:"limited_by"`
+	Worker             *string           `msgpack:"worker"`
+	Rank               *uint32           `msgpack:"rank"`
+	Kind               string            `msgpack:"kind"`
+	MatchedBlocks      *uint64           `msgpack:"matched_blocks"`
+	MatchedBlocksMax   *uint64           `msgpack:"matched_blocks_max"`
+	UsableBlocks       *uint64           `msgpack:"usable_blocks"`
+	DeviceBlocks       *uint64           `msgpack:"device_blocks"`
+	HostBlocks         *uint64           `msgpack:"host_blocks"`
+	DeviceUsableBlocks *uint64           `msgpack:"device_usable_blocks"`
+	HostUsableBlocks   *uint64           `msgpack:"host_usable_blocks"`
+	Exact              *bool             `msgpack:"exact"`
+	Degraded           []string          `msgpack:"degraded"`
+	Address            string            `msgpack:"address"`
+	Labels             map[string]string `msgpack:"labels"`
+	DroppedOut         *wireDropOut      `msgpack:"dropped_out"`
+	LimitedBy          string            `msgpack:"limited_by"`
 }
 
 type wireDropOut struct {
@@ -182,16 +190,18 @@ type wireStatus struct {
 }
 
 type wireHolder struct {
-	Worker       *string  `msgpack:"worker"`
-	Rank         *uint32  `msgpack:"rank"`
-	Epoch        *uint64  `msgpack:"epoch"`
-	Seq          *uint64  `msgpack:"seq"`
-	Blocks       *uint64  `msgpack:"blocks"`
-	ParkedEvents *uint64  `msgpack:"parked_events"`
-	ForeignChain bool     `msgpack:"foreign_chain"`
-	EpochAheadS  uint64   `msgpack:"epoch_ahead_s"`
-	Exact        *bool    `msgpack:"exact"`
-	Degraded     []string `msgpack:"degraded"`
+	Worker       *string           `msgpack:"worker"`
+	Rank         *uint32           `msgpack:"rank"`
+	Epoch        *uint64           `msgpack:"epoch"`
+	Seq          *uint64           `msgpack:"seq"`
+	Blocks       *uint64           `msgpack:"blocks"`
+	ParkedEvents *uint64           `msgpack:"parked_events"`
+	ForeignChain bool              `msgpack:"foreign_chain"`
+	EpochAheadS  uint64            `msgpack:"epoch_ahead_s"`
+	Exact        *bool             `msgpack:"exact"`
+	Degraded     []string          `msgpack:"degraded"`
+	Address      string            `msgpack:"address"`
+	Labels       map[string]string `msgpack:"labels"`
 }
 
 func decodeReply(payload []byte) (*Reply, error) {
@@ -203,6 +213,24 @@ func decodeReply(payload []byte) (*Reply, error) {
 		return nil, err
 	}
 	return wire.reply()
+}
+
+type holderKey struct {
+	worker string
+	rank   uint32
+}
+
+// complete gives each holder the address and labels that only the first result with it has, and notes those of this one.
+func (r *Reply) complete(profiles map[holderKey]profile) {
+	for index := range r.Holders {
+		holder := &r.Holders[index]
+		key := holderKey{holder.Worker, holder.Rank}
+		if holder.Address != "" || len(holder.Labels) > 0 {
+			profiles[key] = profile{holder.Address, holder.Labels}
+		} else if known, ok := profiles[key]; ok {
+			holder.Address, holder.Labels = known.address, known.labels
+		}
+	}
 }
 
 func decodeResults(payload []byte, queries int) ([]Result, error) {
@@ -217,6 +245,7 @@ func decodeResults(payload []byte, queries int) ([]Result, error) {
 		return nil, fmt.Errorf("%w: it has not one result for each of %d queries", ErrUndecodable, queries)
 	}
 	results := make([]Result, 0, queries)
+	profiles := map[holderKey]profile{}
 	for _, found := range *wire.Results {
 		switch {
 		case found.Error != nil:
@@ -226,6 +255,7 @@ func decodeResults(payload []byte, queries int) ([]Result, error) {
 			if err != nil {
 				return nil, err
 			}
+			reply.complete(profiles)
 			results = append(results, Result{Reply: reply})
 		default:
 			return nil, fmt.Errorf("%w: a result has neither a reply nor an error", ErrUndecodable)
@@ -260,7 +290,7 @@ func (w *wireMatch) match() (HolderMatch, error) {
 	match := HolderMatch{
 		Worker: *w.Worker, Rank: *w.Rank, Kind: w.Kind, MatchedBlocks: *w.MatchedBlocks,
 		MatchedBlocksMax: or(w.MatchedBlocksMax, *w.MatchedBlocks), UsableBlocks: or(w.UsableBlocks, *w.MatchedBlocks),
-		Exact: *w.Exact, Degraded: w.Degraded, LimitedBy: w.LimitedBy,
+		Exact: *w.Exact, Degraded: w.Degraded, LimitedBy: w.LimitedBy, Address: w.Address, Labels: w.Labels,
 	}
 	if w.DeviceBlocks != nil && w.HostBlocks != nil {
 		match.Tiers = &TierMatch{
@@ -304,6 +334,7 @@ func decodeStatus(payload []byte) (*Status, error) {
 			Worker: *found.Worker, Rank: *found.Rank, Cursor: Cursor{*found.Epoch, *found.Seq}, Blocks: *found.Blocks,
 			ParkedEvents: *found.ParkedEvents, ForeignChain: found.ForeignChain,
 			EpochAhead: microseconds(bounded(found.EpochAheadS) * 1_000_000), Exact: *found.Exact, Degraded: found.Degraded,
+			Address: found.Address, Labels: found.Labels,
 		})
 	}
 	return status, nil

@@ -167,7 +167,7 @@ func (w *world) expect(query Query, matched, usable uint64) {
 
 func TestPublishedBlocksAreFound(t *testing.T) {
 	w := newWorld(t)
-	publisher := w.publisher(PublisherOptions{})
+	publisher := w.publisher(PublisherOptions{Address: "10.0.0.7:8000", Labels: map[string]string{"role": "prefill"}})
 	prompt := tokens(4)
 	chain := chainOf(prompt)
 	w.must(publisher.Publish(w.ctx, Stored{Tokens: prompt}))
@@ -190,7 +190,10 @@ func TestPublishedBlocksAreFound(t *testing.T) {
 	results, err := w.client.QueryBatch(w.ctx, namespace, []Query{{SequenceHashes: chain}, {SequenceHashes: chain[:1]}})
 	w.must(err)
 	for index, matched := range []uint64{3, 1} {
-		same(t, "one of two", results[index].Reply.Holders[0].MatchedBlocks, matched)
+		holder := results[index].Reply.Holders[0]
+		same(t, "one of two", holder.MatchedBlocks, matched)
+		// The second result does not have it on the wire.
+		same(t, "where it is", holder.Address+" "+holder.Labels["role"], "10.0.0.7:8000 prefill")
 	}
 }
 

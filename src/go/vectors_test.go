@@ -225,6 +225,8 @@ type replyMeaning struct {
 		Exact              bool
 		Degraded           []string
 		LimitedBy          string `json:"limited_by"`
+		Address            string
+		Labels             map[string]string
 		DroppedOut         *struct {
 			Position     uint32
 			LineageHash  string `json:"lineage_hash"`
@@ -248,9 +250,12 @@ func (m *replyMeaning) check(t *testing.T, name string, found *Reply) {
 		holder := found.Holders[index]
 		isExact = isExact && expected.Exact
 		same(t, name, []interface{}{holder.Worker, holder.Rank, holder.MatchedBlocks, holder.MatchedBlocksMax, holder.UsableBlocks, holder.Exact,
-			holder.Degraded, holder.LimitedBy},
+			holder.Degraded, holder.LimitedBy, holder.Address, len(holder.Labels)},
 			[]interface{}{expected.Worker, expected.Rank, expected.MatchedBlocks, expected.MatchedBlocksMax, expected.UsableBlocks, expected.Exact,
-				expected.Degraded, expected.LimitedBy})
+				expected.Degraded, expected.LimitedBy, expected.Address, len(expected.Labels)})
+		for key, value := range expected.Labels {
+			same(t, name, holder.Labels[key], value)
+		}
 		if expected.DeviceBlocks == nil {
 			same(t, name, holder.Tiers == nil, true)
 		} else {
@@ -380,10 +385,17 @@ func TestBatchesAreEncoded(t *testing.T) {
 			Rank       uint32
 			Tier       Tier
 			TimeUs     uint64 `json:"time_us"`
-			Events     []eventMeaning
+			Profile    *struct {
+				Address string
+				Labels  map[string]string
+			}
+			Events []eventMeaning
 		}
 	}](t, "batches") {
 		m, made := vector.Meaning, batch{rank: vector.Meaning.Rank, blockSize: 16, tier: vector.Meaning.Tier}
+		if m.Profile != nil {
+			made.profile = &profile{m.Profile.Address, m.Profile.Labels}
+		}
 		for _, event := range m.Events {
 			if next, is := event.change(t); is {
 				made.changes = append(made.changes, next)
