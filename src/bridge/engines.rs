@@ -1,6 +1,9 @@
 //! The engines that a bridge follows.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod given;
+mod servers;
+
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,19 +24,24 @@ use kvatlas_engines::{Format, HashMode, TranslatorSettings};
 
 use crate::daemon::config::Secret;
 use crate::daemon::http::{
-    EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
+    EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer, RegisterRefusal,
+    RemovedEngines, ServerKey, ServerState, SizeOf,
 };
 use crate::daemon::metrics::BridgeMetrics;
 
+use super::check::{check_block_size, check_engine};
+use super::discovery::{Reports, SourceState};
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::{AllowedHosts, host_of};
 use super::progress::{Progress, SharedProgress};
 use super::relay::{Relay, Way};
+use super::server::Origin;
 use super::sources::{Source, SourceTask};
-use super::spec::{check_block_size, check_engine};
 use super::stalls::{BridgeClock, StallWatch};
 use super::task::EngineTask;
+use given::Given;
+use servers::AskedServer;
 
 /// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
 const TRUSTED_SAMPLE: u32 = 64;
@@ -80,14 +88,53 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct Followed {
     engine: NewEngine,
+    /// The server that has told of it, if one has.
+    origin: Option<Origin>,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
 }
 
+impl Followed {
+    /// Ends its task.
+    fn end(&self, says_goodbye: bool) {
+        self.says_goodbye.store(says_goodbye, Ordering::Release);
+        self.stop.cancel();
+    }
+
+    /// Refuses to follow `engine` beside this one of the same name, unless both are one.
+    fn conflict_with(&self, engine: NewEngine, origin: Option<&Origin>) -> Result<(), RegisterRefusal> {
+        let is_same_origin = match (&self.origin, origin) {
+            (Some(own), Some(other)) => own.handle.is_same(&other.handle),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        if is_same_origin && self.engine == engine {
+            return Ok(());
+        }
+        Err(RegisterRefusal::Conflict {
+            endpoint: self.engine.endpoint.clone(),
+            key: Box::new(engine.key),
+        })
+    }
+
+    fn state(&self) -> EngineState {
+        let Progress { status, last_error } = self.progress.get();
+        let is_seen = matches!(status, EngineStatus::Exact | EngineStatus::Degraded);
+        let of_server = self.origin.as_ref().filter(|_| !is_seen);
+        let of_server = of_server.and_then(|origin| origin.handle.progress().trouble);
+        EngineState {
+            engine: self.engine.clone(),
+            status,
+            last_error: of_server.or(last_error),
+        }
+    }
+}
+
 struct Inner {
     subjects: Subjects,
     options: BridgeOptions,
+    /// Ends the sources of engines.
+    stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,
     metrics: Arc<BridgeMetrics>,
@@ -100,8 +147,11 @@ struct State {
     nats: Option<Client>,
     is_stopping: bool,
     engines: BTreeMap<EngineKey, Followed>,
-    /// Those that flags and files gave.
-    given: BTreeSet<EngineKey>,
+    servers: BTreeMap<ServerKey, AskedServer>,
+    /// The engines that flags, files and discovery gave.
+    given: Given,
+    /// The sources of engines.
+    sources: Vec<Reports>,
 }
 
 impl State {
@@ -115,12 +165,11 @@ impl State {
         })
     }
 
-    /// Whether an engine that flags or files gave has an endpoint on `host`.
-    fn is_host_given(&self, host: &str) -> bool {
-        let mut given = self.given.iter().filter_map(|key| self.engines.get(key));
-        given.any(|followed| {
-            endpoints_of(&followed.engine).any(|endpoint| host_of(endpoint).as_deref() == Some(host))
-        })
+    /// Ends to follow an engine: daemons forget it.
+    fn remove(&mut self, key: &EngineKey) {
+        if let Some(followed) = self.engines.remove(key) {
+            followed.end(true);
+        }
     }
 
     /// An engine of the same namespace whose blocks have another size.
@@ -146,6 +195,7 @@ impl Bridge {
             inner: Arc::new(Inner {
                 subjects,
                 options,
+                stop: CancellationToken::new(),
                 runtime: Handle::current(),
                 tasks: TaskTracker::new(),
                 metrics: Arc::new(BridgeMetrics::new()),
@@ -163,52 +213,110 @@ impl Bridge {
         }
     }
 
-    /// Makes the engines that are given by flags and files those in `engines`: others of them are forgotten, changed ones begin anew.
-    /// Engines that were registered otherwise stay.
-    ///
-    /// # Errors
-    ///
-    /// Why each of those engines that are not followed is not.
-    pub fn replace(&self, engines: &[NewEngine]) -> Result<(), Vec<RegisterRefusal>> {
-        let given = {
-            let mut state = self.inner.state.lock();
-            let keys = engines.iter().map(|engine| engine.key.clone()).collect();
-            std::mem::replace(&mut state.given, keys)
-        };
-        let is_outdated =
-            |state: &EngineState| given.contains(&state.engine.key) && !engines.contains(&state.engine);
-        let outdated: BTreeSet<EngineKey> = self
-            .engines()
-            .into_iter()
-            .filter(is_outdated)
-            .map(|state| state.engine.key)
-            .collect();
-        self.unregister(&|key| outdated.contains(key));
-        let refused: Vec<RegisterRefusal> = engines
-            .iter()
-            .filter_map(|engine| self.register(engine.clone()).err())
-            .collect();
-        if refused.is_empty() { Ok(()) } else { Err(refused) }
-    }
-
     /// Ends to follow all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once; without, they keep
     /// them until another bridge tells more, or until they are stale.
     pub async fn stop(&self, says_goodbye: bool) {
         {
             let mut state = self.inner.state.lock();
             state.is_stopping = true;
+            self.inner.stop.cancel();
+            for server in state.servers.values() {
+                server.stop.cancel();
+            }
             for followed in state.engines.values() {
-                followed.says_goodbye.store(says_goodbye, Ordering::Release);
-                followed.stop.cancel();
+                followed.end(says_goodbye);
             }
         }
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
     }
 
+    /// Begins to follow `engine`, of which `origin` has told. Does nothing where it is followed in just this way.
+    fn add(
+        &self,
+        state: &mut State,
+        engine: NewEngine,
+        origin: Option<Origin>,
+    ) -> Result<(), RegisterRefusal> {
+        check_engine(&engine)?;
+        if state.is_stopping {
+            return Err(RegisterRefusal::Stopping);
+        }
+        if let Some(known) = state.engines.get(&engine.key) {
+            return known.conflict_with(engine, origin.as_ref());
+        }
+        if let Some(other) = state.other_size(&engine) {
+            return Err(RegisterRefusal::OtherBlockSize {
+                asked: engine.block_size,
+                in_force: other.block_size,
+                whose: SizeOf::Engine(Box::new(other.key.clone())),
+            });
+        }
+        if let Some(other) = state.at_same_address(&engine) {
+            return Err(RegisterRefusal::SameAddress {
+                key: Box::new(other.key.clone()),
+                endpoint: other.endpoint.clone(),
+                block_size: other.block_size,
+            });
+        }
+        if let Some(namespaces) = &self.inner.options.namespaces {
+            check_block_size(&engine, namespaces)?;
+        }
+        let engines_max = self.inner.options.engines_max;
+        if state.engines.len() >= engines_max {
+            return Err(RegisterRefusal::TooMany { engines: engines_max });
+        }
+        let followed = Followed {
+            engine: engine.clone(),
+            origin,
+            progress: SharedProgress::default(),
+            stop: CancellationToken::new(),
+            says_goodbye: Arc::default(),
+        };
+        if let Some(nats) = &state.nats {
+            self.spawn(&followed, nats.clone());
+        }
+        state.engines.insert(engine.key, followed);
+        Ok(())
+    }
+
+    /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.
+    pub(super) fn allows_host(&self, host: &str) -> bool {
+        self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
+    }
+
+    /// The sources of engines, as they are shown.
+    pub fn sources(&self) -> Vec<SourceState> {
+        self.inner
+            .state
+            .lock()
+            .sources
+            .iter()
+            .map(Reports::state)
+            .collect()
+    }
+
+    pub(super) fn add_source(&self, reports: Reports) {
+        self.inner.state.lock().sources.push(reports);
+    }
+
+    /// Runs a part of a source of engines until the bridge stops.
+    pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.inner.stop.clone();
+        let task = async move {
+            stop.run_until_cancelled(part).await;
+        };
+        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<BridgeMetrics> {
+        &self.inner.metrics
+    }
+
     fn spawn(&self, followed: &Followed, nats: Client) {
         let inner = Arc::clone(&self.inner);
         let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
+        let origin = followed.origin.clone();
         let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
         let task = async move {
             if engine.is_source() {
@@ -235,6 +343,7 @@ impl Bridge {
             let follower = Follower::new(relay, &engine.topic, replay, options.clone(), stalls);
             let task = EngineTask {
                 engine,
+                origin,
                 follower,
                 options,
                 progress,
@@ -334,23 +443,15 @@ impl Inner {
     }
 }
 
-/// Where the bridge connects to for an engine.
-fn endpoints_of(engine: &NewEngine) -> impl Iterator<Item = &str> {
-    std::iter::once(engine.endpoint.as_str()).chain(engine.replay.as_deref())
-}
-
 impl EngineRegistry for Bridge {
-    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
+    fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
         let own = peer.map(|peer| peer.to_string());
-        for endpoint in endpoints_of(engine) {
+        for endpoint in engine.endpoints() {
             // Without a host it is refused as no endpoint.
             let Some(host) = host_of(endpoint) else {
                 continue;
             };
-            let is_allowed = self.inner.options.register_hosts.allows(&host)
-                || own.as_ref() == Some(&host)
-                || self.inner.state.lock().is_host_given(&host);
-            if !is_allowed {
+            if own.as_ref() != Some(&host) && !self.allows_host(&host) {
                 let endpoint = endpoint.to_owned();
                 return Err(RegisterRefusal::Host { host, endpoint });
             }
@@ -363,81 +464,32 @@ impl EngineRegistry for Bridge {
     }
 
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
-        check_engine(&engine)?;
-        let mut state = self.inner.state.lock();
-        if state.is_stopping {
-            return Err(RegisterRefusal::Stopping);
-        }
-        if let Some(known) = state.engines.get(&engine.key) {
-            if known.engine == engine {
-                return Ok(());
-            }
-            return Err(RegisterRefusal::Conflict {
-                endpoint: known.engine.endpoint.clone(),
-                key: Box::new(engine.key),
-            });
-        }
-        if let Some(other) = state.other_size(&engine) {
-            return Err(RegisterRefusal::OtherBlockSize {
-                asked: engine.block_size,
-                in_force: other.block_size,
-                whose: SizeOf::Engine(Box::new(other.key.clone())),
-            });
-        }
-        if let Some(other) = state.at_same_address(&engine) {
-            return Err(RegisterRefusal::SameAddress {
-                key: Box::new(other.key.clone()),
-                endpoint: other.endpoint.clone(),
-                block_size: other.block_size,
-            });
-        }
-        if let Some(namespaces) = &self.inner.options.namespaces {
-            check_block_size(&engine, namespaces)?;
-        }
-        let engines_max = self.inner.options.engines_max;
-        if state.engines.len() >= engines_max {
-            return Err(RegisterRefusal::TooMany { engines: engines_max });
-        }
-        let followed = Followed {
-            engine: engine.clone(),
-            progress: SharedProgress::default(),
-            stop: CancellationToken::new(),
-            says_goodbye: Arc::default(),
-        };
-        if let Some(nats) = &state.nats {
-            self.spawn(&followed, nats.clone());
-        }
-        state.engines.insert(engine.key, followed);
-        Ok(())
+        self.add(&mut self.inner.state.lock(), engine, None)
+    }
+
+    fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
+        self.add_server(server)
     }
 
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
         let mut state = self.inner.state.lock();
-        let removed: RemovedEngines = state
-            .engines
-            .keys()
-            .filter(|key| is_meant(key))
-            .cloned()
-            .collect();
-        for key in &removed {
-            if let Some(followed) = state.engines.remove(key) {
-                followed.says_goodbye.store(true, Ordering::Release);
-                followed.stop.cancel();
-            }
+        let mut removed = self.remove_servers(&mut state, is_meant);
+        let meant = state.engines.keys().filter(|key| is_meant(key));
+        let meant: RemovedEngines = meant.cloned().collect();
+        for key in &meant {
+            state.remove(key);
         }
+        removed.extend(meant);
         removed
     }
 
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
-        let describe = |followed: &Followed| {
-            let Progress { status, last_error } = followed.progress.get();
-            EngineState {
-                engine: followed.engine.clone(),
-                status,
-                last_error,
-            }
-        };
-        state.engines.values().map(describe).collect()
+        state.engines.values().map(Followed::state).collect()
+    }
+
+    fn servers(&self) -> Vec<ServerState> {
+        let state = self.inner.state.lock();
+        state.servers.values().map(AskedServer::state).collect()
     }
 }

@@ -17,12 +17,15 @@
 //!    socket is believed again once it has the same bytes as a batch that is published.
 //! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
 //! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
-//! 5. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 5. What an engine's server has told counts for connections that stood when it was asked (`server`). What differs then is another engine.
+//! 6. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
 
+mod check;
 mod continuity;
+mod discovery;
 mod dynamo;
 mod engines;
 mod follower;
@@ -31,9 +34,11 @@ mod grpc;
 mod guard;
 mod holders;
 mod hosts;
+mod http;
 mod partial;
 mod progress;
 mod relay;
+mod server;
 mod sockets;
 mod sources;
 mod spec;
@@ -44,6 +49,7 @@ mod tensorrt;
 mod topics;
 mod walker;
 
+pub use discovery::{Discover, DiscoverError, DiscoverOptions, SourceState};
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};

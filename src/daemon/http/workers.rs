@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker, is_pool};
 
 use super::dialect::Instance;
-use super::engines::{EngineState, EngineStatus};
+use super::engines::{EngineState, EngineStatus, ServerState};
 use super::error::{DialectError, HttpError};
 use super::shared::{Index, Shared, json_response};
 
@@ -70,12 +70,15 @@ pub(super) async fn workers(
     };
     let (index, engines) = shared.known();
     let mut workers = Workers::new();
-    let engines = engines.map(|engines| engines.engines()).unwrap_or_default();
-    for state in engines
-        .into_iter()
-        .filter(|state| is_wanted(&state.engine.key.model))
-    {
-        add_engine(&mut workers, state);
+    if let Some(registry) = engines {
+        let engines = registry.engines().into_iter();
+        for state in engines.filter(|state| is_wanted(&state.engine.key.model)) {
+            add_engine(&mut workers, state);
+        }
+        let servers = registry.servers().into_iter();
+        for state in servers.filter(|state| is_wanted(&model_of(state))) {
+            add_server(&mut workers, state);
+        }
     }
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted);
@@ -88,7 +91,7 @@ pub(super) async fn workers(
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",
-        Some(("http", _)) => "http",
+        Some(("http" | "https", _)) => "http",
         Some(("nats", _)) => "nats",
         _ => "zmq",
     }
@@ -122,6 +125,41 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         last_error,
     };
     worker.listeners.insert(engine.key.rank, listener);
+}
+
+/// The model that a server is asked for; without a name where any will do.
+fn model_of(state: &ServerState) -> ModelKey {
+    let model = state.server.model.clone().unwrap_or_default();
+    ModelKey::of_tenant(model, &state.server.tenant)
+}
+
+/// Adds a server of which nothing is followed yet.
+fn add_server(workers: &mut Workers, state: ServerState) {
+    if !state.engines.is_empty() {
+        return;
+    }
+    let model = model_of(&state);
+    let ServerState {
+        server, last_error, ..
+    } = state;
+    let status = EngineStatus::Pending.as_str();
+    let listener = Listener {
+        endpoint: server.url.clone(),
+        status,
+        last_error,
+    };
+    let worker = Worker {
+        instance_id: Instance::of_text(&server.instance),
+        source: source_of(&server.url),
+        status,
+        model_name: model.model.clone(),
+        routing_group: model.tenant.clone(),
+        block_size: server.block_size.unwrap_or_default(),
+        endpoints: BTreeMap::from([(0, server.url)]),
+        listeners: BTreeMap::from([(0, listener)]),
+        exact: None,
+    };
+    workers.entry((model, server.instance)).or_insert(worker);
 }
 
 /// Adds what the index knows of each worker.
