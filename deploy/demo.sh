@@ -1,9 +1,10 @@
 #!/bin/sh
-# Builds kvatlas and runs its demonstration; arguments go to `kvatlas demo`. It runs in the checkout's root.
+# Builds what the demonstration runs, and runs it in the checkout's root; arguments go to `kvatlas demo`. The build leaves out what the
+# demonstration does not need, and is optimised less: see [features] and [profile.demo] in Cargo.toml.
 set -eu
 
 cd "$(dirname "$0")/.."
 deploy/setup.sh
 # Not quiet: the first build takes minutes.
-cargo build --release --locked
-exec cargo run --release --locked --quiet -- demo "$@"
+cargo build --locked --profile demo --no-default-features --bin kvatlas
+exec target/demo/kvatlas demo "$@"

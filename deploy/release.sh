@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the release of the commit that is checked out, so that whoever builds it gets the same bytes:
-#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz and SHA256SUMS
+#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz, the wheel that pip installs, a bill of
+#                                          materials, and SHA256SUMS
 #   deploy/release.sh --check DIRECTORY    builds it twice, at two places, and compares
 #
 # The same bytes need the same commit, toolchain (releasing.md), C compiler and C library. Paths, times, users and the environment do not count.
@@ -64,6 +65,8 @@ build() {
     chmod -R u=rwX,go=rX "$1/$name"
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$1" -cf - "$name" |
         gzip --no-name --best >"$2/$name.tar.gz"
+    deploy/wheel.sh "$built" "$2" >/dev/null
+    python3 deploy/sbom.py >"$2/kvatlas-$version.cdx.json"
 }
 
 work=$(mktemp -d)
@@ -73,7 +76,7 @@ build "$work/first" "$out"
 if [ "$is_check" = true ]; then
     # A longer path, and another name.
     build "$work/the-second-time" "$work/again"
-    for archive in "$work"/again/*.tar.gz; do
+    for archive in "$work"/again/*; do
         if ! cmp "$archive" "$out/${archive##*/}"; then
             echo "release: ${archive##*/} is not the same when it is built again" >&2
             exit 1
@@ -81,4 +84,4 @@ if [ "$is_check" = true ]; then
         echo "release: ${archive##*/} is the same, built at two places"
     done
 fi
-(cd "$out" && sha256sum kvatlas-*.tar.gz >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && sha256sum kvatlas-*.tar.gz kvatlas-*.whl kvatlas-*.cdx.json >SHA256SUMS && cat SHA256SUMS)

@@ -17,12 +17,23 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 check_scripts() {
     # Each file is checked as the script that it is; what they import lies beside compose.yaml.
-    MYPYPATH=deploy/compose "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/test-*.py
+    MYPYPATH=deploy/compose:deploy "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/sbom.py deploy/test-*.py
     if has shellcheck; then
-        shellcheck --external-sources deploy/test*.sh deploy/scenario-engines.sh deploy/release.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
+        shellcheck --external-sources deploy/test*.sh deploy/scenario-engines.sh deploy/release.sh deploy/wheel.sh deploy/demo.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
     else
         skip "shellcheck, which checks the scripts of deploy/, is not installed"
     fi
+}
+
+# The bill of materials, by the library of those who made its form.
+check_bill() {
+    "$python" deploy/sbom.py | "$python" -c '
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+text = sys.stdin.read()
+error = JsonStrictValidator(SchemaVersion.V1_5).validate_str(text)
+sys.exit(f"sbom: {error}") if error else print(f"the bill of materials is sound: {text.count(chr(34) + "purl" + chr(34))} crates")'
 }
 
 # What licences.py cannot know: advisories. The database is fetched, so that this is no failure where there is no network.
@@ -124,6 +135,7 @@ check_scripts
 check_compose
 check_debian
 "$python" deploy/licences.py --check
+check_bill
 check_advisories
 "$python" deploy/test-commands.py
 "$python" deploy/test-reload.py

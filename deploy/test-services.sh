@@ -40,6 +40,7 @@ beside=$!
 check deploy/test-python.sh &
 beside="$beside $!"
 check deploy/test-page.sh
+check deploy/test-wheel.sh
 for each in $beside; do wait "$each" || echo "the checks beside it" >>"$said/failed"; done
 beside=""
 

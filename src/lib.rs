@@ -3,6 +3,7 @@
 //! Programs use the crates below this one: `kvatlas-core` (the index, hashes, the wire contract), `kvatlas-client` (asking and
 //! publishing over NATS) and `kvatlas-vocab` (vocabularies). The README shows how to begin.
 
+#[cfg(feature = "bridge")]
 pub mod bridge;
 pub mod daemon;
 pub mod simulation;

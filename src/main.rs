@@ -19,22 +19,30 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Serve(arguments) => serve(*arguments),
+        #[cfg(feature = "bridge")]
         Command::Up(arguments) => run(arguments.run()),
+        #[cfg(feature = "bridge")]
         Command::Bridge(arguments) => run(arguments.run()),
         Command::Query(arguments) => run(cli::query(*arguments)),
         Command::Status(arguments) => run(cli::status(arguments)),
+        #[cfg(feature = "top")]
         Command::Top(arguments) => run(cli::top(arguments)),
         Command::Doctor(arguments) => run(cli::doctor(*arguments)),
+        Command::Explain(arguments) => cli::explain(&arguments),
         Command::Publish(arguments) => run(cli::publish(&arguments)),
         Command::Demo(arguments) => run(arguments.run()),
         Command::Replay(arguments) => run(arguments.run()),
         Command::Fleet(arguments) => run(arguments.run()),
+        #[cfg(feature = "compare")]
         Command::Compare(arguments) => cli::compare(&arguments),
         Command::Admin(arguments) => run(arguments.run()),
         Command::Snapshot(arguments) => cli::snapshot(&arguments),
+        #[cfg(feature = "vocab")]
         Command::Vocab(arguments) => cli::vocab(&arguments),
         Command::Probe(arguments) => run(arguments.run()),
+        #[cfg(feature = "generate")]
         Command::Completions(arguments) => cli::completions(&arguments),
+        #[cfg(feature = "generate")]
         Command::Man(arguments) => cli::man(&arguments),
     };
     match outcome {

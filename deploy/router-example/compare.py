@@ -42,6 +42,8 @@ class Figures:
     cached_tokens: int
     waits_ms: list[float]
     unanswered: int
+    # Outcomes that kvatlas was told of.
+    told: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -56,6 +58,7 @@ class Figures:
             "first_token_ms_p99": round(waits[98], 1),
             "computed_tokens": self.prompt_tokens - self.cached_tokens,
             "unanswered": self.unanswered,
+            "told": self.told,
         }
 
 
@@ -175,7 +178,8 @@ async def measure(policy: str, options: argparse.Namespace) -> Figures:
 
             await asyncio.gather(*(user() for _ in range(options.users)))
             async with session.get(f"{router}/stats") as answer:
-                figures.unanswered = (await answer.json()).get("unanswered", 0)
+                counts = await answer.json()
+                figures.unanswered, figures.told = counts.get("unanswered", 0), counts.get("told", 0)
     return figures
 
 

@@ -9,6 +9,8 @@ What it does for a request:
 3. It takes the engine with the least to do: blocks of this prompt that can't be reused there, and those on their way to it.
    Of engines with about as little it takes the prompt's home; see policy.py.
 4. It passes the request on, and the answer back, as it comes.
+5. It tells kvatlas how many tokens the engine found in its cache, beside what was promised: `POST /v1/outcomes`. So kvatlas notices an engine
+   that has less than its events say. `--no-outcomes` leaves that out.
 
 Where kvatlas does not answer in time, step 3 goes by what is on its way and the home: a router must not fail with its map.
 """
@@ -16,9 +18,12 @@ Where kvatlas does not answer in time, step 3 goes by what is on its way and the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -31,6 +36,11 @@ PATIENCE = 0.1
 # What is about the connection between client and router, or changes on the way.
 OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding"})
 
+# What an engine says of its cache stands at the end of an answer, streamed or not.
+TAIL_BYTES = 16 << 10
+CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+
 
 class Router:
     """Chooses an engine for each request."""
@@ -40,6 +50,9 @@ class Router:
         self._kvatlas = options.kvatlas.rstrip("/")
         self._model = options.model
         self._asks = options.policy == "kvatlas"
+        self._tells = self._asks and not options.no_outcomes
+        # What is being told; a task that nobody holds may vanish.
+        self._telling: set[asyncio.Task[None]] = set()
         self._patience = aiohttp.ClientTimeout(total=options.patience)
         self._turns = itertools.cycle(self._engines)
         # Blocks on their way to each engine.
@@ -63,8 +76,8 @@ class Router:
         """What became of the questions, as JSON."""
         return web.json_response(dict(self.counts))
 
-    async def usable_blocks(self, tokens: list[int]) -> dict[str, int]:
-        """How many leading blocks of the prompt a request can reuse at each worker; empty where nobody answers."""
+    async def holders(self, tokens: list[int]) -> dict[str, dict[str, Any]]:
+        """The workers at which a request can reuse leading blocks of the prompt; empty where nobody answers."""
         question = {"model": self._model, "tokens": tokens, "workers": list(self._engines)}
         try:
             async with self._http.post(
@@ -81,21 +94,21 @@ class Router:
             print(f"routing without kvatlas: {error!r}", flush=True)
             return {}
         self.counts["answered"] += 1
-        # Of a worker with several ranks, the best.
-        found: dict[str, int] = {}
+        # Of a worker with several ranks, the best: answers begin with it.
+        found: dict[str, dict[str, Any]] = {}
         for holder in holders:
-            # Engines with windows or states reuse less than they hold.
-            usable = holder.get("usable_blocks", holder["matched_blocks"])
-            found[holder["worker"]] = max(found.get(holder["worker"], 0), usable)
+            found.setdefault(holder["worker"], holder)
         return found
 
-    async def choose(self, tokens: list[int]) -> tuple[str, int]:
-        """The engine for a prompt, and what the prompt adds to its work, in blocks."""
+    async def choose(self, tokens: list[int]) -> tuple[str, int, dict[str, Any] | None]:
+        """The engine for a prompt, what the prompt adds to its work, in blocks, and what was promised of it."""
         blocks = len(tokens) // BLOCK_SIZE
         if not self._asks:
-            return next(self._turns), blocks
-        usable = await self.usable_blocks(tokens)
-        return choose(self._engines, tokens, blocks, usable, self._under_way)
+            return next(self._turns), blocks, None
+        holders = await self.holders(tokens)
+        usable = {name: usable_blocks(holder) for name, holder in holders.items()}
+        name, blocks = choose(self._engines, tokens, blocks, usable, self._under_way)
+        return name, blocks, holders.get(name)
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Passes a request on, and its answer back as it comes."""
@@ -104,16 +117,50 @@ class Router:
             tokens = tokens_of(await request.json())
         except (ValueError, AttributeError):
             return web.json_response({"error": {"message": "the body is no JSON object"}}, status=400)
-        name, blocks = await self.choose(tokens)
+        name, blocks, promised = await self.choose(tokens)
         self._under_way[name] += blocks
         try:
-            return await self._pass_on(request, name, body)
+            response, tail = await self._pass_on(request, name, body)
+            if self._tells and promised is not None:
+                self._tell(promised, tail)
+            return response
         except aiohttp.ClientError as error:
             return web.json_response({"error": {"message": f"engine {name}: {error}"}}, status=502)
         finally:
             self._under_way[name] -= blocks
 
-    async def _pass_on(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:
+    def _tell(self, promised: dict[str, Any], tail: bytes) -> None:
+        """Tells in the background what the request found; nobody waits for that, and a failure costs nothing."""
+        cached, prompt = CACHED.findall(tail), PROMPT.findall(tail)
+        if not cached or not prompt:
+            self.counts["unknown_outcome"] += 1
+            return
+        outcome = {
+            "worker": promised["worker"],
+            "rank": promised["rank"],
+            "promised_blocks": usable_blocks(promised),
+            "found_tokens": int(cached[-1]),
+            "prompt_tokens": int(prompt[-1]),
+            "exact": promised["exact"],
+        }
+        task = asyncio.create_task(self._post_outcome(outcome))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _post_outcome(self, outcome: dict[str, Any]) -> None:
+        report = {"model": self._model, "outcomes": [outcome]}
+        try:
+            async with self._http.post(
+                f"{self._kvatlas}/v1/outcomes", json=report, timeout=self._patience
+            ) as answer:
+                self.counts["told" if answer.ok else "untold"] += 1
+        except (aiohttp.ClientError, TimeoutError):
+            self.counts["untold"] += 1
+
+    async def _pass_on(
+        self, request: web.Request, name: str, body: bytes
+    ) -> tuple[web.StreamResponse, bytes]:
+        """Passes a request on; gives back the answer, and the last of its bytes."""
         headers = {key: value for key, value in request.headers.items() if key.lower() not in OWN_HEADERS}
         # A generation takes as long as it takes.
         patience = aiohttp.ClientTimeout(total=None, connect=5)
@@ -124,10 +171,17 @@ class Router:
                 kept["content-encoding"] = answer.headers["content-encoding"]
             response = web.StreamResponse(status=answer.status, headers=kept | {"x-routed-to": name})
             await response.prepare(request)
+            tail = b""
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
+                tail = (tail + chunk)[-TAIL_BYTES:]
             await response.write_eof()
-            return response
+            return response, tail
+
+
+def usable_blocks(holder: dict[str, Any]) -> int:
+    """How many leading blocks a request can reuse. Engines with windows or states reuse less than they hold."""
+    return int(holder.get("usable_blocks", holder["matched_blocks"]))
 
 
 def main() -> None:
@@ -143,6 +197,9 @@ def main() -> None:
     parser.add_argument("--policy", choices=["kvatlas", "round-robin"], default="kvatlas")
     parser.add_argument(
         "--patience", type=float, default=PATIENCE, help="seconds that an answer of kvatlas may take"
+    )
+    parser.add_argument(
+        "--no-outcomes", action="store_true", help="do not tell kvatlas what requests found in the caches"
     )
     options = parser.parse_args()
 

@@ -53,8 +53,14 @@ impl Default for FollowOptions {
 impl FollowOptions {
     /// The longest time between two looks at an engine: after a longer one, this process has stood still, and the engine has not.
     pub(super) fn look_interval_max(&self) -> Duration {
-        // What a busy machine may take is no stall.
         self.poll_interval + Duration::from_secs(1)
+    }
+
+    /// The time from which on a pause of this process is a stall. Daemons miss heartbeats after three seconds, of which one may have passed
+    /// before it: whoever was stale in one of them must not be believed again before a look.
+    pub(super) fn pause_max(&self) -> Duration {
+        // What a busy machine may take is no stall.
+        self.poll_interval + Duration::from_millis(500)
     }
 }
 

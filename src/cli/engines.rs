@@ -13,7 +13,7 @@ use kvatlas::daemon::http::{GivenEngine, follow_patiently};
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::Subjects;
 use kvatlas_engines::Format;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 
 use super::failure::Failure;
 
@@ -164,10 +164,4 @@ impl EngineArguments {
         }
         std::future::pending().await
     }
-}
-
-/// Begins to listen to SIGHUP; from then on it no longer ends the process.
-pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
-    signal(SignalKind::hangup())
-        .map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
 }

@@ -6,21 +6,27 @@
 
 mod admin;
 mod admin_client;
+#[cfg(feature = "bridge")]
 mod bridge;
+#[cfg(feature = "compare")]
 mod compare;
 mod connect;
 mod demo;
 mod doctor;
+#[cfg(feature = "bridge")]
 mod engines;
 mod event_line;
+mod explain;
 mod failure;
 mod fleet;
+#[cfg(feature = "generate")]
 mod generate;
 mod lines;
 mod namespace;
 mod nats_context;
 mod output;
 mod probe;
+mod promises;
 mod publish;
 mod publish_wait;
 mod query;
@@ -33,32 +39,43 @@ mod status_report;
 pub(crate) mod supervisor;
 mod table;
 mod text;
+#[cfg(feature = "top")]
 mod top;
 mod transport;
+#[cfg(feature = "bridge")]
 mod up;
+#[cfg(feature = "vocab")]
 mod vocab;
 
 use clap::{Parser, Subcommand};
 
 pub(crate) use admin::AdminArguments;
+#[cfg(feature = "bridge")]
 pub(crate) use bridge::BridgeArguments;
+#[cfg(feature = "compare")]
 pub(crate) use compare::{CompareArguments, compare};
 pub(crate) use demo::DemoArguments;
 pub(crate) use doctor::{DoctorArguments, doctor};
-pub(crate) use engines::listen_to_hangup;
+pub(crate) use explain::{ExplainArguments, explain};
 pub(crate) use failure::{ExitStatus, Failure};
 pub(crate) use fleet::FleetArguments;
+#[cfg(feature = "generate")]
 pub(crate) use generate::{CompletionsArguments, ManArguments, completions, man};
 pub(crate) use output::say;
 pub(crate) use probe::ProbeArguments;
 pub(crate) use publish::{PublishArguments, publish};
 pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;
-pub(crate) use serve::{ConfigSource, ServeArguments, StopSignals, announce, start_logging};
+pub(crate) use serve::{
+    ConfigSource, ServeArguments, StopSignals, announce, listen_to_hangup, start_logging,
+};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
 pub(crate) use status::{StatusArguments, status};
+#[cfg(feature = "top")]
 pub(crate) use top::{TopArguments, top};
+#[cfg(feature = "bridge")]
 pub(crate) use up::UpArguments;
+#[cfg(feature = "vocab")]
 pub(crate) use vocab::{VocabArguments, vocab};
 
 /// What the program was asked to do.
@@ -90,11 +107,13 @@ pub(crate) enum Command {
     /// SIGINT stops it in good order; a second signal ends it at once.
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<ServeArguments>),
+    #[cfg(feature = "bridge")]
     /// Run all that one machine needs: a NATS server, the daemon, a bridge to engines, and queries over HTTP.
     ///
     /// The NATS server is a process of its own, and is not started where --nats-url names one. The rest is one process.
     #[command(after_help = up::EXAMPLES)]
     Up(Box<UpArguments>),
+    #[cfg(feature = "bridge")]
     /// Follow engines' ZMQ publishers, and tell daemons over NATS what they say.
     #[command(after_help = bridge::EXAMPLES)]
     Bridge(Box<BridgeArguments>),
@@ -104,12 +123,16 @@ pub(crate) enum Command {
     /// Show all namespaces of a daemon on one screen; the exit code says whether all is well.
     #[command(after_help = status::EXAMPLES)]
     Status(StatusArguments),
+    #[cfg(feature = "top")]
     /// Watch the fleet, rates and latencies of a daemon in the terminal.
     #[command(after_help = top::EXAMPLES)]
     Top(TopArguments),
     /// Look at everything that a deployment needs, and say what to mend.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<DoctorArguments>),
+    /// Say what a word of an answer, an alert, a metric or a setting means, and what to do.
+    #[command(after_help = explain::EXAMPLES)]
+    Explain(ExplainArguments),
     /// Publish the events of one worker, read as JSON lines.
     ///
     /// For tests, for repairs by hand, and as a model for publishers in other languages.
@@ -124,6 +147,7 @@ pub(crate) enum Command {
     /// Simulate a fleet of workers and its router on a daemon that runs, until told to stop.
     #[command(after_help = fleet::EXAMPLES)]
     Fleet(FleetArguments),
+    #[cfg(feature = "compare")]
     /// Compare policies of routing on the same requests: exact answers, guesses, affinity, round robin, random.
     #[command(after_help = compare::EXAMPLES)]
     Compare(Box<CompareArguments>),
@@ -135,11 +159,14 @@ pub(crate) enum Command {
     Admin(Box<AdminArguments>),
     /// Look into snapshot files.
     Snapshot(SnapshotArguments),
+    #[cfg(feature = "vocab")]
     /// Ask which tokens of a model's vocabulary may come next.
     Vocab(VocabArguments),
+    #[cfg(feature = "generate")]
     /// Print the completions of this command line for a shell.
     #[command(after_help = generate::COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArguments),
+    #[cfg(feature = "generate")]
     /// Print the manual page.
     #[command(after_help = generate::MAN_EXAMPLES)]
     Man(ManArguments),

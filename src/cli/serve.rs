@@ -180,12 +180,9 @@ impl LastSignal {
 impl StopSignals {
     /// Begins to listen.
     pub(crate) fn listen() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
-        };
         Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen_to(SignalKind::terminate())?,
+            interrupt: listen_to(SignalKind::interrupt())?,
             last: LastSignal::default(),
         })
     }
@@ -202,6 +199,15 @@ impl StopSignals {
             }
         }
     }
+}
+
+/// Begins to listen to SIGHUP; from then on it no longer ends the process.
+pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
+    listen_to(SignalKind::hangup())
+}
+
+fn listen_to(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminArguments, AdminClient, Role};
 use super::failure::Failure;
 use super::output::{print, print_json};
+use super::promises::BrokenPromise;
 use super::table::{Side, Table};
 use super::text::{counted, printable};
 
@@ -53,6 +54,8 @@ struct NamespaceSizes {
     unsized_holders: u64,
     #[serde(default)]
     epochs_ahead: u64,
+    #[serde(default)]
+    broken_promises: Vec<BrokenPromise>,
 }
 
 /// What `/workers` says.
@@ -97,6 +100,11 @@ struct NamespaceStatus {
     epochs_ahead: u64,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
+    /// Why each of these is degraded, in the same order.
+    #[serde(skip)]
+    doubts: Vec<DegradedReasons>,
+    /// Holders of which exact answers promise more than requests find.
+    broken_promises: Vec<BrokenPromise>,
 }
 
 /// Prints the status; fails where the daemon is not ready or a holder is not exact.
@@ -124,6 +132,7 @@ impl Status {
                 held_blocks: sizes.held_blocks,
                 unsized_holders: sizes.unsized_holders,
                 epochs_ahead: sizes.epochs_ahead,
+                broken_promises: sizes.broken_promises,
                 ..NamespaceStatus::default()
             };
             namespaces.insert(sizes.namespace, status);
@@ -162,9 +171,16 @@ impl Status {
         }
         if degraded > 0 {
             return Err(Failure::failed(format_args!(
-                "{degraded} of {} degraded; `kvatlas doctor` and deploy/operating.md say what to do",
+                "{degraded} of {} degraded; kvatlas doctor says which, and what to do",
                 counted(holders, "holder is", "holders are")
             )));
+        }
+        let broken = self
+            .namespaces
+            .iter()
+            .find_map(|status| status.broken_promises.first());
+        if let Some(broken) = broken {
+            return Err(Failure::failed(broken));
         }
         Ok(())
     }
@@ -220,6 +236,7 @@ impl NamespaceStatus {
         }
         if self.named.len() < NAMED_MAX {
             self.named.push(format!("{}/{}", holder.worker, holder.rank));
+            self.doubts.push(holder.degraded);
         }
     }
 
@@ -235,6 +252,9 @@ impl NamespaceStatus {
             let holders = counted(self.unsized_holders, "holder does", "holders do");
             text += &format!("block size in {name}: guessed, {holders} not say it\n");
         }
+        for broken in &self.broken_promises {
+            text += &format!("promises in {name}: {broken}\n");
+        }
         text
     }
 
@@ -244,17 +264,16 @@ impl NamespaceStatus {
             .iter()
             .map(|(reason, count)| format!("{reason} {count}"))
             .collect();
-        let more = if self.degraded > self.named.len() as u64 {
-            " …"
-        } else {
-            ""
-        };
-        format!(
-            "degraded in {}: {}\n  {}{more}\n",
-            self.namespace,
-            reasons.join(", "),
-            self.named.join(" ")
-        )
+        let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
+        for (name, doubts) in self.named.iter().zip(&self.doubts) {
+            let words: Vec<&str> = doubts.iter().map(|reason| reason.as_str()).collect();
+            text += &format!("  {name} {}\n", words.join(", "));
+        }
+        let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
+        if unnamed > 0 {
+            text += &format!("  and {unnamed} more\n");
+        }
+        text
     }
 }
 
@@ -331,10 +350,10 @@ qwen          1000         0  123456  12345678
         }
         let text = status.render("a:1");
         assert!(
-            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gpu-1/0 "),
+            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale\n  gpu-1/0 gap\n"),
             "{text}"
         );
-        assert!(text.ends_with("gpu-9/0 …\n"), "{text}");
+        assert!(text.ends_with("  gpu-9/0 gap\n  and 2 more\n"), "{text}");
         let failure = status.verdict().unwrap_err();
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),

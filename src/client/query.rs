@@ -8,8 +8,8 @@ use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
-    BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, NamespaceName, QueryReply, QueryRequest,
-    QueryResult, SingleQuery, StatusReply, Subjects, WireError,
+    BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, NamespaceName, OUTCOMES_MAX, Outcome,
+    OutcomeReport, QueryReply, QueryRequest, QueryResult, SingleQuery, StatusReply, Subjects, WireError,
 };
 
 use super::error::ClientError;
@@ -140,6 +140,26 @@ impl QueryClient {
         }
         let reply = self.request(self.subjects.status(namespace), Vec::new()).await?;
         Ok(StatusReply::decode(&reply.payload)?)
+    }
+
+    /// Tells what requests found of what answers promised, so that daemons can compare. Nobody replies: it returns when the report is on its
+    /// way.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] where the connection takes nothing.
+    pub async fn tell_outcomes(
+        &self,
+        namespace: &NamespaceName,
+        outcomes: Vec<Outcome>,
+    ) -> Result<(), ClientError> {
+        let subject = self.subjects.outcome(namespace);
+        for part in outcomes.chunks(OUTCOMES_MAX) {
+            let payload = OutcomeReport::new(part.to_vec()).encode();
+            let published = self.nats.publish(subject.clone(), payload.into()).await;
+            published.map_err(|error| ClientError::Connection(error.to_string()))?;
+        }
+        Ok(())
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {

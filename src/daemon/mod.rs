@@ -6,11 +6,12 @@
 //! | `sources` | receives events: core NATS, JetStream | `lanes` |
 //! | [`lanes`] | from a message to a change of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
-//! | `queries` | from a request to its reply | `lanes` |
+//! | `queries` | from a request to its reply | `lanes`, `outcomes` |
+//! | `outcomes` | whether requests find what answers promised | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
-//! | `page` | the admin listener's page for a browser | `queries` |
-//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries` |
+//! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
+//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
@@ -22,6 +23,7 @@
 //! |---|---|
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
 //! | `listener.rs` | one HTTP listener within limits, which `admin` and `http` use |
+//! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
 //! | `instance.rs` | the name by which people tell this daemon from others |
 //!
 //! # The way of one batch
@@ -121,11 +123,13 @@ pub mod lanes;
 mod life;
 mod listener;
 pub mod metrics;
+mod outcomes;
 mod page;
 #[cfg(test)]
 mod pages;
 mod queries;
 mod resync;
+pub mod runbook;
 mod shared;
 pub mod snapshots;
 mod sources;

@@ -14,6 +14,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
 use super::lanes::{LanePool, StreamPosition};
+use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, QuerySample};
 use super::traces::Tracer;
 
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) sample: Arc<QuerySample>,
     /// Whose turn it is of requests that take long, over NATS and HTTP.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
+    /// What requests found of what answers promised.
+    pub(crate) outcomes: Arc<Outcomes>,
     /// Opens spans, where there is a collector.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.

@@ -22,6 +22,7 @@ mod cache;
 mod check;
 mod error;
 mod fleet;
+#[cfg(feature = "compare")]
 pub mod policies;
 mod random_routing;
 mod replay;

@@ -142,6 +142,11 @@ impl Session {
         Some(format!("nats://{}:{}", url.host(), url.port()))
     }
 
+    /// The process of that broker.
+    pub fn broker_pid(&self) -> Option<u32> {
+        self.daemon.as_ref()?.broker_pid()
+    }
+
     /// A client for queries.
     pub fn routers(&self) -> &QueryClient {
         &self.routers

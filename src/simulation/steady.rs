@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
 use kvatlas_client::{ClientError, QueryClient};
-use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, SingleQuery, Subjects, Tier};
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::{
+    ErrorCode, HolderMatch, NamespaceName, Outcome, QueryKey, SingleQuery, Subjects, Tier,
+};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::error::SimulationError;
@@ -137,10 +140,11 @@ impl SteadyFleet {
             return Ok(());
         };
         let query = SingleQuery::new(QueryKey::SequenceHashes(request.chain.clone()));
-        let mut matches = vec![0; self.options.size.workers.get()];
+        let (mut matches, mut holders) = (vec![0; self.options.size.workers.get()], Vec::new());
         match self.routers.query(&self.options.namespace, query).await {
             Ok(reply) => {
                 matches = self.fleet.matches_in(&reply);
+                holders.clone_from(&reply.holders);
                 self.tally.degraded += u64::from(reply.holders.iter().any(|holder| !holder.exact));
             }
             // Nobody has published yet.
@@ -160,6 +164,26 @@ impl SteadyFleet {
         {
             publisher.publish(Tier::DEVICE, served.events).await?;
         }
+        let worker = self.fleet.names().nth(served.worker);
+        let promised = holders.iter().find(|holder| Some(&holder.worker) == worker);
+        self.tell(promised, served.admission.hit_blocks).await;
         Ok(())
+    }
+
+    /// Tells what a request found of what an answer promised, as a router does from what the engine says.
+    async fn tell(&self, promised: Option<&HolderMatch>, hit_blocks: usize) {
+        let Some(promised) = promised else { return };
+        let found = hit_blocks.saturating_mul(BlockSize::default().as_usize());
+        let outcome = Outcome {
+            prompt_tokens: None,
+            ..Outcome::of(promised, u32::try_from(found).unwrap_or(u32::MAX), 0)
+        };
+        if let Err(error) = self
+            .routers
+            .tell_outcomes(&self.options.namespace, vec![outcome])
+            .await
+        {
+            tracing::debug!(%error, "an outcome is not told");
+        }
     }
 }

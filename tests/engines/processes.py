@@ -176,6 +176,16 @@ class Daemon(Process):
         return None
 
 
+    def metric(self, name: str, label: str) -> float:
+        """The sum of the series of a counter that have a label; 0 where there is none yet."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        series = [line for line in lines if line.startswith(f"kvatlas_{name}_total{{") and label in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in series)
+
+
 class Bridge(Process):
     """`kvatlas bridge`."""
 

@@ -261,6 +261,7 @@ def promised(world: World, seeded: random.Random, rounds: int) -> None:
             world.serve_as_promised(15)
             world.compare(10)
     world.settles(10)
+    world.promises_are_kept()
 
 
 def doubted(world: World, seeded: random.Random, rounds: int) -> None:

@@ -83,6 +83,8 @@ class World:
         self.proxies: list[Proxy] = []
         self._loop = Loop() if layout.has_proxies else None
         self._seed = seed
+        # Outcomes that the daemon was told of.
+        self._told = 0
         folder.mkdir(parents=True)
         tables = self._engines(folder)
         nats_port, port = free_ports(2)
@@ -211,6 +213,23 @@ class World:
             if promised is not None:
                 self.counts.exact += 1
                 self.counts.wrong_exact += taken is not None and taken != promised
+            if promised is not None and taken is not None:
+                self._tell(place, promised, taken)
+
+    def _tell(self, place: tuple[str, int], promised: int, taken: int) -> None:
+        """Tells the daemon what a request found of what an exact answer promised, as a router does."""
+        outcome = {"worker": place[0], "rank": place[1], "promised_blocks": promised, "exact": True}
+        outcome["found_tokens"] = taken * self.layout.block_size
+        answer = self.daemon.ask("/v1/outcomes", {"model": MODEL, "outcomes": [outcome]})
+        assert answer == {"counted": 1}, answer
+        self._told += 1
+
+    def promises_are_kept(self) -> None:
+        """Asserts that the daemon has counted all that it was told, and that nothing is missing of what exact answers promised."""
+        counted = {line: self.daemon.metric(line, 'state="exact"') for line in ("outcomes", "outcome_missing_blocks")}
+        wrong = self.counts.wrong_exact
+        assert counted["outcomes"] == self._told, (counted, self._told)
+        assert (counted["outcome_missing_blocks"] > 0) <= (wrong > 0), (counted, wrong)
 
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::support::PATIENCE;
 use crate::support::process::{Process, kvatlas};
+use crate::support::{PATIENCE, eventually, http_get};
 
 const USAGE: i32 = 64;
 const UNAVAILABLE: i32 = 69;
@@ -107,6 +107,35 @@ fn wrong_usage_has_a_number_of_its_own() {
             "{arguments:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
+    use std::io::{BufRead, BufReader};
+    let mut demo = kvatlas(&["demo", "--requests", "100", "--stay"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(demo.stderr.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    let url = lines
+        .into_iter()
+        .find_map(|line| line.split_once("http://").map(|(_, url)| url.to_owned()));
+    let address = url.unwrap().trim_end_matches('/').parse().unwrap();
+    eventually("the fleet's workers are known", async || {
+        let index: Value = serde_json::from_str(&http_get(address, "/index").1).ok()?;
+        let namespaces = index["namespaces"].as_array()?;
+        namespaces
+            .iter()
+            .find(|each| each["namespace"] == "stay" && each["holders"] == 8)
+            .map(drop)
+    })
+    .await;
+    let pid = rustix::process::Pid::from_child(&demo);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(demo.wait().unwrap().success());
 }
 
 #[test]

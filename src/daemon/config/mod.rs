@@ -52,4 +52,5 @@ pub use settings::{
     NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
 };
+pub use suggest::meant;
 pub use types::{Authentication, Depth, SharedAuthentication, Transport};

@@ -4,7 +4,7 @@
 const LIKENESS_MIN: f64 = 0.8;
 
 /// Of the names that are allowed, the one most like `name`; none where none is much like it.
-pub(super) fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
+pub fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
     let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
     let rated = allowed.map(|other| (likeness(other), other));
     let best = rated.max_by(|one, other| one.0.total_cmp(&other.0))?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use axum::extract::{Query, State};
 use axum::response::Response;
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use kvatlas_core::hash::PositionalLineageHash;
@@ -18,6 +18,7 @@ use kvatlas_core::wire::{
     WireError, WireLimits,
 };
 
+use crate::daemon::config::meant;
 use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
@@ -116,8 +117,7 @@ impl<'de> Deserialize<'de> for RequestJson {
                 let mut seen: Vec<&'static str> = Vec::new();
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
                     let Some(key) = known_key(&name) else {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
+                        return Err(A::Error::custom(unknown_field(&name)));
                     };
                     if seen.contains(&key) {
                         return Err(A::Error::duplicate_field(key));
@@ -136,12 +136,25 @@ impl<'de> Deserialize<'de> for RequestJson {
 /// Keys of a request that no query of a batch has in the contract.
 const REQUEST_KEYS: [&str; 5] = ["namespace", "model", "tenant", "v", "queries"];
 
-fn known_key(name: &str) -> Option<&'static str> {
+fn known_keys() -> impl Iterator<Item = &'static str> {
     let query_keys = QUERY_FIELDS.iter().map(|field| field.key);
-    REQUEST_KEYS
-        .into_iter()
-        .chain(query_keys)
-        .find(|key| *key == name)
+    REQUEST_KEYS.into_iter().chain(query_keys)
+}
+
+fn known_key(name: &str) -> Option<&'static str> {
+    known_keys().find(|key| *key == name)
+}
+
+/// Longest part of a field's name that an error repeats.
+const NAME_CHARACTERS_MAX: usize = 64;
+
+/// A person has written the field, or a program of another release: passed over, it would change the answer in silence.
+fn unknown_field(name: &str) -> String {
+    let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
+    match meant(&name, known_keys()) {
+        Some(known) => format!("there is no field {name:?}: did you mean {known}?"),
+        None => format!("there is no field {name:?}; GET /openapi.json has them all"),
+    }
 }
 
 impl RequestJson {
@@ -348,8 +361,7 @@ mod tests {
 
     #[test]
     fn json_says_what_the_contract_says() {
-        let single =
-            parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3,"x":1}"#).unwrap();
+        let single = parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3}"#).unwrap();
         let mut expected = SingleQuery::new(QueryKey::Tokens {
             tokens: vec![1, 2, u32::MAX],
             lora_name: Some("a".to_owned()),
@@ -357,6 +369,7 @@ mod tests {
         });
         expected.options.limit = Some(3);
         assert_eq!(single, QueryRequest::Single(expected));
+        assert!(serde_json::from_str::<RequestJson>(r#"{"model":"m","tokens":[1],"x":1}"#).is_err());
         let batch = parsed(r#"{"queries":[{"sequence_hashes":[-1]},{"block_hashes":["0x7"]}]}"#).unwrap();
         let QueryRequest::Batch(queries) = batch else {
             panic!("not a batch");

@@ -19,6 +19,7 @@ use crate::daemon::config::Secret;
 use crate::daemon::lanes::LanePool;
 use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
+use crate::daemon::outcomes::Outcomes;
 use crate::daemon::queries::{Answerer, Found};
 use crate::daemon::traces::Tracer;
 
@@ -38,6 +39,8 @@ pub(crate) struct IndexParts {
     pub(crate) pool: Arc<LanePool>,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
+    /// What requests found of what answers promised.
+    pub(crate) outcomes: Arc<Outcomes>,
     /// The part of the workers that this daemon knows, as text; none where it knows all.
     pub(crate) shard: Option<String>,
 }
@@ -88,6 +91,7 @@ pub(super) struct Index {
     pub(super) pool: Arc<LanePool>,
     pub(super) errors: QueryErrorMetrics,
     pub(super) readiness: Arc<Readiness>,
+    pub(super) outcomes: Arc<Outcomes>,
     pub(super) shard: Option<HeaderValue>,
     /// Of each namespace that was asked about.
     metrics: QueryMetricsByNamespace,
@@ -102,6 +106,7 @@ impl Index {
             pool: parts.pool,
             errors: QueryErrorMetrics::new(),
             readiness: parts.readiness,
+            outcomes: parts.outcomes,
             shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
             metrics: QueryMetricsByNamespace::default(),
             dumps: Arc::new(tokio::sync::Semaphore::new(1)),

@@ -41,6 +41,7 @@ pub(super) async fn start_http(
             answerer,
             pool: Arc::clone(&shared.pool),
             readiness: Arc::clone(&shared.readiness),
+            outcomes: Arc::clone(&shared.outcomes),
             shard: shared.config.sharding.shard.map(|shard| shard.to_string()),
         }),
         engines,

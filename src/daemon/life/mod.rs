@@ -54,6 +54,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The process of the embedded broker; none where the configuration names servers.
+    pub fn broker_pid(&self) -> Option<u32> {
+        self.broker.as_ref().map(EmbeddedBroker::pid)
+    }
+
     /// How NATS is reached: the configuration, with the embedded broker's address in place.
     pub fn nats(&self) -> &NatsConfig {
         &self.nats

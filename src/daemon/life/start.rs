@@ -15,6 +15,7 @@ use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
 use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
+use crate::daemon::outcomes::Outcomes;
 use crate::daemon::page::Page;
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
 use crate::daemon::resync::start_resyncer;
@@ -143,6 +144,7 @@ async fn share(
     let settings = LaneSettings::of(&config, &subjects);
     let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));
     let empty_namespace = config.limits.empty_namespace;
+    let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
         config,
@@ -156,6 +158,7 @@ async fn share(
         tracer: None,
         sample: Arc::default(),
         heavy_turns: Arc::default(),
+        outcomes,
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
@@ -191,11 +194,13 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         answerer,
         Arc::clone(&shared.readiness),
         Arc::clone(&shared.sample),
+        Arc::clone(&shared.outcomes),
         metrics.clone(),
     );
     DaemonView {
         role: shared.config.gateway.role(),
         namespaces: Arc::clone(&shared.namespaces),
+        outcomes: Arc::clone(&shared.outcomes),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),
         pool: Arc::clone(&shared.pool),

@@ -49,6 +49,7 @@ pub(super) async fn keep_up(
                         microseconds(empty_namespace),
                     );
                 }
+                view.forget_gone_outcomes();
                 view.rest_indexes();
                 give_back_memory();
                 if view.shrinks.lock().is_due() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::daemon::admin::{
 use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
+use crate::daemon::outcomes::{BrokenPromise, Outcomes, Tally};
 use crate::daemon::page::Page;
 use crate::daemon::queries::{report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -32,6 +33,7 @@ pub(super) struct DaemonView {
     /// What this process is among the daemons: `daemon`, or `gateway`.
     pub(super) role: &'static str,
     pub(super) namespaces: Arc<Namespaces>,
+    pub(super) outcomes: Arc<Outcomes>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) pool: Arc<LanePool>,
@@ -68,6 +70,11 @@ impl DaemonView {
         for namespace in self.namespaces.all() {
             namespace.indexer.rest();
         }
+    }
+
+    /// Forgets what was told of holders that have gone.
+    pub(super) fn forget_gone_outcomes(&self) {
+        self.outcomes.forget_gone();
     }
 
     /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
@@ -142,6 +149,9 @@ struct HolderJson {
     lag_us: u64,
     /// The time that the lane has spent on the worker, with all its ranks.
     worker_lane_us: u64,
+    /// What exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcomes: Option<Tally>,
 }
 
 impl HolderJson {
@@ -173,6 +183,8 @@ struct NamespaceJson {
     /// How many holders' epochs lie ahead of the clock.
     epochs_ahead: usize,
     chain_conflicts: u64,
+    /// Holders of which exact answers promised more than requests found lately.
+    broken_promises: Vec<BrokenPromise>,
 }
 
 impl AdminSource for DaemonView {
@@ -209,6 +221,7 @@ impl AdminSource for DaemonView {
                 total += 1;
                 let holder = HolderJson {
                     namespace: namespace.name.clone(),
+                    outcomes: self.outcomes.lately(&namespace.name, &record.id, Instant::now()),
                     status,
                     applied_at_us: record.status.applied_at_us.load(),
                     lag_us: record.status.lag_us.load(),
@@ -262,6 +275,7 @@ impl AdminSource for DaemonView {
                     .filter(|holder| is_ahead(holder))
                     .count(),
                 chain_conflicts: sizes.chain_conflicts,
+                broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()),
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();

@@ -3,9 +3,10 @@
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
-    ProcessMetrics, QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
-    SnapshotMetrics, StreamMetrics, TraceMetrics,
+    HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
+    MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
+    QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics, SnapshotMetrics,
+    StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -31,6 +32,9 @@ groups! {
     ResyncGauges,
     QueryMetrics,
     QueryErrorMetrics,
+    OutcomeMetrics,
+    HolderOutcomeMetrics,
+    OutcomeErrorMetrics,
     ShardMetrics,
     GatherMetrics,
     MissingShardMetrics,

@@ -126,6 +126,10 @@ label_values! {
         V1Query => "contract_query",
         /// `/v1/status`.
         V1Status => "contract_status",
+        /// `/v1/models`.
+        V1Models => "contract_models",
+        /// `/v1/outcomes`.
+        V1Outcomes => "contract_outcomes",
         /// `/query`.
         Query => "query",
         /// `/query_by_hash`.
@@ -155,6 +159,8 @@ impl HttpRoute {
         match path {
             "/v1/query" => Self::V1Query,
             "/v1/status" => Self::V1Status,
+            "/v1/models" => Self::V1Models,
+            "/v1/outcomes" => Self::V1Outcomes,
             "/query" => Self::Query,
             "/query_by_hash" => Self::QueryByHash,
             "/register" => Self::Register,
@@ -459,6 +465,26 @@ label_values! {
         Snapshots => "snapshots",
         /// The one that receives commands of operators.
         Admin => "admin",
+        /// The one that receives outcomes of requests from routers.
+        Outcomes => "outcomes",
+    }
+}
+
+label_values! {
+    /// Why outcomes were not taken.
+    OutcomeRefusal: "reason" {
+        /// The payload or the subject is no report.
+        Undecodable => "undecodable",
+        /// It speaks another version of the contract.
+        UnsupportedVersion => "unsupported_version",
+        /// It has more outcomes than a report may have.
+        TooMany => "too_many",
+        /// The namespace is not known.
+        UnknownNamespace => "unknown_namespace",
+        /// The holder is not known.
+        UnknownHolder => "unknown_holder",
+        /// So many holders have outcomes already that this one has none of its own; the namespace's sums have it.
+        NoRoom => "no_room",
     }
 }
 

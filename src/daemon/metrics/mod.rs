@@ -4,7 +4,8 @@
 //!
 //! * Each metric is one row of a [`metric_group!`](declare), in the file of its subject: handle, name, unit, buckets and
 //!   help. Its type, its labels, its description, the page `deploy/metrics.md` and the tests follow from the row.
-//! * No text that a client chose becomes a label, except the name of a namespace, and of an engine that a bridge follows. All other label values are variants of
+//! * No text that a client chose becomes a label, except the name of a namespace, of an engine that a bridge follows, and of a
+//!   holder that is known. All other label values are variants of
 //!   an enum in [`labels`], numbers of lanes or shards, and the version of the program.
 //! * The number of namespaces is bounded by the caller. It creates the handles of a namespace only after it has admitted
 //!   the namespace under its configured limit. Events and queries without an admitted namespace are counted under
@@ -32,6 +33,7 @@ mod log_fields;
 mod log_gate;
 mod logging;
 mod namespace_gauges;
+mod outcome_metrics;
 mod process_metrics;
 mod query_metrics;
 mod recorder;
@@ -50,6 +52,7 @@ pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
 pub use namespace_gauges::NamespaceGauges;
+pub use outcome_metrics::{CountedOutcome, HolderOutcomeMetrics, OutcomeErrorMetrics, OutcomeMetrics};
 pub use process_metrics::{AdminMetrics, BuildMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub(crate) use query_metrics::QueryMetricsByNamespace;
 pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};

@@ -8,6 +8,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use parking_lot::Mutex;
 use thiserror::Error;
 
+use super::HolderOutcomeMetrics;
 use super::declare::{Group, MetricDescription, MetricKind};
 use super::histograms::Histograms;
 use super::leased::LeasedSeries;
@@ -55,10 +56,12 @@ struct KvatlasRecorder {
 impl KvatlasRecorder {
     /// Knows the buckets of every histogram.
     fn new() -> Self {
+        let leased = [EngineMetrics::describe(), HolderOutcomeMetrics::describe()];
+        let leased = leased.into_iter().flat_map(|group| group.metrics);
         Self {
             prometheus: PrometheusBuilder::new().build_recorder(),
             histograms: Arc::new(Histograms::new(groups::all())),
-            leased: Arc::new(LeasedSeries::new(EngineMetrics::describe().metrics)),
+            leased: Arc::new(LeasedSeries::new(leased)),
         }
     }
 

@@ -18,13 +18,14 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// Path, type and text of every file.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 10] = [
     ("/", HTML, include_str!("assets/index.html")),
     ("/page/page.css", CSS, include_str!("assets/page.css")),
     ("/page/icon.svg", SVG, include_str!("assets/icon.svg")),
     ("/page/page.js", SCRIPT, include_str!("assets/page.js")),
     ("/page/text.js", SCRIPT, include_str!("assets/text.js")),
     ("/page/fleet.js", SCRIPT, include_str!("assets/fleet.js")),
+    ("/page/trouble.js", SCRIPT, include_str!("assets/trouble.js")),
     ("/page/plots.js", SCRIPT, include_str!("assets/plots.js")),
     ("/page/atlas.js", SCRIPT, include_str!("assets/atlas.js")),
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),

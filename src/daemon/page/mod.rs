@@ -41,6 +41,7 @@ use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
 use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
 use crate::daemon::metrics::MetricsHandle;
+use crate::daemon::outcomes::Outcomes;
 use crate::daemon::queries::{Answerer, QuerySample};
 
 use atlas::{Atlas, Lens};
@@ -60,6 +61,7 @@ pub(crate) struct Page {
     answerer: Answerer,
     readiness: Arc<Readiness>,
     sample: Arc<QuerySample>,
+    outcomes: Arc<Outcomes>,
     metrics: MetricsHandle,
     /// One for all streams, brought up to date when the first of them asks.
     frame: Mutex<SharedFrame>,
@@ -117,12 +119,14 @@ impl Page {
         answerer: Answerer,
         readiness: Arc<Readiness>,
         sample: Arc<QuerySample>,
+        outcomes: Arc<Outcomes>,
         metrics: MetricsHandle,
     ) -> Self {
         Self {
             answerer,
             readiness,
             sample,
+            outcomes,
             metrics,
             frame: Mutex::new(SharedFrame {
                 fleet: Fleet::default(),

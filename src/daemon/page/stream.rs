@@ -15,6 +15,8 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::daemon::admin::{AdminBody, ReadinessReport};
+use crate::daemon::outcomes::BrokenPromise;
+use crate::daemon::runbook::mend_of;
 
 use super::atlas::{Atlas, Lens};
 use super::fleet::FleetChange;
@@ -43,6 +45,8 @@ struct Hello {
     commit: &'static str,
     /// The words for the bits of a holder's reasons.
     reasons: Vec<(u32, &'static str)>,
+    /// What to do about each word.
+    mends: Vec<(&'static str, String)>,
 }
 
 #[derive(Serialize)]
@@ -65,6 +69,8 @@ struct NamespaceJson {
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
+    /// Holders of which exact answers promised more than requests found lately.
+    broken_promises: Vec<BrokenPromise>,
 }
 
 impl Page {
@@ -171,7 +177,9 @@ impl Page {
             reasons: report.reasons(),
             namespaces: namespaces
                 .iter()
-                .map(|namespace| NamespaceJson::of(namespace))
+                .map(|namespace| {
+                    NamespaceJson::of(namespace, self.outcomes.broken_promises(&namespace.name, now))
+                })
                 .collect(),
             rates: shared.meter.rates(),
             fleet: shared.fleet.change(heard),
@@ -205,16 +213,18 @@ impl Page {
 impl Hello {
     fn new() -> Self {
         let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
+        let mend = |(_, word)| (word, mend_of([word].into_iter(), "what to do"));
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: env!("BUILD_COMMIT"),
             reasons: reasons.to_vec(),
+            mends: reasons.into_iter().map(mend).collect(),
         }
     }
 }
 
 impl NamespaceJson {
-    fn of(namespace: &kvatlas_core::index::Namespace) -> Self {
+    fn of(namespace: &kvatlas_core::index::Namespace, broken_promises: Vec<BrokenPromise>) -> Self {
         let sizes = namespace.indexer.sizes();
         Self {
             name: namespace.name.as_str().to_owned(),
@@ -223,6 +233,7 @@ impl NamespaceJson {
             distinct_blocks: sizes.distinct_blocks,
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
+            broken_promises,
         }
     }
 }

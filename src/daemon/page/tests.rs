@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::daemon::lanes::Freshness;
+use crate::daemon::outcomes::Outcomes;
 
 struct World {
     page: Arc<Page>,
@@ -37,8 +38,9 @@ fn world() -> World {
         writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
     }
     let subjects = Subjects::new("kvatlas").unwrap();
+    let namespaces = Arc::new(namespaces);
     let answerer = Answerer::new(
-        Arc::new(namespaces),
+        Arc::clone(&namespaces),
         Arc::default(),
         Arc::new(Freshness::without_events()),
         subjects,
@@ -51,6 +53,7 @@ fn world() -> World {
             answerer.clone(),
             Arc::clone(&readiness),
             Arc::clone(&sample),
+            Arc::new(Outcomes::new(namespaces, None)),
             MetricsHandle::empty(),
         )),
         sampled: answerer.sampled_by(&sample),

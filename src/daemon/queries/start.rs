@@ -10,6 +10,7 @@ use crate::daemon::admin::Latch;
 use crate::daemon::broker::{Buffer, ConnectError, SubscribeError, connect_counted};
 use crate::daemon::config::Config;
 use crate::daemon::metrics::labels::Connection;
+use crate::daemon::outcomes::start_outcomes;
 use crate::daemon::shared::{Shared, Stage};
 use kvatlas_core::wire::WireLimits;
 
@@ -64,6 +65,7 @@ pub(crate) async fn start_queries(
             };
             spawn_settling(shared, &stage, settling, followed.clone(), settled.clone());
             spawn_discovery(shared, &stage, &served, &observers, is_settled.clone()).await?;
+            start_outcomes(shared, &stage, served.queue_group()).await?;
         }
         let answerer = Answerer::new(
             Arc::clone(&shared.namespaces),

@@ -65,7 +65,7 @@ from .hashing import (
 from .models import ModelKey, instance_of_worker, worker_of_instance
 from .publisher import Publisher, PublisherCounters
 from .subjects import Subjects, shard_of
-from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Query, QueryReply, StatusReply
+from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Outcome, Query, QueryReply, StatusReply
 
 __version__ = "0.1.0"
 
@@ -92,6 +92,7 @@ __all__ = [
     "ModelKey",
     "NoDaemonError",
     "NotSentError",
+    "Outcome",
     "Publisher",
     "PublisherCounters",
     "PublisherError",

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import nats
@@ -16,6 +17,7 @@ from nats.aio.msg import Msg
 
 from .errors import (
     ConnectionFailedError,
+    InvalidValueError,
     KvatlasError,
     NoDaemonError,
     RefusedError,
@@ -26,16 +28,20 @@ from .errors import (
 )
 from .events import Cursor
 from .gather import gather, merge_replies, merge_results, merge_statuses, refusal_of
+from .models import DEFAULT_TENANT, namespace_of
 from .subjects import PREFIX, Subjects
 from .wire import (
+    OUTCOMES_MAX,
     Gathered,
     HolderStatus,
+    Outcome,
     Query,
     QueryReply,
     StatusReply,
     decode_batch_reply,
     decode_query_reply,
     decode_status_reply,
+    encode_outcomes,
     encode_queries,
     encode_query,
 )
@@ -52,13 +58,39 @@ _NOBODY_INTERVAL: Final = 0.02
 """Pause before it is sent again."""
 
 
-async def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **options: Any) -> Client:
+class Connecting:
+    """A connection that is about to be made. It is awaited, or used with ``async with``, which closes it at the end."""
+
+    def __init__(self, making: Coroutine[Any, Any, Client]) -> None:
+        self._making = making
+        self._made: Client | None = None
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self._making.__await__()
+
+    async def __aenter__(self) -> Client:
+        self._made = await self._making
+        return self._made
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._made is not None:
+            await disconnect(self._made)
+
+
+def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **options: Any) -> Connecting:
     """A connection to NATS that reconnects for ever; ``options`` are those of ``nats.connect``.
 
     :param url: several servers are joined by commas.
     :param patience: seconds in which the first connection must be made.
     :raises ConnectionFailedError: if no server can be reached.
     """
+    return Connecting(make_connection(url, patience=patience, **options))
+
+
+async def make_connection(url: str, *, patience: float = 5.0, **options: Any) -> Client:
+    """Makes the connection of :func:`connect`."""
     last: list[object] = ["no answer"]
 
     async def note(error: Exception) -> None:
@@ -103,44 +135,94 @@ class QueryClient:
         self._gathering = gathering
         self.patience = patience
 
-    async def query(self, namespace: str, query: Query) -> QueryReply:
+    async def query(
+        self,
+        namespace: str | None = None,
+        query: Query | None = None,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> QueryReply:
         """Which holders hold how long a prefix.
 
+        :param model: instead of a namespace: the name under which the model is served, for ``tenant``.
+        :param patience: seconds to wait for this answer, instead of the client's.
         :raises ClientError: why there is no answer.
+        :raises InvalidValueError: without a query, or without one of namespace and model.
         """
+        if query is None:
+            raise InvalidValueError("there is no query")
+        name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
         payload = encode_query(query)
         if self._gathering:
-            subject = self._subjects.shards_query(namespace)
-            replies, gathered = await self._gather(subject, payload, decode_query_reply)
+            subject = self._subjects.shards_query(name)
+            replies, gathered = await self._gather(subject, payload, decode_query_reply, patience)
             return merge_replies(replies, query, gathered)
-        reply = await self._request(self._subjects.query(namespace), payload)
+        reply = await self._request(self._subjects.query(name), payload, patience)
         return decode_query_reply(reply.data)
 
     async def query_batch(
-        self, namespace: str, queries: Sequence[Query]
+        self,
+        namespace: str | None = None,
+        queries: Sequence[Query] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
     ) -> tuple[QueryReply | RefusedError, ...]:
-        """Several queries in one request; the answers come in the same order.
+        """Several queries in one request; the answers come in the same order. The parameters are those of :meth:`query`.
 
         :raises ClientError: why there is no answer at all. What a daemon refuses of the queries stands in its place.
         """
+        name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
         payload = encode_queries(queries)
         if self._gathering:
-            subject = self._subjects.shards_query(namespace)
-            lists, gathered = await self._gather(subject, payload, decode_batch_reply)
+            subject = self._subjects.shards_query(name)
+            lists, gathered = await self._gather(subject, payload, decode_batch_reply, patience)
             return merge_results(lists, queries, gathered)
-        reply = await self._request(self._subjects.query(namespace), payload)
+        reply = await self._request(self._subjects.query(name), payload, patience)
         return decode_batch_reply(reply.data)
 
-    async def status(self, namespace: str) -> StatusReply:
-        """How far a daemon has followed the holders of a namespace.
+    async def status(
+        self,
+        namespace: str | None = None,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> StatusReply:
+        """How far a daemon has followed the holders of a namespace. The parameters are those of :meth:`query`.
 
         :raises ClientError: why there is no answer.
         """
+        name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
         if self._gathering:
-            subject = self._subjects.shards_status(namespace)
-            return merge_statuses(*await self._gather(subject, b"", decode_status_reply))
-        reply = await self._request(self._subjects.status(namespace), b"")
+            subject = self._subjects.shards_status(name)
+            return merge_statuses(*await self._gather(subject, b"", decode_status_reply, patience))
+        reply = await self._request(self._subjects.status(name), b"", patience)
         return decode_status_reply(reply.data)
+
+    async def tell(
+        self,
+        namespace: str | None = None,
+        outcomes: Sequence[Outcome] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells what requests found of what answers promised, so that daemons can compare. Nobody replies.
+
+        :raises ConnectionFailedError: where the connection takes nothing.
+        """
+        subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
+        for begin in range(0, len(outcomes), OUTCOMES_MAX):
+            payload = encode_outcomes(outcomes[begin : begin + OUTCOMES_MAX])
+            with self._errors(subject, payload, self.patience):
+                await self._nats.publish(subject, payload)
+
+    def _patience_of(self, patience: float | None) -> float:
+        return self.patience if patience is None else patience
 
     async def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before; at most for the client's patience.
@@ -159,40 +241,40 @@ class QueryClient:
         raise TimedOutError(self._subjects.status(namespace), self.patience)
 
     async def _gather(
-        self, subject: str, payload: bytes, decode: Callable[[bytes], _T]
+        self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float
     ) -> tuple[list[_T], Gathered]:
-        with self._errors(subject, payload):
-            return await gather(self._nats, subject, payload, self.patience, decode)
+        with self._errors(subject, payload, patience):
+            return await gather(self._nats, subject, payload, patience, decode)
 
-    async def _request(self, subject: str, payload: bytes) -> Msg:
-        with self._errors(subject, payload):
-            reply = await self._ask(subject, payload)
+    async def _request(self, subject: str, payload: bytes, patience: float) -> Msg:
+        with self._errors(subject, payload, patience):
+            reply = await self._ask(subject, payload, patience)
         refused = refusal_of(reply)
         if refused is not None:
             raise refused
         return reply
 
-    async def _ask(self, subject: str, payload: bytes) -> Msg:
+    async def _ask(self, subject: str, payload: bytes, patience: float) -> Msg:
         """Asks, and again for a moment where nobody listens: daemons whose server has gone are with another one soon."""
         asked = time.monotonic()
         while True:
             waited = time.monotonic() - asked
             try:
-                return await self._nats.request(subject, payload, timeout=self.patience - waited)
+                return await self._nats.request(subject, payload, timeout=patience - waited)
             except nats.errors.NoRespondersError:
-                if time.monotonic() - asked >= self.patience / _NOBODY_PARTS:
+                if time.monotonic() - asked >= patience / _NOBODY_PARTS:
                     raise
             await asyncio.sleep(_NOBODY_INTERVAL)
 
     @contextlib.contextmanager
-    def _errors(self, subject: str, payload: bytes) -> Iterator[None]:
+    def _errors(self, subject: str, payload: bytes, patience: float) -> Iterator[None]:
         """Says what an error of the connection means for a request."""
         try:
             yield
         except nats.errors.NoRespondersError:
             raise NoDaemonError(subject) from None
         except nats.errors.TimeoutError:
-            raise TimedOutError(subject, self.patience) from None
+            raise TimedOutError(subject, patience) from None
         except nats.errors.MaxPayloadError:
             raise RequestTooLargeError(subject, len(payload), self._nats.max_payload) from None
         except (nats.errors.Error, OSError) as error:

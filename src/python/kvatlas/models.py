@@ -98,6 +98,18 @@ class ModelKey:
         return cls(model, tenant)
 
 
+def namespace_of(namespace: str | None, model: str | None, tenant: str = DEFAULT_TENANT) -> str:
+    """The namespace that is meant, by its own name or by a model's.
+
+    :raises InvalidValueError: where both are given, or neither.
+    """
+    if (namespace is None) == (model is None):
+        raise InvalidValueError("give either a namespace or a model")
+    if model is not None:
+        return ModelKey(model, tenant).namespace()
+    return str(namespace)
+
+
 def worker_of_instance(instance: str) -> str:
     """The worker that a gateway calls ``instance``, by the same codes.
 

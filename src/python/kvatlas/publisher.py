@@ -61,6 +61,7 @@ from .events import (
     Tier,
     events_bytes,
 )
+from .models import DEFAULT_TENANT, namespace_of
 from .subjects import PREFIX, Subjects
 from .wire import ERROR_CODE_HEADER, ERROR_HEADER
 
@@ -156,21 +157,24 @@ class Publisher:
     async def start(
         cls,
         connection: Client,
-        namespace: str,
-        worker: str,
+        namespace: str | None = None,
+        worker: str = "",
         rank: int = 0,
         options: PublisherOptions | None = None,
         *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
         prefix: str = PREFIX,
     ) -> Publisher:
         """Starts to publish on ``connection``, which stays the caller's.
 
+        :param model: instead of a namespace: the name under which the model is served, for ``tenant``.
         :raises InvalidValueError: for a name that is none.
         :raises ConnectionFailedError: if the connection is closed, so that no questions can be received.
         """
         if not 0 <= rank < 1 << 32:
             raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
-        subjects = Subjects(prefix)
+        subjects, namespace = Subjects(prefix), namespace_of(namespace, model, tenant)
         given = options or PublisherOptions()
         room = max(connection.max_payload - _OVERHEAD, 1)
         given = replace(

@@ -52,6 +52,10 @@ class Subjects:
         """Where status requests go."""
         return self._scoped("status", namespace)
 
+    def outcome(self, namespace: str) -> str:
+        """Where routers tell what their requests have found."""
+        return self._scoped("outcome", namespace)
+
     def shards_query(self, namespace: str) -> str:
         """Where queries go that every shard is to answer."""
         return self._scoped("shards.query", namespace)

@@ -26,10 +26,11 @@ from . import client as _client
 from ._publish.options import PublisherOptions
 from .errors import RefusedError
 from .events import Cursor, Tier
+from .models import DEFAULT_TENANT
 from .publisher import Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
 from .subjects import PREFIX
-from .wire import HolderStatus, Query, QueryReply, StatusReply
+from .wire import HolderStatus, Outcome, Query, QueryReply, StatusReply
 
 _T = TypeVar("_T")
 
@@ -55,7 +56,7 @@ def connect(
     :param patience: seconds that a request waits for its answer.
     :raises ConnectionFailedError: if no server can be reached.
     """
-    return Connection(_run(_client.connect(url, **options)), prefix, patience)
+    return Connection(_run(_client.make_connection(url, **options)), prefix, patience)
 
 
 class Connection:
@@ -98,17 +99,51 @@ class QueryClient:
     def __init__(self, client: _client.QueryClient) -> None:
         self._client = client
 
-    def query(self, namespace: str, query: Query) -> QueryReply:
+    def query(
+        self,
+        namespace: str | None = None,
+        query: Query | None = None,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> QueryReply:
         """Which holders hold how long a prefix."""
-        return _run(self._client.query(namespace, query))
+        return _run(self._client.query(namespace, query, model=model, tenant=tenant, patience=patience))
 
-    def query_batch(self, namespace: str, queries: Sequence[Query]) -> tuple[QueryReply | RefusedError, ...]:
+    def query_batch(
+        self,
+        namespace: str | None = None,
+        queries: Sequence[Query] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> tuple[QueryReply | RefusedError, ...]:
         """Several queries in one request; the answers come in the same order."""
-        return _run(self._client.query_batch(namespace, queries))
+        return _run(self._client.query_batch(namespace, queries, model=model, tenant=tenant, patience=patience))
 
-    def status(self, namespace: str) -> StatusReply:
+    def status(
+        self,
+        namespace: str | None = None,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> StatusReply:
         """How far a daemon has followed the holders of a namespace."""
-        return _run(self._client.status(namespace))
+        return _run(self._client.status(namespace, model=model, tenant=tenant, patience=patience))
+
+    def tell(
+        self,
+        namespace: str | None = None,
+        outcomes: Sequence[Outcome] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells what requests found of what answers promised. Nobody replies."""
+        _run(self._client.tell(namespace, outcomes, model=model, tenant=tenant))
 
     def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -243,6 +243,54 @@ class QueryReply:
     gathered: Gathered | None
     behind_us: int
     fields: dict[str, Any]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the whole answer is certain: who is named, how much each has, and that nobody else has more."""
+        is_whole = self.gathered is None or not self.gathered.missing
+        are_found = self.foreign_holders == 0 and self.doubtful_holders == 0
+        return is_whole and are_found and all(holder.exact for holder in self.holders)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an answer promised of a holder, and what the request found there.
+
+    :param worker: the worker that the request went to.
+    :param rank: its data-parallel rank.
+    :param promised_blocks: ``usable_blocks`` of the answer.
+    :param found_tokens: how many tokens of the prompt the engine found in its cache: ``usage.prompt_tokens_details.cached_tokens``.
+    :param prompt_tokens: how many tokens the prompt has; an engine always computes the last one.
+    :param exact: whether the answer called the holder exact.
+    """
+
+    worker: str
+    rank: int
+    promised_blocks: int
+    found_tokens: int
+    prompt_tokens: int | None
+    exact: bool
+
+    @classmethod
+    def of(cls, holder: HolderMatch, found_tokens: int, prompt_tokens: int | None = None) -> Outcome:
+        """The outcome of a request that went to a holder of an answer."""
+        promised = holder.usable_blocks
+        return cls(holder.worker, holder.rank, promised, found_tokens, prompt_tokens, holder.exact)
+
+
+OUTCOMES_MAX: Final = 256
+"""Most outcomes in one report."""
+
+
+def encode_outcomes(outcomes: Sequence[Outcome]) -> bytes:
+    """A report of outcomes."""
+
+    def entry(outcome: Outcome) -> dict[str, Any]:
+        fields = asdict(outcome)
+        return {key: value for key, value in fields.items() if value is not None}
+
+    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "outcomes": [entry(outcome) for outcome in outcomes]})
+    return payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ import doctest
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import nats.errors
 import pytest
-from processes import Broker, Daemon
-from world import NAMESPACE, hashes, options, world
+from processes import PATIENCE, Broker, Daemon
+from world import NAMESPACE, eventually, hashes, options, world
 
 import kvatlas
 import kvatlas.hashing
@@ -46,6 +48,90 @@ async def test_all_forms_of_a_query_get_the_same_answer(broker: Broker, daemon: 
                 (holder.worker, holder.rank, holder.matched_blocks, holder.exact) for holder in reply.holders
             ]
             assert found == expected
+
+
+async def test_a_model_is_named_as_it_is_served(broker: Broker, daemon: Daemon) -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    query = Query.by_sequence_hashes([11, 22])
+    async with kvatlas.connect(broker.url) as connection:
+        client = QueryClient(connection)
+        async with await kvatlas.Publisher.start(connection, model=model, worker="gpu-0") as publisher:
+            await publisher.publish(Stored([11, 22]))
+            namespace = kvatlas.ModelKey(model).namespace()
+            await client.applied(namespace, "gpu-0", await publisher.flush())
+            by_model = await client.query(model=model, query=query)
+            assert by_model.holders == (await client.query(namespace, query)).holders
+            assert [holder.matched_blocks for holder in by_model.holders] == [2]
+            assert (await client.status(model=model)).holders
+            (batched,) = await client.query_batch(model=model, queries=[query])
+            assert isinstance(batched, QueryReply) and batched.holders == by_model.holders
+
+            async def look() -> bool:
+                return (await client.query(model=model, query=query)).exact
+
+            # A daemon that has just started does not know yet who else there is.
+            await eventually("the whole answer is exact", look)
+        for wrong in ({}, {"namespace": namespace, "model": model}):
+            with pytest.raises(kvatlas.InvalidValueError, match="either a namespace or a model"):
+                await client.query(query=query, **wrong)
+        with pytest.raises(kvatlas.InvalidValueError, match="no query"):
+            await client.query(namespace)
+    assert connection.is_closed
+
+
+async def test_what_requests_found_is_told(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here, kvatlas.connect(broker.url) as router:
+        publisher = await here.publisher("gpu-0")
+        await publisher.publish(Stored(hashes(1, 150)))
+        await here.matching(hashes(1, 150), [("gpu-0", 0, 150, True)])
+        heard = await here.nats.subscribe(f"kvatlas.v1.outcome.{NAMESPACE}")
+        await here.nats.flush()
+        client = QueryClient(router)
+        reply = await client.query(NAMESPACE, Query.by_sequence_hashes(hashes(1, 150)))
+        outcome = kvatlas.Outcome.of(reply.holders[0], found_tokens=16 * 120, prompt_tokens=16 * 150 + 1)
+        await client.tell(NAMESPACE, [outcome] * 300)
+        reports = [msgpack.unpackb((await heard.next_msg(PATIENCE)).data) for _ in range(2)]
+        assert [len(report["outcomes"]) for report in reports] == [256, 44]
+        assert reports[0]["outcomes"][0] == {
+            "worker": "gpu-0",
+            "rank": 0,
+            "promised_blocks": 150,
+            "found_tokens": 1920,
+            "prompt_tokens": 2401,
+            "exact": True,
+        }
+
+
+async def test_a_query_has_a_patience_of_its_own(broker: Broker) -> None:
+    async with kvatlas.connect(broker.url) as connection:
+        # Somebody hears it and says nothing.
+        await connection.subscribe("kvatlas.v1.query.*")
+        await connection.flush()
+        with pytest.raises(kvatlas.TimedOutError, match=r"0\.05"):
+            await QueryClient(connection, patience=3600.0).query(
+                NAMESPACE, Query.by_sequence_hashes([1]), patience=0.05
+            )
+
+
+def test_an_answer_is_exact_where_all_of_it_is() -> None:
+    def reply(**changed: Any) -> QueryReply:
+        fields = {"query_blocks": 1, "holders": (), "holders_total": 0, "foreign_holders": 0, "doubtful_holders": 0}
+        rest = {"unseen_blocks_max": 0, "gathered": None, "behind_us": 0, "fields": {}}
+        return QueryReply(**(fields | rest | changed))
+
+    class Holder:
+        def __init__(self, exact: bool) -> None:
+            self.exact = exact
+
+    assert reply().exact and reply(holders=(Holder(True),)).exact
+    assert reply(gathered=kvatlas.Gathered(shards=2, missing=())).exact
+    for doubt in (
+        {"foreign_holders": 1},
+        {"doubtful_holders": 1},
+        {"holders": (Holder(True), Holder(False))},
+        {"gathered": kvatlas.Gathered(shards=2, missing=(1,))},
+    ):
+        assert not reply(**doubt).exact, doubt
 
 
 async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: Daemon) -> None:

@@ -134,6 +134,8 @@ def test_routing_by_answers_beats_round_robin() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kvatlas"]["unanswered"] == 0, done.stderr
+    # All but the first requests of chats went where an answer promised something.
+    assert found["kvatlas"]["told"] > 0 and found["round-robin"]["told"] == 0
     assert found["kvatlas"]["hit_rate"] > found["round-robin"]["hit_rate"] + 0.03
     assert found["kvatlas"]["computed_tokens"] < found["round-robin"]["computed_tokens"]
 

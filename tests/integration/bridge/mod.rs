@@ -310,7 +310,7 @@ async fn a_bridge_that_stood_still_is_believed_when_it_has_looked_again() {
     let broker = broker().await;
     let settings = [
         ("namespace_defaults.block_size", "4"),
-        ("namespace_defaults.stale_after_ms", "2500"),
+        ("namespace_defaults.stale_after_ms", "3000"),
     ];
     let _daemon = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;

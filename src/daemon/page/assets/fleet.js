@@ -87,6 +87,11 @@ export class Fleet {
     this.#refresh();
   }
 
+  /** All holders, of every namespace. */
+  holders() {
+    return this.#holders.values();
+  }
+
   /** How many holders of the namespace, or of all, are exact and degraded. */
   counts() {
     let [exact, degraded, blocks] = [0, 0, 0];

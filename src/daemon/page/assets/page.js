@@ -3,6 +3,7 @@ import { Ask } from "./ask.js";
 import { Atlas } from "./atlas.js";
 import { Fleet } from "./fleet.js";
 import { Plots } from "./plots.js";
+import { Trouble } from "./trouble.js";
 import { bytes, compact, count, make, percent, say, time } from "./text.js";
 
 const RETRY_MS = 5000;
@@ -61,6 +62,7 @@ try { setTheme(localStorage.getItem("kvatlas-theme") ?? "auto"); } catch { setTh
 
 const fleet = new Fleet();
 const plots = new Plots();
+const trouble = new Trouble();
 const atlas = new Atlas(openAtlas);
 const ask = new Ask();
 const namespaces = document.getElementById("namespace");
@@ -110,6 +112,7 @@ function onFrame(frame) {
   setNamespaces(frame.namespaces);
   fleet.apply(frame.fleet, frame.now_us);
   plots.apply(frame.rates, frame.now_us);
+  trouble.apply(frame, fleet.holders());
   if (frame.ready) setReadiness("ready", true);
   else setReadiness("not ready", false, frame.reasons.join("; "));
   const sizes = frame.namespaces.find(({ name }) => name === chosen());
@@ -131,6 +134,7 @@ const frames = new Stream({
   hello(hello) {
     say(document.getElementById("version"), `${hello.version} (${hello.commit})`);
     fleet.setReasons(hello.reasons);
+    trouble.setReasons(hello.reasons, hello.mends);
   },
   frame: onFrame,
 }, () => setReadiness("no connection", false));

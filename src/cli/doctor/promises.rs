@@ -1,0 +1,57 @@
+//! Whether requests find what answers promise, where routers tell that.
+
+use serde::Deserialize;
+
+use super::report::Check;
+use crate::cli::promises::BrokenPromise;
+
+const MEND: &str = "its events do not tell what its cache does: compare the engine's version and flags with deploy/engines.md, and report it; \
+                    kvatlas admin resync has its publisher tell all again";
+
+/// A namespace, as `/index` shows it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Promising {
+    namespace: String,
+    #[serde(default)]
+    broken_promises: Vec<BrokenPromise>,
+}
+
+/// A failure for each holder that breaks promises, by what daemons say, each with where it is.
+pub(super) fn judge(daemons: &[(&str, Vec<Promising>)]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (place, namespaces) in daemons {
+        for Promising {
+            namespace,
+            broken_promises,
+        } in namespaces
+        {
+            let name = format!("promises of {namespace}");
+            let failed = broken_promises
+                .iter()
+                .map(|broken| Check::failed(&name, format!("{broken}, at {place}"), MEND));
+            checks.extend(failed);
+        }
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Outcome;
+    use super::*;
+
+    #[test]
+    fn who_breaks_promises_fails() {
+        let known = |broken: &str| -> Vec<Promising> {
+            serde_json::from_str(&format!(
+                r#"[{{"namespace":"m","broken_promises":[{broken}]}},{{"namespace":"old"}}]"#
+            ))
+            .unwrap()
+        };
+        assert!(judge(&[("a", known(""))]).is_empty());
+        let broken = r#"{"worker":"vllm-3","rank":0,"promised_blocks":1000,"missing_blocks":110}"#;
+        let checks = judge(&[("a", known("")), ("b", known(broken))]);
+        assert_eq!((checks.len(), checks[0].outcome()), (1, Outcome::Failed));
+        assert!(checks[0].found().ends_with("at b"), "{}", checks[0].found());
+    }
+}

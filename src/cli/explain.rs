@@ -1,0 +1,76 @@
+//! `kvatlas explain`: what a word of answers, alerts, metrics or settings means, and what to do.
+
+use clap::Args;
+use kvatlas::daemon::config::meant;
+
+use super::failure::Failure;
+use super::output::print;
+use kvatlas::daemon::runbook::{Entry, entries, words};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  kvatlas explain stale
+  kvatlas explain KvatlasHoldersDegraded
+  kvatlas explain events.lanes
+  kvatlas explain                    the words that are explained";
+
+/// What to explain.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArguments {
+    /// A reason, an alert, a latch, a metric or a setting; without one, all words are listed.
+    #[arg(value_name = "WORD")]
+    word: Option<String>,
+}
+
+/// Says what a word means and what to do, as the page for operators does.
+pub(crate) fn explain(arguments: &ExplainArguments) -> Result<(), Failure> {
+    let Some(word) = &arguments.word else {
+        return print(&format!("{}\n", words().join("\n")));
+    };
+    let found = entries(word);
+    if found.is_empty() {
+        return Err(Failure::usage(unknown(word)));
+    }
+    let texts: Vec<String> = found.iter().map(|entry| text_of(word, entry)).collect();
+    print(&texts.join("\n"))
+}
+
+/// An entry as a heading and a line for each thing that is said.
+fn text_of(word: &str, entry: &Entry) -> String {
+    let mut text = format!("{word} ({})\n", entry.section);
+    for (title, said) in &entry.said {
+        match title.is_empty() {
+            true => text += &format!("  {said}\n"),
+            false => text += &format!("  {title}: {said}\n"),
+        }
+    }
+    text
+}
+
+fn unknown(word: &str) -> String {
+    match meant(word, words().into_iter()) {
+        Some(known) => format!("nothing explains {word:?}: did you mean {known}?"),
+        None => format!("nothing explains {word:?}: kvatlas explain lists all words"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_with_a_mistake_is_guessed() {
+        assert!(unknown("stalle").ends_with("did you mean stale?"));
+        assert!(unknown("xyzzy").ends_with("lists all words"));
+    }
+
+    #[test]
+    fn an_entry_is_a_heading_and_what_is_said() {
+        let text = text_of("stale", &entries("stale")[0]);
+        assert!(
+            text.starts_with("stale (Degraded holders)\n  what happened: "),
+            "{text}"
+        );
+        assert!(text.contains("\n  what to do: "), "{text}");
+    }
+}

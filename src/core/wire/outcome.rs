@@ -1,0 +1,134 @@
+//! Outcomes: what an answer promised of a holder, and what the request then found there. Routers publish them, and nobody replies.
+//!
+//! `PREFIX.v1.outcome.NAMESPACE`. Engines tell what a request found in their caches, as `usage.prompt_tokens_details.cached_tokens`.
+
+use serde::Deserialize;
+
+use super::entries::{Entries, Message, coded};
+use super::reply::HolderMatch;
+use super::subject::{Rank, WorkerName};
+
+/// Most outcomes in one report.
+pub const OUTCOMES_MAX: usize = 256;
+
+/// The outcome of one request that was routed by an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Outcome {
+    /// The worker that the request went to.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    #[serde(default)]
+    pub rank: Rank,
+    /// How many blocks the answer said a request would reuse there: `usable_blocks`.
+    pub promised_blocks: u32,
+    /// How many tokens of the prompt the engine found in its cache.
+    pub found_tokens: u32,
+    /// How many tokens the prompt has. An engine always computes the last one, which an answer to a query by hashes does not know of.
+    #[serde(default)]
+    pub prompt_tokens: Option<u32>,
+    /// Whether the answer called the holder exact.
+    #[serde(default)]
+    pub exact: bool,
+}
+
+/// Outcomes of several requests about one namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub struct OutcomeReport {
+    /// Version of the contract.
+    #[serde(default = "current_version")]
+    pub v: u64,
+    /// The outcomes, at most [`OUTCOMES_MAX`].
+    pub outcomes: Vec<Outcome>,
+}
+
+fn current_version() -> u64 {
+    1
+}
+
+impl Outcome {
+    /// The outcome of a request that went to a holder of an answer: the engine found `found_tokens` of its `prompt_tokens`.
+    pub fn of(promised: &HolderMatch, found_tokens: u32, prompt_tokens: u32) -> Self {
+        Self {
+            worker: promised.worker.clone(),
+            rank: promised.rank,
+            promised_blocks: promised.usable(),
+            found_tokens,
+            prompt_tokens: Some(prompt_tokens),
+            exact: promised.exact,
+        }
+    }
+}
+
+impl OutcomeReport {
+    /// A report of these outcomes.
+    pub fn new(outcomes: Vec<Outcome>) -> Self {
+        Self {
+            v: current_version(),
+            outcomes,
+        }
+    }
+}
+
+impl Message for Outcome {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.text("worker", self.worker.as_str())?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("promised_blocks", u64::from(self.promised_blocks))?;
+        entries.number("found_tokens", u64::from(self.found_tokens))?;
+        entries.optional_number("prompt_tokens", self.prompt_tokens.map(u64::from))?;
+        entries.flag("exact", self.exact)
+    }
+}
+
+impl Message for OutcomeReport {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.maps("outcomes", &self.outcomes)
+    }
+}
+
+coded!(OutcomeReport);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn outcome() -> Outcome {
+        Outcome {
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 2,
+            promised_blocks: 10,
+            found_tokens: 144,
+            prompt_tokens: Some(170),
+            exact: true,
+        }
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_written() {
+        let report = OutcomeReport::new(vec![outcome()]);
+        assert_eq!(OutcomeReport::decode(&report.encode()).unwrap(), report);
+        assert!(OutcomeReport::decode(b"garbage").is_err());
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default_and_what_is_unknown_is_passed_over() {
+        let sent = json!({ "outcomes": [
+            { "worker": "gpu-0", "promised_blocks": 1, "found_tokens": 16, "later": [1] },
+        ]});
+        let report = OutcomeReport::decode(&rmp_serde::to_vec_named(&sent).unwrap()).unwrap();
+        assert_eq!(report.v, 1);
+        assert_eq!((report.outcomes[0].rank, report.outcomes[0].exact), (0, false));
+        for wrong in [
+            json!({ "outcomes": [{ "worker": "a.b", "promised_blocks": 1, "found_tokens": 1 }] }),
+            json!({ "outcomes": [{ "worker": "a", "promised_blocks": -1, "found_tokens": 1 }] }),
+            json!({ "outcomes": [{ "worker": "a" }] }),
+            json!({}),
+        ] {
+            let payload = rmp_serde::to_vec_named(&wrong).unwrap();
+            assert!(OutcomeReport::decode(&payload).is_err(), "{wrong}");
+        }
+    }
+}

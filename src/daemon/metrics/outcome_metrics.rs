@@ -1,0 +1,94 @@
+//! What is counted of outcomes: what answers promised, and what requests then found.
+
+use std::fmt::Display;
+
+use metrics::{Counter, Histogram};
+
+use super::LogGate;
+use super::declare::{SHARES, metric_group};
+use super::labels::{HolderState, OutcomeRefusal, PerLabel};
+
+static REFUSAL_GATES: [LogGate; OutcomeRefusal::COUNT] = [const { LogGate::new() }; OutcomeRefusal::COUNT];
+
+metric_group! {
+    /// What answers about a namespace promised, and what requests then found; routers tell it.
+    OutcomeMetrics::for_namespace(namespace: &str) {
+        /// Requests of which a router has told what they found, by how certain the answer was.
+        requests: PerLabel<HolderState, Counter> = "kvatlas_outcomes_total", Count;
+        /// Blocks that answers promised to these requests.
+        promised: PerLabel<HolderState, Counter> = "kvatlas_outcome_promised_blocks_total", Count;
+        /// Promised blocks that the requests did not find.
+        missing: PerLabel<HolderState, Counter> = "kvatlas_outcome_missing_blocks_total", Count;
+        /// Blocks that the requests found beyond what was promised.
+        unpromised: PerLabel<HolderState, Counter> = "kvatlas_outcome_unpromised_blocks_total", Count;
+        /// Share of the blocks that an exact answer promised to a request, and that it did not find.
+        missing_ratio: Histogram = "kvatlas_outcome_missing_ratio", Count, SHARES;
+    }
+}
+
+metric_group! {
+    /// Outcomes that were not taken.
+    OutcomeErrorMetrics::new() {
+        /// Outcomes, or reports of several, that were not taken, by reason.
+        refused: PerLabel<OutcomeRefusal, Counter> = "kvatlas_outcomes_refused_total", Count;
+    }
+}
+
+metric_group! {
+    /// What exact answers promised of one holder, and what requests then found.
+    HolderOutcomeMetrics::of_holder(namespace: &str, holder: &str) {
+        /// Blocks that exact answers promised to requests which a router has told the outcome of, by holder.
+        promised: Counter = "kvatlas_holder_promised_blocks_total", Count;
+        /// Those of them that the requests did not find, by holder.
+        missing: Counter = "kvatlas_holder_missing_blocks_total", Count;
+    }
+}
+
+/// What one request was promised, and what it found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CountedOutcome {
+    /// Blocks that the answer promised.
+    pub promised_blocks: u64,
+    /// Those of them that the request did not find.
+    pub missing_blocks: u64,
+    /// Blocks that it found beyond those.
+    pub unpromised_blocks: u64,
+    /// Whether the answer called the holder exact.
+    pub is_exact: bool,
+}
+
+impl OutcomeMetrics {
+    /// Counts an outcome.
+    pub fn told(&self, outcome: CountedOutcome) {
+        let state = match outcome.is_exact {
+            true => HolderState::Exact,
+            false => HolderState::Degraded,
+        };
+        self.requests.get(state).increment(1);
+        self.promised.get(state).increment(outcome.promised_blocks);
+        self.missing.get(state).increment(outcome.missing_blocks);
+        self.unpromised.get(state).increment(outcome.unpromised_blocks);
+        if outcome.is_exact && outcome.promised_blocks > 0 {
+            let ratio = outcome.missing_blocks as f64 / outcome.promised_blocks as f64;
+            self.missing_ratio.record(ratio);
+        }
+    }
+}
+
+impl OutcomeErrorMetrics {
+    /// Counts outcomes that were not taken, and logs it.
+    pub fn refused(&self, reason: OutcomeRefusal, times: u64, detail: &dyn Display) {
+        self.refused.get(reason).increment(times);
+        if let Some(suppressed) = REFUSAL_GATES[reason as usize].admit() {
+            tracing::debug!(%reason, %detail, suppressed, "an outcome was not taken");
+        }
+    }
+}
+
+impl HolderOutcomeMetrics {
+    /// Counts an outcome of an exact answer.
+    pub fn told(&self, outcome: CountedOutcome) {
+        self.promised.increment(outcome.promised_blocks);
+        self.missing.increment(outcome.missing_blocks);
+    }
+}

@@ -1,0 +1,123 @@
+//! Sums over the last minutes.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::daemon::metrics::CountedOutcome;
+
+/// Length of one of the two spans that a window has.
+const SPAN: Duration = Duration::from_secs(60);
+
+/// What exact answers promised, and what requests found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub(crate) struct Tally {
+    /// Requests of which the outcome was told.
+    pub(crate) requests: u64,
+    /// Blocks that answers promised to them.
+    pub(crate) promised_blocks: u64,
+    /// Those of them that the requests did not find.
+    pub(crate) missing_blocks: u64,
+    /// Blocks that they found beyond those.
+    pub(crate) unpromised_blocks: u64,
+}
+
+/// Fewer promised blocks say little: a block or two are evicted between any answer and its request.
+const TOLD_BLOCKS_MIN: u64 = 100;
+/// Of so many promised blocks one may be missing.
+const BROKEN_SHARE: u64 = 20;
+
+impl Tally {
+    /// Whether more than a twentieth of what was promised was not found.
+    pub(super) fn is_broken(self) -> bool {
+        self.promised_blocks >= TOLD_BLOCKS_MIN
+            && self.missing_blocks.saturating_mul(BROKEN_SHARE) > self.promised_blocks
+    }
+
+    fn add(&mut self, outcome: CountedOutcome) {
+        self.requests += 1;
+        self.promised_blocks = self.promised_blocks.saturating_add(outcome.promised_blocks);
+        self.missing_blocks = self.missing_blocks.saturating_add(outcome.missing_blocks);
+        self.unpromised_blocks = self.unpromised_blocks.saturating_add(outcome.unpromised_blocks);
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            promised_blocks: self.promised_blocks.saturating_add(other.promised_blocks),
+            missing_blocks: self.missing_blocks.saturating_add(other.missing_blocks),
+            unpromised_blocks: self.unpromised_blocks.saturating_add(other.unpromised_blocks),
+        }
+    }
+}
+
+/// A tally of the last one to two minutes: of the span that has begun, and of the one before it.
+#[derive(Debug)]
+pub(super) struct Window {
+    begun_at: Instant,
+    current: Tally,
+    before: Tally,
+}
+
+impl Window {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            begun_at: now,
+            current: Tally::default(),
+            before: Tally::default(),
+        }
+    }
+
+    pub(super) fn add(&mut self, outcome: CountedOutcome, now: Instant) {
+        self.move_to(now);
+        self.current.add(outcome);
+    }
+
+    /// What was told lately.
+    pub(super) fn sum(&mut self, now: Instant) -> Tally {
+        self.move_to(now);
+        self.current.plus(self.before)
+    }
+
+    fn move_to(&mut self, now: Instant) {
+        let age = now.saturating_duration_since(self.begun_at);
+        if age < SPAN {
+            return;
+        }
+        self.before = match age < SPAN * 2 {
+            true => self.current,
+            false => Tally::default(),
+        };
+        self.current = Tally::default();
+        self.begun_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_forgets_what_is_older_than_two_spans() {
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let outcome = CountedOutcome {
+            promised_blocks: 10,
+            missing_blocks: 2,
+            unpromised_blocks: 0,
+            is_exact: true,
+        };
+        let mut window = Window::new(begun);
+        window.add(outcome, after(0));
+        window.add(outcome, after(59));
+        assert_eq!(window.sum(after(59)).promised_blocks, 20);
+        window.add(outcome, after(61));
+        let sum = window.sum(after(119));
+        assert_eq!(
+            (sum.requests, sum.promised_blocks, sum.missing_blocks),
+            (3, 30, 6)
+        );
+        assert_eq!(window.sum(after(122)).requests, 1);
+        assert_eq!(window.sum(after(300)), Tally::default());
+    }
+}

@@ -1,0 +1,204 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, Namespaces};
+use kvatlas_core::wire::{HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Shard, WorkerName};
+
+use super::*;
+use crate::daemon::metrics::rendered;
+
+fn name() -> NamespaceName {
+    NamespaceName::new("llama").unwrap()
+}
+
+fn holder(worker: &str) -> HolderId {
+    HolderId {
+        worker: WorkerName::new(worker).unwrap(),
+        rank: 0,
+    }
+}
+
+/// Outcomes of a namespace with blocks of 16 tokens, and the writers of its holders.
+fn outcomes(shard: Option<Shard>, workers: &[&str]) -> (Outcomes, Vec<HolderWriter>) {
+    let namespaces = Arc::new(Namespaces::new(
+        Capacity::UNBOUNDED,
+        NamespaceSettings::default(),
+        Vec::new(),
+        IndexLimits::default(),
+        4,
+    ));
+    let namespace = namespaces.get_or_create(&name(), None).unwrap();
+    let register = |worker: &&str| namespace.indexer.register(&holder(worker)).unwrap();
+    let writers = workers.iter().map(register).collect();
+    (Outcomes::new(namespaces, shard), writers)
+}
+
+fn outcome(worker: &str, promised_blocks: u32, found_tokens: u32) -> Outcome {
+    Outcome {
+        worker: WorkerName::new(worker).unwrap(),
+        rank: 0,
+        promised_blocks,
+        found_tokens,
+        prompt_tokens: None,
+        exact: true,
+    }
+}
+
+#[test]
+fn promised_and_found_are_compared_in_blocks() {
+    let given = |promised, found, prompt| {
+        let outcome = Outcome {
+            prompt_tokens: prompt,
+            ..outcome("a", promised, found)
+        };
+        let counted = counted(&outcome, 16);
+        (
+            counted.promised_blocks,
+            counted.missing_blocks,
+            counted.unpromised_blocks,
+        )
+    };
+    assert_eq!(given(10, 160, None), (10, 0, 0));
+    assert_eq!(given(10, 159, None), (10, 1, 0));
+    assert_eq!(given(2, 64, None), (2, 0, 2));
+    // The last token is always computed: of 160 tokens 9 blocks can be reused.
+    assert_eq!(given(10, 144, Some(160)), (9, 0, 0));
+    assert_eq!(given(10, 144, Some(161)), (10, 1, 0));
+    assert_eq!(given(10, 0, Some(0)), (0, 0, 0));
+}
+
+#[test]
+fn only_what_is_known_here_is_counted() {
+    let now = Instant::now();
+    let (outcomes, writers) = outcomes(None, &["a", "b"]);
+    let report = OutcomeReport::new(vec![
+        outcome("a", 10, 160),
+        outcome("a", 10, 80),
+        outcome("stranger", 10, 0),
+        Outcome {
+            exact: false,
+            ..outcome("b", 10, 0)
+        },
+    ]);
+    assert_eq!(outcomes.take(&name(), &report, now), Ok(3));
+    let lately = outcomes.lately(&name(), &holder("a"), now).unwrap();
+    assert_eq!(
+        (lately.requests, lately.promised_blocks, lately.missing_blocks),
+        (2, 20, 5)
+    );
+    // What was not called exact promised nothing.
+    assert_eq!(outcomes.lately(&name(), &holder("b"), now), None);
+    assert_eq!(
+        outcomes.lately(&name(), &holder("a"), now + Duration::from_secs(200)),
+        None
+    );
+    outcomes.take(&name(), &report, now).unwrap();
+    assert!(outcomes.lately(&name(), &holder("a"), now).is_some());
+    writers.into_iter().for_each(HolderWriter::retire);
+    outcomes.forget_gone();
+    assert_eq!(outcomes.lately(&name(), &holder("a"), now), None);
+}
+
+#[test]
+fn a_shard_counts_its_own_workers_alone() {
+    let (all, _all) = outcomes(None, &["a", "b", "c", "d"]);
+    let workers = ["a", "b", "c", "d"];
+    let report = OutcomeReport::new(workers.map(|worker| outcome(worker, 1, 16)).to_vec());
+    let now = Instant::now();
+    assert_eq!(all.take(&name(), &report, now), Ok(4));
+    let counted = (0..2).map(|index| {
+        let (part, _writers) = outcomes(Shard::new(index, 2), &workers);
+        part.take(&name(), &report, now).unwrap()
+    });
+    assert_eq!(counted.sum::<usize>(), 4);
+}
+
+#[test]
+fn reports_that_are_none_are_refused_with_words() {
+    let now = Instant::now();
+    let (outcomes, _writers) = outcomes(None, &["a"]);
+    let many = OutcomeReport::new(vec![outcome("a", 1, 16); OUTCOMES_MAX + 1]);
+    assert_eq!(
+        outcomes.take(&name(), &many, now),
+        Err(ReportError::TooMany(OUTCOMES_MAX + 1))
+    );
+    let other = NamespaceName::new("other").unwrap();
+    let one = OutcomeReport::new(vec![outcome("a", 1, 16)]);
+    let error = outcomes.take(&other, &one, now).unwrap_err();
+    assert_eq!(error.to_string(), "namespace other is not known here");
+    let later = OutcomeReport { v: 2, ..one };
+    assert_eq!(outcomes.take(&name(), &later, now), Err(ReportError::Version(2)));
+}
+
+#[test]
+fn figures_are_by_certainty_and_by_holder() {
+    let page = rendered(|| {
+        let (outcomes, writers) = outcomes(None, &["a", "b"]);
+        let lie = Outcome {
+            exact: false,
+            ..outcome("b", 4, 0)
+        };
+        let report = OutcomeReport::new(vec![outcome("a", 10, 112), outcome("x", 1, 1), lie]);
+        outcomes.take(&name(), &report, Instant::now()).unwrap();
+        outcomes.undecodable(&"no report");
+        // Their series end with them.
+        std::mem::forget((outcomes, writers));
+    });
+    for line in [
+        "kvatlas_outcomes_total{namespace=\"llama\",state=\"exact\"} 1",
+        "kvatlas_outcome_promised_blocks_total{namespace=\"llama\",state=\"exact\"} 10",
+        "kvatlas_outcome_missing_blocks_total{namespace=\"llama\",state=\"exact\"} 3",
+        "kvatlas_outcome_missing_blocks_total{namespace=\"llama\",state=\"degraded\"} 4",
+        "kvatlas_holder_missing_blocks_total{namespace=\"llama\",holder=\"a/0\"} 3",
+        "kvatlas_outcomes_refused_total{reason=\"unknown_holder\"} 1",
+        "kvatlas_outcomes_refused_total{reason=\"undecodable\"} 1",
+    ] {
+        assert!(page.lines().any(|each| each == line), "{line} in {page}");
+    }
+    assert!(!page.contains("holder=\"b/0\""), "{page}");
+}
+
+#[test]
+fn holders_beyond_the_bound_wait_for_room() {
+    let mut kept = Kept::default();
+    let begun = Instant::now();
+    for number in 0..HOLDERS_MAX {
+        assert!(
+            kept.of_holder(&name(), holder(&format!("w{number}")), begun)
+                .is_some()
+        );
+    }
+    assert!(kept.of_holder(&name(), holder("late"), begun).is_none());
+    assert!(kept.of_holder(&name(), holder("w1"), begun).is_some());
+    assert!(
+        kept.of_holder(&name(), holder("late"), begun + FORGOTTEN_AFTER)
+            .is_some()
+    );
+    assert_eq!(kept.holders.len(), 1);
+}
+
+#[test]
+fn who_breaks_promises_is_named() {
+    let now = Instant::now();
+    let (outcomes, _writers) = outcomes(None, &["a", "b", "c"]);
+    let report = OutcomeReport::new(vec![
+        outcome("a", 200, 16 * 150),
+        outcome("b", 200, 16 * 199),
+        // Too little to judge by.
+        outcome("c", 20, 0),
+    ]);
+    outcomes.take(&name(), &report, now).unwrap();
+    let broken = outcomes.broken_promises(&name(), now);
+    let named: Vec<_> = broken.iter().map(|broken| broken.worker.as_str()).collect();
+    assert_eq!(named, ["a"]);
+    let json = serde_json::to_value(&broken[0]).unwrap();
+    assert_eq!(
+        (&json["promised_blocks"], &json["missing_blocks"]),
+        (&200.into(), &50.into())
+    );
+    assert!(
+        outcomes
+            .broken_promises(&name(), now + Duration::from_secs(180))
+            .is_empty()
+    );
+}

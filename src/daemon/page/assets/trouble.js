@@ -1,0 +1,95 @@
+// What is wrong, who it is, since when, and what to do: the first thing on the page, and absent while all is well.
+import { counted, make, say, time } from "./text.js";
+
+/** Rows that are shown, and names in a row, at most. */
+const ROWS_MAX = 8;
+const NAMES_MAX = 4;
+
+export class Trouble {
+  #section = document.getElementById("trouble");
+  #list = document.getElementById("troubles");
+  /** By what is wrong: when this page has seen it first, in microseconds. */
+  #since = new Map();
+  #rows = new Map();
+  #mends = new Map();
+  #words = [];
+
+  /** The words for the bits of a holder's reasons, and what to do about each. */
+  setReasons(reasons, mends) {
+    this.#words = reasons;
+    this.#mends = new Map(mends);
+  }
+
+  /** Takes in a frame and all holders. */
+  apply(frame, holders) {
+    const found = [...this.#notReady(frame), ...this.#doubts(holders), ...this.#promises(frame)].slice(0, ROWS_MAX);
+    const keys = new Set(found.map(({ key }) => key));
+    for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
+    for (const { key } of found) if (!this.#since.has(key)) this.#since.set(key, frame.now_us);
+    for (const [key, row] of this.#rows) {
+      if (keys.has(key)) continue;
+      row.element.remove();
+      this.#rows.delete(key);
+    }
+    for (const one of found) this.#show(one, frame.now_us - this.#since.get(one.key));
+    this.#section.hidden = found.length === 0;
+  }
+
+  #notReady(frame) {
+    if (frame.ready) return [];
+    return [{ key: "ready", what: "not ready", who: frame.reasons.join("; "), mend: "", word: "KvatlasNotReady" }];
+  }
+
+  /** A row for each namespace and reason, those of most holders first. */
+  #doubts(holders) {
+    const found = new Map();
+    for (const holder of holders) {
+      if (holder.bits === 0) continue;
+      for (const [bit, word] of this.#words) {
+        if ((holder.bits & bit) === 0) continue;
+        const key = `${word} ${holder.namespace}`;
+        const row = found.get(key) ?? { key, what: word, word, namespace: holder.namespace, names: [], count: 0 };
+        if (row.names.length < NAMES_MAX) row.names.push(`${holder.worker}/${holder.rank}`);
+        row.count += 1;
+        found.set(key, row);
+      }
+    }
+    const rows = [...found.values()].sort((one, other) => other.count - one.count || (one.key < other.key ? -1 : 1));
+    for (const row of rows) {
+      const more = row.count > row.names.length ? ` and ${counted(row.count - row.names.length, "other", "others")}` : "";
+      row.who = `${row.names.join(", ")}${more} of ${row.namespace}`;
+      row.mend = this.#mends.get(row.word) ?? "";
+    }
+    return rows;
+  }
+
+  #promises(frame) {
+    const rows = [];
+    for (const { name, broken_promises: broken } of frame.namespaces) {
+      for (const { worker, rank, promised_blocks: promised, missing_blocks: missing } of broken ?? []) {
+        const share = Math.floor((100 * missing) / promised);
+        rows.push({ key: `promise ${name} ${worker}/${rank}`, what: "promises broken", word: "KvatlasPromisesBroken", mend: "",
+          who: `exact answers promise ${share} % more than ${worker}/${rank} of ${name} has` });
+      }
+    }
+    return rows;
+  }
+
+  #show({ key, what, who, mend, word }, age) {
+    let row = this.#rows.get(key);
+    if (!row) {
+      row = { who: make("span"), age: make("span", { className: "quiet" }), mend: make("span") };
+      const command = `kvatlas explain ${word}`;
+      const copy = make("button", { type: "button", textContent: "copy", "aria-label": `copy the command ${command}` });
+      copy.addEventListener("click", () => { navigator.clipboard?.writeText(command).then(() => say(copy, "copied"), () => {}); });
+      row.element = make("li", {}, make("b", { textContent: what }), " ", row.who, " ", row.age, make("br"), row.mend,
+        make("code", { textContent: command }), " ", copy);
+      this.#rows.set(key, row);
+    }
+    // In the order of what is found.
+    this.#list.append(row.element);
+    say(row.who, who);
+    say(row.age, age < 1e6 ? "" : `for at least ${time(age)}`);
+    say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
+  }
+}

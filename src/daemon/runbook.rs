@@ -1,0 +1,206 @@
+//! The runbook: what the pages for operators say of a word. It reads their Markdown, so that each sentence stands in one place.
+
+/// The pages that are asked, first the one that says what to do.
+const PAGES: [&str; 3] = [
+    include_str!("../../deploy/operating.md"),
+    include_str!("../../deploy/metrics.md"),
+    include_str!("../../deploy/settings.md"),
+];
+
+/// What a page says of a word.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The heading that it stands under.
+    pub section: String,
+    /// What is said, each with the title of its column; a section of text has none.
+    pub said: Vec<(String, String)>,
+}
+
+/// All that the pages say of `word`: the rows of tables that begin with it, and the sections of its name.
+pub fn entries(word: &str) -> Vec<Entry> {
+    PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
+}
+
+/// What the column `title` says of these words, each sentence once; where it says nothing, who would.
+pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
+    let mut mends: Vec<String> = Vec::new();
+    for word in words {
+        let mend = said_of(word, title).unwrap_or_else(|| format!("kvatlas explain {word}"));
+        if !mends.contains(&mend) {
+            mends.push(mend);
+        }
+    }
+    mends.join("; ")
+}
+
+/// What the column `title` says of `word`.
+fn said_of(word: &str, title: &str) -> Option<String> {
+    let said = entries(word).into_iter().flat_map(|entry| entry.said);
+    said.filter(|(column, _)| column == title)
+        .map(|(_, text)| text)
+        .next()
+}
+
+/// The words that the pages explain, in their order.
+pub fn words() -> Vec<&'static str> {
+    let mut words: Vec<&str> = Vec::new();
+    for line in PAGES.iter().flat_map(|page| page.lines()) {
+        let explained = match line.strip_prefix("### ") {
+            Some(title) if !title.contains(' ') => vec![title],
+            _ => cells(line).first().map(|cell| names(cell)).unwrap_or_default(),
+        };
+        let new = explained.into_iter().filter(|word| !word.contains(' '));
+        words.extend(new);
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    words.retain(|word| seen.insert(*word));
+    words
+}
+
+fn entries_of(page: &'static str, word: &str) -> Vec<Entry> {
+    let (mut section, mut titles) = ("", Vec::new());
+    let mut entries: Vec<Entry> = Vec::new();
+    // The paragraphs of a section of that name.
+    let mut paragraphs: Option<String> = None;
+    for line in page.lines() {
+        if line.starts_with('#') {
+            entries.extend(paragraphs.take().map(|text| of_section(section, &text)));
+            section = line.strip_prefix("## ").unwrap_or(section);
+            paragraphs = (line.strip_prefix("### ") == Some(word)).then(String::new);
+        } else if let Some(text) = &mut paragraphs {
+            text.push_str(line);
+            text.push(' ');
+        } else if !line.starts_with('|') {
+            titles.clear();
+        } else if titles.is_empty() {
+            titles = cells(line);
+        } else {
+            let cells = cells(line);
+            let is_asked = cells.first().is_some_and(|cell| names(cell).contains(&word));
+            entries.extend(is_asked.then(|| of_row(section, &titles, &cells)));
+        }
+    }
+    entries.extend(paragraphs.map(|text| of_section(section, &text)));
+    entries
+}
+
+fn of_section(section: &str, text: &str) -> Entry {
+    Entry {
+        section: section.to_owned(),
+        said: vec![(String::new(), plain(text))],
+    }
+}
+
+fn of_row(section: &str, titles: &[&str], cells: &[&str]) -> Entry {
+    let said = titles.iter().zip(cells).skip(1);
+    Entry {
+        section: section.to_owned(),
+        said: said
+            .map(|(title, cell)| (plain(title), plain(cell)))
+            .filter(|(_, text)| !text.is_empty())
+            .collect(),
+    }
+}
+
+/// The cells of a table's row; none where the line is no row.
+fn cells(line: &'static str) -> Vec<&'static str> {
+    let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
+        return Vec::new();
+    };
+    row.split(" | ").collect()
+}
+
+/// What stands in backticks at the beginning of a cell, several joined by commas or on lines of their own.
+fn names(cell: &'static str) -> Vec<&'static str> {
+    if !cell.starts_with('`') {
+        return Vec::new();
+    }
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// A text without Markdown's marks: links are their texts.
+fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text.trim();
+    while let Some((before, link)) = rest.split_once('[') {
+        plain.push_str(before);
+        rest = match link.split_once("](").and_then(|(label, target)| {
+            let (_, behind) = target.split_once(')')?;
+            (!label.contains('[')).then_some((label, behind))
+        }) {
+            Some((label, behind)) => {
+                plain.push_str(label);
+                behind
+            }
+            None => {
+                plain.push('[');
+                link
+            }
+        };
+    }
+    plain.push_str(rest);
+    plain.replace(['`', '*'], "").replace("<br>", ", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::DegradedReason;
+
+    use super::*;
+
+    #[test]
+    fn a_row_a_section_and_a_link_are_read() {
+        let page = "# Page\n\n## Reasons\n\n| word | what happened | what to do |\n|---|---|---|\n\
+            | `a`, `b` | see [there](x.md#y) and `z` | nothing [yet] |\n\n## Alerts\n\n### Loud\n\nIt is *loud*:\nlisten.\n\n## Rest\n\ntext";
+        let said = |word: &str| entries_of(page, word);
+        let row = |title: &str, text: &str| (title.to_owned(), text.to_owned());
+        let expected = Entry {
+            section: "Reasons".to_owned(),
+            said: vec![
+                row("what happened", "see there and z"),
+                row("what to do", "nothing [yet]"),
+            ],
+        };
+        assert_eq!(said("b"), [expected]);
+        let loud = Entry {
+            section: "Alerts".to_owned(),
+            said: vec![row("", "It is loud: listen.")],
+        };
+        assert_eq!(said("Loud"), [loud]);
+        assert_eq!(said("z"), []);
+    }
+
+    #[test]
+    fn every_reason_says_what_to_do() {
+        for reason in DegradedReason::ALL {
+            let word = reason.as_str();
+            let mend = said_of(word, "what to do");
+            assert!(mend.is_some_and(|mend| mend.len() > 10), "{word}");
+            assert!(words().contains(&word), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_several_words_need_is_said_once() {
+        let mend = mend_of(
+            ["disk_gap", "changing", "external_gap", "none"].into_iter(),
+            "what to do",
+        );
+        let expected = "see engines for which connectors tell what; nothing: ask again; kvatlas explain none";
+        assert_eq!(mend, expected);
+    }
+
+    #[test]
+    fn what_a_user_meets_is_explained() {
+        for word in [
+            "KvatlasIndexFull",
+            "settled",
+            "superseded",
+            "kvatlas_ready",
+            "events.lanes",
+        ] {
+            assert!(!entries(word).is_empty(), "{word}");
+            assert!(words().contains(&word), "{word}");
+        }
+    }
+}
