@@ -5,9 +5,10 @@
   that their operator documents.
 - Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
-- The bridge takes its arguments, starts with them, and is registered at where that is meant.
-- Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines and their formats
-  what the bridge refuses. All other settings of deploy/settings.md are let through.
+- The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
+  them, and nothing else.
+- Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines, their formats
+  and where they are found what the bridge refuses. All other settings of deploy/settings.md are let through.
 
 Not done: installing into a cluster.
 """
@@ -73,6 +74,7 @@ DIMENSIONS: list[list[Values]] = [
         {"bridge": {"enabled": True, "engines": ["gpu-0=tcp://vllm-0:5557,replay=tcp://vllm-0:5558"], "model": "meta-llama/Llama-3.1-8B-Instruct"}},
         {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
         {"bridge": {"enabled": True, "http": {"enabled": True}}},
+        {"bridge": {"enabled": True, "discover": ["kubernetes:app=vllm", "kubernetes:app=sglang@other:30000", "dns:vllm-headless:8000"], "blockSize": 32}},
         {
             "bridge": {
                 "enabled": True,
@@ -119,6 +121,11 @@ REFUSED: list[tuple[str, Values]] = [
 ]
 # As in --engine; whether each is one is for the bridge to say.
 ENGINES = [
+    "http://h:8000",
+    "https://h",
+    "a=http://h:8000",
+    "a=https://h:8000,model=m,block_size=32",
+    "a=grpcs://h:50051",
     "a=tcp://h:5557",
     "a=tcp://[::1]:5557,replay=tcp://[::1]:5558,ranks=2,block_size=32,tenant=t,topic=kv",
     "a=http://h:8000,format=tensorrt-llm",
@@ -135,6 +142,20 @@ ENGINES = [
     "a=inproc://x",
     "a=tcp://h:5557,colour=red",
     "a=tcp://h:5557,replay",
+]
+# As in --discover.
+SOURCES = [
+    "kubernetes:app=vllm",
+    "kubernetes:app.kubernetes.io/name=vllm,role in (decode, mixed)@llm:8000",
+    "dns:vllm-headless.llm.svc",
+    "dns:_http._tcp.vllm.llm.svc.cluster.local.:8000",
+    "file:/etc/kvatlas/engines",
+    "kubernetes:",
+    "kubernetes:app=vllm@a/b",
+    "dns:",
+    "dns:a b",
+    "etcd:a",
+    "vllm",
 ]
 
 
@@ -197,8 +218,10 @@ def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
 
 def check_references(items: list[dict[str, Any]]) -> None:
     """What is named is there."""
-    named = {(item["kind"], item["metadata"]["name"]) for item in items}
-    assert len(named) == len(items), "two objects have one name"
+    names = [(item["kind"], item["metadata"]["name"]) for item in items]
+    named = set(names)
+    placed = {(*name, item["metadata"].get("namespace")) for name, item in zip(names, items)}
+    assert len(placed) == len(items), "two objects have one name"
     labels = [template["metadata"]["labels"] for _, template in pods(items)]
     for item in items:
         spec = item.get("spec", {})
@@ -227,7 +250,27 @@ def check_references(items: list[dict[str, Any]]) -> None:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} == volumes, owner["metadata"]
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"]
-        assert spec["securityContext"]["runAsNonRoot"] and spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"]
+
+
+def check_rights(items: list[dict[str, Any]], values: Values) -> None:
+    """A bridge that finds pods may read those of the namespaces that are named. Nobody else has a token."""
+    bridge = values.get("bridge", {})
+    sources = [source for source in bridge.get("discover", []) if bridge.get("enabled") and source.startswith("kubernetes:")]
+    namespaces = {source.partition("@")[2].partition(":")[0] or "inference" for source in sources}
+    accounts = {item["metadata"]["name"] for item in items if item["kind"] == "ServiceAccount"}
+    for owner, template in pods(items):
+        finds = bool(sources) and owner["metadata"]["name"].endswith("-bridge")
+        assert template["spec"]["automountServiceAccountToken"] is finds, owner["metadata"]
+        assert not finds or template["spec"]["serviceAccountName"] in accounts
+    roles = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "Role"}
+    bindings = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "RoleBinding"}
+    assert set(roles) == set(bindings) == namespaces, (set(roles), namespaces)
+    for namespace in namespaces:
+        assert roles[namespace]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+        assert bindings[namespace]["roleRef"]["name"] == roles[namespace]["metadata"]["name"]
+        [subject] = bindings[namespace]["subjects"]
+        assert subject["name"] in accounts and subject["namespace"] == "inference"
 
 
 def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
@@ -346,15 +389,15 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
                 bridge.communicate()
 
 
-def takes_engine(engine: str) -> bool:
-    """Whether the bridge follows an engine that is written so."""
-    bridge = start_bridge([f"--engine={engine}", "--model=m", "--admin-listen=127.0.0.1:0"], {})
+def takes(flag: str) -> bool:
+    """Whether the bridge starts with this flag."""
+    bridge = start_bridge([flag, "--model=m", "--admin-listen=127.0.0.1:0"], {})
     try:
         assert bridge.stderr
         address_in(bridge.stderr, "admin listener started")
         return True
     except AssertionError:
-        assert bridge.wait() == 64, engine
+        assert bridge.wait() == 64, flag
         return False
     finally:
         bridge.kill()
@@ -370,10 +413,11 @@ def lets_through(chart: helm.Chart, values: Values) -> bool:
 
 
 def check_engines(chart: helm.Chart) -> None:
-    """The schema takes the engines and formats that the bridge takes."""
-    for engine in ENGINES:
-        taken = lets_through(chart, {"bridge": {"enabled": True, "engines": [engine], "model": "m"}})
-        assert taken == takes_engine(engine), f"the chart's schema {'takes' if taken else 'refuses'} {engine!r}, and the bridge does not"
+    """The schema takes the engines, formats and sources that the bridge takes."""
+    given = [("engines", "--engine", engine) for engine in ENGINES] + [("discover", "--discover", source) for source in SOURCES]
+    for value, flag, text in given:
+        taken = lets_through(chart, {"bridge": {"enabled": True, value: [text], "model": "m"}})
+        assert taken == takes(f"{flag}={text}"), f"the chart's schema {'takes' if taken else 'refuses'} {text!r}, and the bridge does not"
     refused = subprocess.run([KVATLAS, "bridge", "--format=none"], capture_output=True, text=True).stderr
     formats = re.findall(r"[\w-]+", refused.partition("known are ")[2].partition("\n")[0])
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -414,6 +458,7 @@ def main() -> None:
                     check_form(item)
             check_references(items)
             check_exposure(items, values)
+            check_rights(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
             variables |= {item["name"] for _, template in pods(items) for container in template["spec"]["containers"] for item in container["env"]}
@@ -423,7 +468,7 @@ def main() -> None:
         settings = check_settings(chart, variables)
     print(
         f"{number} combinations of values rendered; {len(seen)} different objects, {len(checked)} configurations and {len(bridges)} bridges are "
-        f"sound; {len(REFUSED)} mistakes refused; {len(ENGINES)} engines and {settings} settings are taken where the program takes them"
+        f"sound; {len(REFUSED)} mistakes refused; {len(ENGINES)} engines, {len(SOURCES)} sources and {settings} settings are taken where the program takes them"
     )
 
 

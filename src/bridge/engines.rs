@@ -1,6 +1,9 @@
 //! The engines that a bridge follows.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod given;
+mod servers;
+
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,20 +23,25 @@ use kvatlas_engines::Format;
 
 use crate::daemon::config::Secret;
 use crate::daemon::http::{
-    EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
+    EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer, RegisterRefusal,
+    RemovedEngines, ServerKey, ServerState, SizeOf,
 };
 use crate::daemon::metrics::BridgeMetrics;
 
+use super::check::{check_block_size, check_engine};
+use super::discovery::{Reports, SourceState};
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::{AllowedHosts, host_of};
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
+use super::server::Origin;
 use super::sources::{Source, SourceTask};
-use super::spec::{check_block_size, check_engine};
 use super::stalls::{BridgeClock, StallWatch};
 use super::state::{Registered, StateDirectory};
 use super::task::EngineTask;
+use given::Given;
+use servers::AskedServer;
 
 /// How a bridge works.
 #[derive(Debug, Clone)]
@@ -83,11 +91,54 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct Followed {
     engine: NewEngine,
+    /// The server that has told of it, if one has.
+    origin: Option<Origin>,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
     /// Its address and labels, which may change while it is followed.
     profiles: watch::Sender<Profile>,
+}
+
+impl Followed {
+    /// Ends its task.
+    fn end(&self, says_goodbye: bool) {
+        self.says_goodbye.store(says_goodbye, Ordering::Release);
+        self.stop.cancel();
+    }
+
+    /// Takes over the address and labels of `engine`. Refuses to follow it beside this one of the same name, unless both are one.
+    fn take_over(&mut self, engine: NewEngine, origin: Option<&Origin>) -> Result<(), RegisterRefusal> {
+        let is_same_origin = match (&self.origin, origin) {
+            (Some(own), Some(other)) => own.handle.is_same(&other.handle),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        if is_same_origin && self.engine.is_followed_like(&engine) {
+            self.set_profile(engine.profile);
+            return Ok(());
+        }
+        Err(RegisterRefusal::Conflict {
+            endpoint: self.engine.endpoint.clone(),
+            key: Box::new(engine.key),
+        })
+    }
+
+    fn set_profile(&mut self, profile: Profile) {
+        self.profiles.send_replace(profile.clone());
+        self.engine.profile = profile;
+    }
+
+    fn state(&self) -> EngineState {
+        let Progress { status, last_error } = self.progress.get();
+        let is_seen = matches!(status, EngineStatus::Exact | EngineStatus::Degraded);
+        let of_server = self.origin.as_ref().filter(|_| !is_seen);
+        let of_server = of_server.and_then(|origin| origin.handle.progress().trouble);
+        EngineState {
+            engine: self.engine.clone(),
+            status,
+            last_error: of_server.or(last_error),
+        }
+    }
 }
 
 pub(super) struct Inner {
@@ -96,6 +147,8 @@ pub(super) struct Inner {
     /// Where other bridges follow the same engines.
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
+    /// Ends the sources of engines.
+    stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,
     state: Mutex<State>,
@@ -108,12 +161,15 @@ struct State {
     nats: Option<Client>,
     is_stopping: bool,
     engines: BTreeMap<EngineKey, Followed>,
-    /// Those that flags and files gave.
-    given: BTreeSet<EngineKey>,
+    servers: BTreeMap<ServerKey, AskedServer>,
+    /// The engines that flags, files and discovery gave.
+    given: Given,
+    /// The sources of engines.
+    sources: Vec<Reports>,
     /// The task of the lease, and how it is stopped.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
     /// Those that were registered with the bridge before, until they are taken up.
-    kept: Vec<NewEngine>,
+    kept: Vec<GivenEngine>,
 }
 
 impl State {
@@ -128,12 +184,21 @@ impl State {
         })
     }
 
-    /// Whether an engine that flags or files gave has an endpoint on `host`.
-    fn is_host_given(&self, host: &str) -> bool {
-        let mut given = self.given.iter().filter_map(|key| self.engines.get(key));
-        given.any(|followed| {
-            endpoints_of(&followed.engine).any(|endpoint| host_of(endpoint).as_deref() == Some(host))
-        })
+    /// Ends to follow an engine: daemons forget it.
+    fn remove(&mut self, key: &EngineKey) {
+        if let Some(followed) = self.engines.remove(key) {
+            followed.end(true);
+        }
+    }
+
+    /// The engines that were registered: nothing gives them, and no server has told of them.
+    fn registered(&self) -> Vec<GivenEngine> {
+        let publishers = self.engines.values().filter(|followed| followed.origin.is_none());
+        let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
+        let servers = self.servers.values().map(AskedServer::given);
+        let known = publishers.chain(servers);
+        let registered = known.filter(|engine| !self.given.has(engine));
+        registered.chain(self.kept.iter().cloned()).collect()
     }
 
     /// An engine of the same namespace whose blocks have another size.
@@ -167,6 +232,7 @@ impl Bridge {
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
                 registered,
+                stop: CancellationToken::new(),
                 runtime: Handle::current(),
                 tasks: TaskTracker::new(),
                 metrics: Arc::new(BridgeMetrics::new()),
@@ -193,14 +259,14 @@ impl Bridge {
         }
     }
 
-    /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and files
-    /// give are followed, which come first.
+    /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and
+    /// files give are followed, which come first, and before others are looked for.
     pub fn take_up_registered(&self) {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {
-            let key = engine.key.clone();
+            let name = engine.instance().to_owned();
             if let Err(refusal) = self.follow(engine) {
-                tracing::warn!(engine = %key, %refusal, "an engine that was registered before is not followed");
+                tracing::warn!(engine = name, %refusal, "an engine that was registered before is not followed");
             }
         }
         self.keep_registered();
@@ -208,49 +274,9 @@ impl Bridge {
 
     /// Keeps the list of engines that are registered, so that the next bridge follows them, too.
     fn keep_registered(&self) {
-        let Some(registered) = &self.inner.registered else {
-            return;
-        };
-        registered.keep(|| {
-            let state = self.inner.state.lock();
-            let engines = state.engines.values().map(|followed| followed.engine.clone());
-            let is_given = |engine: &NewEngine| state.given.contains(&engine.key);
-            engines
-                .filter(|engine| !is_given(engine))
-                .chain(state.kept.clone())
-                .collect()
-        });
-    }
-
-    /// Makes the engines that are given by flags and files those in `engines`: others of them are forgotten, changed ones begin anew.
-    /// Engines that were registered otherwise stay.
-    ///
-    /// # Errors
-    ///
-    /// Why each of those engines that are not followed is not.
-    pub fn replace(&self, engines: &[NewEngine]) -> Result<(), Vec<RegisterRefusal>> {
-        let given = {
-            let mut state = self.inner.state.lock();
-            let keys = engines.iter().map(|engine| engine.key.clone()).collect();
-            std::mem::replace(&mut state.given, keys)
-        };
-        let is_wanted = |known: &NewEngine| engines.iter().any(|engine| engine.is_followed_like(known));
-        let is_outdated =
-            |state: &EngineState| given.contains(&state.engine.key) && !is_wanted(&state.engine);
-        let outdated: BTreeSet<EngineKey> = self
-            .engines()
-            .into_iter()
-            .filter(is_outdated)
-            .map(|state| state.engine.key)
-            .collect();
-        self.unregister(&|key| outdated.contains(key));
-        let refused: Vec<RegisterRefusal> = engines
-            .iter()
-            .filter_map(|engine| self.follow(engine.clone()).err())
-            .collect();
-        // One that was registered may be given by now.
-        self.keep_registered();
-        if refused.is_empty() { Ok(()) } else { Err(refused) }
+        if let Some(registered) = &self.inner.registered {
+            registered.keep(|| self.inner.state.lock().registered());
+        }
     }
 
     /// Ends to follow all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once; without, they keep
@@ -259,9 +285,12 @@ impl Bridge {
         {
             let mut state = self.inner.state.lock();
             state.is_stopping = true;
+            self.inner.stop.cancel();
+            for server in state.servers.values() {
+                server.stop.cancel();
+            }
             for followed in state.engines.values() {
-                followed.says_goodbye.store(says_goodbye, Ordering::Release);
-                followed.stop.cancel();
+                followed.end(says_goodbye);
             }
         }
         self.inner.tasks.close();
@@ -274,23 +303,27 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow an engine. Where it is followed in just this way, only its address and labels are taken over.
-    fn follow(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
+    /// Begins to follow an engine, however it is given. Where it is followed in just this way, only its address and labels are taken over.
+    fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
+        match engine {
+            GivenEngine::Publisher(engine) => self.add(&mut self.inner.state.lock(), engine, None),
+            GivenEngine::Server(server) => self.add_server(server),
+        }
+    }
+
+    /// Begins to follow `engine`, of which `origin` has told, as [`Self::follow`] does.
+    fn add(
+        &self,
+        state: &mut State,
+        engine: NewEngine,
+        origin: Option<Origin>,
+    ) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
-        let mut state = self.inner.state.lock();
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }
         if let Some(known) = state.engines.get_mut(&engine.key) {
-            if known.engine.is_followed_like(&engine) {
-                known.profiles.send_replace(engine.profile.clone());
-                known.engine.profile = engine.profile;
-                return Ok(());
-            }
-            return Err(RegisterRefusal::Conflict {
-                endpoint: known.engine.endpoint.clone(),
-                key: Box::new(engine.key),
-            });
+            return known.take_over(engine, origin.as_ref());
         }
         if let Some(other) = state.other_size(&engine) {
             return Err(RegisterRefusal::OtherBlockSize {
@@ -315,6 +348,7 @@ impl Bridge {
         }
         let followed = Followed {
             engine: engine.clone(),
+            origin,
             progress: SharedProgress::default(),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
@@ -327,9 +361,43 @@ impl Bridge {
         Ok(())
     }
 
+    /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.
+    pub(super) fn allows_host(&self, host: &str) -> bool {
+        self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
+    }
+
+    /// The sources of engines, as they are shown.
+    pub fn sources(&self) -> Vec<SourceState> {
+        self.inner
+            .state
+            .lock()
+            .sources
+            .iter()
+            .map(Reports::state)
+            .collect()
+    }
+
+    pub(super) fn add_source(&self, reports: Reports) {
+        self.inner.state.lock().sources.push(reports);
+    }
+
+    /// Runs a part of a source of engines until the bridge stops.
+    pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.inner.stop.clone();
+        let task = async move {
+            stop.run_until_cancelled(part).await;
+        };
+        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<BridgeMetrics> {
+        &self.inner.metrics
+    }
+
     fn spawn(&self, followed: &Followed, nats: Client) {
         let inner = Arc::clone(&self.inner);
         let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
+        let origin = followed.origin.clone();
         let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
         let task = async move {
             if engine.is_source() {
@@ -359,6 +427,7 @@ impl Bridge {
             }
             let task = EngineTask {
                 engine: engine.clone(),
+                origin,
                 follower,
                 options,
                 progress,
@@ -419,23 +488,15 @@ impl Inner {
     }
 }
 
-/// Where the bridge connects to for an engine.
-fn endpoints_of(engine: &NewEngine) -> impl Iterator<Item = &str> {
-    std::iter::once(engine.endpoint.as_str()).chain(engine.replay.as_deref())
-}
-
 impl EngineRegistry for Bridge {
-    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
+    fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
         let own = peer.map(|peer| peer.to_string());
-        for endpoint in endpoints_of(engine) {
+        for endpoint in engine.endpoints() {
             // Without a host it is refused as no endpoint.
             let Some(host) = host_of(endpoint) else {
                 continue;
             };
-            let is_allowed = self.inner.options.register_hosts.allows(&host)
-                || own.as_ref() == Some(&host)
-                || self.inner.state.lock().is_host_given(&host);
-            if !is_allowed {
+            if own.as_ref() != Some(&host) && !self.allows_host(&host) {
                 let endpoint = endpoint.to_owned();
                 return Err(RegisterRefusal::Host { host, endpoint });
             }
@@ -448,25 +509,26 @@ impl EngineRegistry for Bridge {
     }
 
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
-        self.follow(engine)?;
+        self.follow(GivenEngine::Publisher(engine))?;
+        self.keep_registered();
+        Ok(())
+    }
+
+    fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
+        self.follow(GivenEngine::Server(server))?;
         self.keep_registered();
         Ok(())
     }
 
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
         let mut state = self.inner.state.lock();
-        let removed: RemovedEngines = state
-            .engines
-            .keys()
-            .filter(|key| is_meant(key))
-            .cloned()
-            .collect();
-        for key in &removed {
-            if let Some(followed) = state.engines.remove(key) {
-                followed.says_goodbye.store(true, Ordering::Release);
-                followed.stop.cancel();
-            }
+        let mut removed = self.remove_servers(&mut state, is_meant);
+        let meant = state.engines.keys().filter(|key| is_meant(key));
+        let meant: RemovedEngines = meant.cloned().collect();
+        for key in &meant {
+            state.remove(key);
         }
+        removed.extend(meant);
         drop(state);
         self.keep_registered();
         removed
@@ -474,14 +536,11 @@ impl EngineRegistry for Bridge {
 
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
-        let describe = |followed: &Followed| {
-            let Progress { status, last_error } = followed.progress.get();
-            EngineState {
-                engine: followed.engine.clone(),
-                status,
-                last_error,
-            }
-        };
-        state.engines.values().map(describe).collect()
+        state.engines.values().map(Followed::state).collect()
+    }
+
+    fn servers(&self) -> Vec<ServerState> {
+        let state = self.inner.state.lock();
+        state.servers.values().map(AskedServer::state).collect()
     }
 }

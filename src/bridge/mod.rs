@@ -19,13 +19,16 @@
 //! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
 //! 5. What is kept on disk (`state`) makes no holder exact: it is as after a reconnect.
 //! 6. Of several bridges that follow an engine one speaks (`lease`), and two that both do are told apart by their epochs.
-//! 7. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 7. What an engine's server has told counts for connections that stood when it was asked (`server`). What differs then is another engine.
+//! 8. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
 
 mod beginning;
+mod check;
 mod continuity;
+mod discovery;
 mod dynamo;
 mod engines;
 mod follower;
@@ -34,10 +37,12 @@ mod grpc;
 mod guard;
 mod holders;
 mod hosts;
+mod http;
 mod lease;
 mod partial;
 mod progress;
 mod relay;
+mod server;
 mod sockets;
 mod sources;
 mod spec;
@@ -49,6 +54,7 @@ mod tensorrt;
 mod topics;
 mod walker;
 
+pub use discovery::{Discover, DiscoverError, DiscoverOptions, SourceState};
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};

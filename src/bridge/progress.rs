@@ -104,6 +104,7 @@ pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
 mod tests {
     use super::*;
     use crate::bridge::{EngineDefaults, parse_engine};
+    use crate::daemon::http::GivenEngine;
 
     #[test]
     fn an_engine_that_was_never_seen_is_pending_and_not_lost() {
@@ -111,8 +112,10 @@ mod tests {
             model: Some("m".to_owned()),
             ..EngineDefaults::default()
         };
-        let engines = parse_engine("gpu-0=tcp://127.0.0.1:1", &defaults).unwrap();
-        let engine = &engines[0];
+        let mut engines = parse_engine("gpu-0=tcp://127.0.0.1:1", &defaults).unwrap();
+        let GivenEngine::Publisher(engine) = &engines.remove(0) else {
+            panic!("no publisher");
+        };
         let progress = SharedProgress::default();
         progress.out_of_sight(engine, &"refused");
         let Progress { status, last_error } = progress.get();

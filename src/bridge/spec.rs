@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use kvatlas_core::hash::BlockSize;
-use kvatlas_core::index::{NamespaceSettings, Namespaces};
-use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError, worker_of_instance};
+use kvatlas_core::hash::Scheme;
+use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError};
 use kvatlas_engines::{Format, GroupFacts};
 
-use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf, read_scheme};
+use crate::daemon::http::{
+    BesideEvents, Discovered, EngineKey, GivenEngine, NewEngine, NewServer, read_scheme,
+};
 
-use super::subscribed::method_path;
-use super::{grpc, tensorrt};
+use super::check::{check_engine, check_server};
+use super::http::ServerAddress;
 
 /// Most ranks that one line names.
 const RANKS_MAX: u32 = 1024;
@@ -25,8 +26,8 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub enum SpecError {
     /// A flag is not of the form.
     #[error(
-        "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
-         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
+        "--engine {text:?}: {reason}; write http://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
+         rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
          groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE"
     )]
     Flag {
@@ -62,12 +63,14 @@ pub enum SpecError {
 /// What an engine has that does not say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineDefaults {
-    /// The model; an engine has to say where there is none.
+    /// The model; an engine has to say where there is none, unless its server does.
     pub model: Option<String>,
     /// The tenant.
     pub tenant: Option<String>,
-    /// Tokens in a block.
-    pub block_size: u32,
+    /// Tokens in a block, where that is given for all of them.
+    pub block_size: Option<u32>,
+    /// Tokens in a block of an engine that nobody says it of, and that cannot be asked.
+    pub untold_block_size: u32,
     /// Whose payloads.
     pub format: Format,
 }
@@ -77,8 +80,28 @@ impl Default for EngineDefaults {
         Self {
             model: None,
             tenant: None,
-            block_size: 16,
+            block_size: None,
+            untold_block_size: 16,
             format: Format::Vllm,
+        }
+    }
+}
+
+impl EngineDefaults {
+    /// A server with nothing but these, and without a name or an address yet.
+    pub(super) fn server(&self) -> NewServer {
+        NewServer {
+            instance: String::new(),
+            url: String::new(),
+            model: self.model.clone(),
+            tenant: ModelKey::of_tenant("", self.tenant.clone().unwrap_or_default()).tenant,
+            format: self.format,
+            block_size: self.block_size,
+            beside: BesideEvents::default(),
+            groups: GroupFacts::default(),
+            discovered: Discovered::default(),
+            scheme: None,
+            profile: Profile::default(),
         }
     }
 }
@@ -87,6 +110,8 @@ impl Default for EngineDefaults {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EngineText {
+    /// Empty for the host and port of a server.
+    #[serde(default)]
     name: String,
     endpoint: String,
     replay: Option<String>,
@@ -115,7 +140,7 @@ struct EngineText {
 /// # Errors
 ///
 /// [`SpecError::Flag`].
-pub fn parse_engine(text: &str, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, SpecError> {
+pub fn parse_engine(text: &str, defaults: &EngineDefaults) -> Result<Vec<GivenEngine>, SpecError> {
     let failed = |reason: String| SpecError::Flag {
         text: text.to_owned(),
         reason,
@@ -128,9 +153,11 @@ pub fn parse_engine(text: &str, defaults: &EngineDefaults) -> Result<Vec<NewEngi
 fn parse_flag(text: &str) -> Result<EngineText, String> {
     let mut parts = text.split(',');
     let first = parts.next().unwrap_or_default();
-    let (name, endpoint) = first
-        .split_once('=')
-        .ok_or("the name or the endpoint is missing")?;
+    let (name, endpoint) = match first.split_once('=') {
+        Some(named) => named,
+        None if GivenEngine::is_url(first) => ("", first),
+        None => return Err("the name or the endpoint is missing".to_owned()),
+    };
     let mut engine = EngineText {
         name: name.to_owned(),
         endpoint: endpoint.to_owned(),
@@ -191,7 +218,7 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
 /// # Errors
 ///
 /// All others of [`SpecError`].
-pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, SpecError> {
+pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<GivenEngine>, SpecError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct File {
@@ -223,7 +250,28 @@ pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<
     Ok(engines)
 }
 
+/// The facts that an engine does not tell, however it is followed.
+struct Facts {
+    beside: BesideEvents,
+    groups: GroupFacts,
+    scheme: Option<Scheme>,
+    profile: Profile,
+}
+
 impl EngineText {
+    fn facts(&self) -> Result<Facts, String> {
+        Ok(Facts {
+            beside: BesideEvents::parse(
+                self.adapters.as_deref(),
+                self.salts.as_deref(),
+                self.lookahead.as_deref(),
+            )?,
+            groups: self.group_facts()?,
+            scheme: self.scheme.as_deref().map(read_scheme).transpose()?,
+            profile: self.profile().map_err(|error| error.to_string())?,
+        })
+    }
+
     fn group_facts(&self) -> Result<GroupFacts, String> {
         let words = self.groups.iter().flatten().map(String::as_str);
         Ok(GroupFacts {
@@ -241,16 +289,10 @@ impl EngineText {
         })
     }
 
-    fn resolve(self, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, String> {
-        let groups = self.group_facts()?;
-        let profile = self.profile().map_err(|error| error.to_string())?;
-        let model = self.model.or_else(|| defaults.model.clone());
-        let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
-        let tenant = self
-            .tenant
-            .or_else(|| defaults.tenant.clone())
-            .unwrap_or_default();
-        let scheme = self.scheme.as_deref().map(read_scheme).transpose()?;
+    fn resolve(mut self, defaults: &EngineDefaults) -> Result<Vec<GivenEngine>, String> {
+        self.model = self.model.or_else(|| defaults.model.clone());
+        self.tenant = self.tenant.or_else(|| defaults.tenant.clone());
+        self.block_size = self.block_size.or(defaults.block_size);
         let format = match &self.format {
             None => defaults.format,
             Some(word) => Format::from_word(word).ok_or_else(|| {
@@ -258,17 +300,60 @@ impl EngineText {
                 format!("format is {word:?}; known are {known}")
             })?,
         };
+        let facts = self.facts()?;
+        if GivenEngine::is_server(&self.endpoint, format) {
+            return Ok(vec![GivenEngine::Server(self.server(format, facts)?)]);
+        }
+        let block_size = self.block_size.unwrap_or(defaults.untold_block_size);
+        let engines = self.publishers(format, block_size, &facts)?;
+        Ok(engines.into_iter().map(GivenEngine::Publisher).collect())
+    }
+
+    /// The server that is asked for the rest.
+    fn server(self, format: Format, facts: Facts) -> Result<NewServer, String> {
+        let told = [
+            ("replay", self.replay.is_some()),
+            ("rank", self.rank.is_some()),
+            ("ranks", self.ranks.is_some()),
+            ("topic", self.topic.is_some()),
+        ];
+        if let Some((key, _)) = told.iter().find(|(_, is_given)| *is_given) {
+            return Err(format!("a server tells its sockets and topics; leave {key} out"));
+        }
+        let name = match self.name.is_empty() {
+            true => ServerAddress::parse(&self.endpoint).map(|address| address.authority()),
+            false => Some(self.name),
+        };
+        let server = NewServer {
+            instance: name.unwrap_or_default(),
+            url: self.endpoint,
+            model: self.model,
+            tenant: ModelKey::of_tenant("", self.tenant.unwrap_or_default()).tenant,
+            format,
+            block_size: self.block_size,
+            beside: facts.beside,
+            groups: facts.groups,
+            discovered: Discovered::default(),
+            scheme: facts.scheme,
+            profile: facts.profile,
+        };
+        match check_server(&server) {
+            Ok(_) => Ok(server),
+            Err(refusal) => Err(refusal.to_string()),
+        }
+    }
+
+    /// The engines at its sockets: one, or one a rank.
+    fn publishers(&self, format: Format, block_size: u32, facts: &Facts) -> Result<Vec<NewEngine>, String> {
+        let model = self.model.as_deref();
+        let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
+        let tenant = self.tenant.clone().unwrap_or_default();
         let ranks = match (self.rank, self.ranks) {
             (Some(_), Some(_)) => return Err("give rank or ranks, not both".to_owned()),
             (rank, None) => rank.unwrap_or_default()..=rank.unwrap_or_default(),
             (None, Some(ranks @ 1..=RANKS_MAX)) => 0..=ranks - 1,
             (None, Some(_)) => return Err(format!("ranks goes from 1 to {RANKS_MAX}")),
         };
-        let beside = BesideEvents::parse(
-            self.adapters.as_deref(),
-            self.salts.as_deref(),
-            self.lookahead.as_deref(),
-        )?;
         let is_offset = self.ranks.is_some();
         let at = |endpoint: &str, rank: u32| {
             if is_offset {
@@ -281,7 +366,7 @@ impl EngineText {
             let engine = NewEngine {
                 key: EngineKey {
                     instance: self.name.clone(),
-                    model: ModelKey::of_tenant(model.clone(), tenant.clone()).speaking(scheme.clone()),
+                    model: ModelKey::of_tenant(model, tenant.clone()).speaking(facts.scheme.clone()),
                     rank,
                 },
                 endpoint: at(&self.endpoint, rank)?,
@@ -291,11 +376,11 @@ impl EngineText {
                     .map(|replay| at(replay, rank))
                     .transpose()?,
                 format,
-                block_size: self.block_size.unwrap_or(defaults.block_size),
+                block_size,
                 topic: self.topic.clone().unwrap_or_default(),
-                beside: beside.clone(),
-                groups: groups.clone(),
-                profile: profile.clone(),
+                beside: facts.beside.clone(),
+                groups: facts.groups.clone(),
+                profile: facts.profile.clone(),
             };
             check_engine(&engine).map_err(|refusal| refusal.to_string())?;
             Ok(engine)
@@ -313,146 +398,29 @@ fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     Ok(format!("{host}:{port}"))
 }
 
-/// Refuses an engine whose blocks have another size than its namespace's: queries by tokens would not find them. A namespace that the
-/// configuration does not name has the size of those that are in it. The engine's own holders are no hindrance: they are of a process that
-/// has ended.
-pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
-    let Ok(name) = engine.key.model.namespace() else {
-        return Ok(());
-    };
-    let told = BlockSize::new(engine.block_size).ok();
-    let check = |settings: &NamespaceSettings, whose| match settings.takes(told) {
-        true => Ok(()),
-        false => Err(RegisterRefusal::OtherBlockSize {
-            asked: engine.block_size,
-            in_force: settings.block_size.as_u32(),
-            whose,
-        }),
-    };
-    let Some(known) = namespaces.get(&name).filter(|known| !known.is_free()) else {
-        return check(&namespaces.settings_for(told), SizeOf::Configuration(name));
-    };
-    let settings = known.indexer.settings();
-    if known.is_configured {
-        return check(settings, SizeOf::Configuration(name));
-    }
-    let own = worker_of_instance(&engine.key.instance).ok();
-    let holders = known.indexer.holders();
-    let others = holders.iter().map(|holder| &holder.id);
-    match others.filter(|other| Some(&other.worker) != own.as_ref()).min() {
-        Some(other) => check(settings, SizeOf::Holder(other.clone())),
-        None => Ok(()),
-    }
-}
-
-/// Whether an engine can be followed as it is given.
-///
-/// # Errors
-///
-/// [`RegisterRefusal::Invalid`] says what to change.
-pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
-    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
-    if let Err(error) = engine.key.model.namespace() {
-        return invalid(format!(
-            "model {:?}: {error}; serve it under a shorter name",
-            engine.key.model.model
-        ));
-    }
-    if let Err(error) = worker_of_instance(&engine.key.instance) {
-        return invalid(format!("instance {:?}: {error}", engine.key.instance));
-    }
-    if let Err(error) = BlockSize::new(engine.block_size) {
-        return invalid(format!("block_size: {error}"));
-    }
-    if engine.key.model.scheme.is_some() && matches!(engine.format, Format::Dynamo | Format::Mooncake) {
-        return invalid(format!(
-            "scheme: {} tells no tokens, from which hashes of a scheme are computed",
-            engine.format.as_str()
-        ));
-    }
-    if engine.replay.is_some() && engine.is_source() {
-        return invalid(format!(
-            "{} over {} has no replay socket",
-            engine.format.as_str(),
-            scheme_of(&engine.endpoint)
-        ));
-    }
-    if engine.profile.address.is_some() && engine.format == Format::Dynamo {
-        return invalid(
-            "an event plane tells of many workers, which have no address together; leave address out"
-                .to_owned(),
-        );
-    }
-    match engine.format {
-        _ if engine.is_grpc() => check_grpc(engine),
-        Format::TokenSpeed => {
-            invalid("tokenspeed hands on events over gRPC only: grpc://HOST:PORT".to_owned())
-        }
-        Format::TensorRt => match tensorrt::parse_endpoint(&engine.endpoint) {
-            Ok(_) => Ok(()),
-            Err(error) => invalid(format!("endpoint: {error}")),
-        },
-        Format::Dynamo if engine.endpoint.starts_with("nats://") => check_subject(engine),
-        Format::Vllm | Format::Sglang | Format::Mooncake | Format::Dynamo => {
-            let mut endpoints = std::iter::once(&engine.endpoint).chain(&engine.replay);
-            endpoints.try_for_each(|endpoint| check_endpoint(endpoint))
-        }
-    }
-}
-
-/// What stands before `://`.
-fn scheme_of(endpoint: &str) -> &str {
-    endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
-}
-
-/// A gRPC server of an engine that hands on events.
-fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
-    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
-    if method_path(engine.format).is_none() {
-        return invalid(format!("{} is not served over gRPC", engine.format.as_str()));
-    }
-    if !engine.topic.is_empty() {
-        return invalid("a gRPC server has no topics; leave topic out".to_owned());
-    }
-    match grpc::parse_endpoint(&engine.endpoint) {
-        Ok(_) => Ok(()),
-        Err(error) => invalid(format!("endpoint: {error}")),
-    }
-}
-
-/// A NATS server without anybody's name in it, and the subject on which events come there.
-fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
-    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
-    if engine.endpoint.contains('@') || engine.endpoint.parse::<async_nats::ServerAddr>().is_err() {
-        return invalid(format!("endpoint {:?} is not nats://HOST:PORT", engine.endpoint));
-    }
-    let is_token = |token: &str| !token.is_empty() && !token.contains(char::is_whitespace);
-    if engine.topic.split('.').all(is_token) {
-        return Ok(());
-    }
-    invalid("give the subject of the events: topic=namespace.NAME.component.NAME.kv-events".to_owned())
-}
-
-/// `tcp://HOST:PORT`, to connect to.
-fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
-    let refused = || RegisterRefusal::Invalid(format!("endpoint {endpoint:?} is not tcp://HOST:PORT"));
-    let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;
-    let (host, port) = address.rsplit_once(':').ok_or_else(refused)?;
-    let is_host = !host.is_empty() && host != "*" && !host.contains(char::is_whitespace);
-    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
-    let is_parsed = endpoint.parse::<zeromq::Endpoint>().is_ok();
-    if is_host && is_port && is_parsed {
-        Ok(())
-    } else {
-        Err(refused())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvatlas_engines::GroupKind;
 
     use super::*;
+
+    /// The publishers of `--engine`.
+    fn publishers(text: &str, defaults: &EngineDefaults) -> Vec<NewEngine> {
+        let engines = parse_engine(text, defaults).unwrap().into_iter();
+        let of_sockets = |engine| match engine {
+            GivenEngine::Publisher(engine) => engine,
+            GivenEngine::Server(server) => panic!("{server:?}"),
+        };
+        engines.map(of_sockets).collect()
+    }
+
+    /// The server of `--engine`.
+    fn server(text: &str, defaults: &EngineDefaults) -> NewServer {
+        match parse_engine(text, defaults).unwrap().remove(0) {
+            GivenEngine::Server(server) => server,
+            GivenEngine::Publisher(engine) => panic!("{engine:?}"),
+        }
+    }
 
     fn defaults() -> EngineDefaults {
         EngineDefaults {
@@ -465,7 +433,7 @@ mod tests {
     fn a_flag_names_an_engine() {
         let text = "gpu-0=tcp://host:5557,replay=tcp://host:5558,rank=2,format=sglang,block_size=32,topic=kv,\
                     address=10.0.0.7:8000,label=role:prefill,label=image:a:b";
-        let engines = parse_engine(text, &defaults()).unwrap();
+        let engines = publishers(text, &defaults());
         let expected = NewEngine {
             key: EngineKey {
                 instance: "gpu-0".to_owned(),
@@ -490,7 +458,7 @@ mod tests {
     #[test]
     fn a_flag_states_what_events_do_not_tell_of_groups() {
         let text = "a=tcp://h:1,groups=full/window:128/state,hybrid=true,eagle=false,divergent_hits=true";
-        let engines = parse_engine(text, &defaults()).unwrap();
+        let engines = publishers(text, &defaults());
         let expected = GroupFacts {
             kinds: vec![GroupKind::Main, GroupKind::Window(128), GroupKind::State],
             is_hybrid: true,
@@ -503,12 +471,39 @@ mod tests {
     #[test]
     fn an_engine_feeds_a_namespace_of_each_scheme() {
         let namespace = |text: &str| {
-            let engines = parse_engine(text, &defaults()).unwrap();
+            let engines = publishers(text, &defaults());
             engines[0].key.model.namespace().unwrap().to_string()
         };
         assert_eq!(namespace("a=tcp://h:1"), "o__m");
         let with_seed = "a=tcp://h:1,scheme=llm-d-xxh64:42";
         assert_eq!(namespace(with_seed), "o__m_sllm-d-xxh64_c42");
+    }
+
+    #[test]
+    fn an_address_of_a_server_is_enough() {
+        let unsaid = EngineDefaults::default();
+        let asked = server("http://[fd00::1]:8000", &unsaid);
+        assert_eq!(
+            (asked.instance.as_str(), asked.url.as_str()),
+            ("[fd00::1]:8000", "http://[fd00::1]:8000")
+        );
+        assert_eq!((asked.model, asked.block_size), (None, None));
+        assert_eq!((asked.scheme, asked.profile), (None, Profile::default()));
+        let asked = server(
+            "a=https://h,model=m,tenant=t,block_size=64,format=sglang,hybrid=true,scheme=llm-d-xxh64:42,\
+             address=10.0.0.7:8000,label=role:prefill",
+            &unsaid,
+        );
+        assert_eq!((asked.instance.as_str(), asked.url.as_str()), ("a", "https://h"));
+        assert_eq!((asked.model.as_deref(), asked.tenant.as_str()), (Some("m"), "t"));
+        assert_eq!((asked.block_size, asked.format), (Some(64), Format::Sglang));
+        assert!(asked.groups.is_hybrid);
+        assert_eq!(asked.scheme, read_scheme("llm-d-xxh64:42").ok());
+        let expected = Profile {
+            address: Address::new("10.0.0.7:8000").ok(),
+            labels: serde_json::from_str(r#"{"role":"prefill"}"#).unwrap(),
+        };
+        assert_eq!(asked.profile, expected);
     }
 
     #[test]
@@ -526,7 +521,7 @@ mod tests {
     #[test]
     fn ranks_have_ports_of_their_own() {
         let text = "a=tcp://[::1]:5557,replay=tcp://[::1]:6557,ranks=3,model=x,tenant=t";
-        let engines = parse_engine(text, &EngineDefaults::default()).unwrap();
+        let engines = publishers(text, &EngineDefaults::default());
         let listed: Vec<_> = engines
             .iter()
             .map(|engine| {
@@ -578,7 +573,13 @@ mod tests {
                 "a=nats://me:secret@h:1,format=dynamo,topic=kv",
                 "nats://HOST:PORT",
             ),
-            ("a=http://h:1", "tcp://HOST:PORT"),
+            ("a=http://h:1,replay=tcp://h:2", "leave replay out"),
+            ("http://h:1,ranks=2", "leave ranks out"),
+            ("a=http://h:1/v1", "http://HOST:PORT"),
+            ("a=http://me@h:1", "http://HOST:PORT"),
+            ("http://h:1,block_size=0", "block_size"),
+            ("http://h:1,address=h", "HOST:PORT"),
+            ("http://h:1,scheme=md5", "known are llm-d-xxh64"),
             ("a=tcp://h:1,scheme=md5", "known are llm-d-xxh64"),
             (
                 "a=tcp://h:1,scheme=llm-d-xxh64,format=mooncake",

@@ -11,6 +11,7 @@ use crate::daemon::http::NewEngine;
 use super::follower::{FollowError, FollowOptions, Follower};
 use super::frames::Numbered;
 use super::progress::{SharedProgress, log_untold};
+use super::server::Origin;
 use super::sockets::Subscription;
 use super::state::{Keeper, cache_of};
 
@@ -27,6 +28,8 @@ enum Woken {
 /// Follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
+    /// The server that has told of it, if one has: it has to tell the same behind each new connection.
+    pub(super) origin: Option<Origin>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
     pub(super) progress: SharedProgress,
@@ -57,7 +60,7 @@ impl EngineTask {
             if let FollowError::Publisher(error) = &error {
                 return self.progress.ended(&self.engine, error);
             }
-            self.progress.out_of_sight(&self.engine, &error);
+            self.note_lost(&error);
             if self.follower.lost().await.is_err() {
                 return;
             }
@@ -133,6 +136,9 @@ impl EngineTask {
         let metrics = Arc::clone(self.follower.relay().bridge_metrics());
         let patience = self.options.patience;
         let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
+        if let Some(origin) = &self.origin {
+            origin.confirmed().await;
+        }
         self.follower.relay().metrics().connected();
         self.follower.connected().await?;
         *failures = 0;
@@ -208,6 +214,16 @@ impl EngineTask {
             Err(error) => {
                 tracing::debug!(engine = %self.engine.key, %error, "a replay failed");
                 Ok(())
+            }
+        }
+    }
+
+    fn note_lost(&self, error: &FollowError) {
+        match &self.origin {
+            None => self.progress.out_of_sight(&self.engine, error),
+            Some(origin) => {
+                self.progress.out_of_sight(&self.engine, &origin.explain(error));
+                origin.ask_again();
             }
         }
     }

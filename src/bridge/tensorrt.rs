@@ -8,12 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{CONTENT_LENGTH, HOST};
-use hyper::{Method, Request, Uri};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use hyper::Method;
 use tokio::time::timeout;
 
 use kvatlas_client::publish::PublisherError;
@@ -23,29 +18,22 @@ use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, R
 use crate::daemon::metrics::LogGate;
 
 use super::holders::Holders;
+use super::http::{HttpConnection, HttpError, ServerAddress};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 
-/// Longest answer, in bytes.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Where events are, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
 
 /// Why the server cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PollError {
-    /// The connection.
-    #[error("{0}")]
-    Connection(#[from] std::io::Error),
-    /// The protocol.
-    #[error("{0}")]
-    Http(#[from] hyper::Error),
+    /// The way there and back.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// The answer is none of events.
     #[error("status {0}")]
     Status(u16),
-    /// The answer does not end, or is too long.
-    #[error("the answer cannot be read: {0}")]
-    Body(String),
     /// Nothing came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
@@ -60,41 +48,31 @@ pub(super) enum PollError {
 impl PollError {
     /// Whether the server may have been asked: then it has taken events out for an answer that did not come.
     fn may_have_taken(&self) -> bool {
-        !matches!(self, Self::Connection(_) | Self::Endpoint(_))
+        !matches!(self, Self::Http(HttpError::Connection(_)) | Self::Endpoint(_))
     }
 }
 
-/// Where a server's events are: host and port, and the path.
-pub(super) fn parse_endpoint(endpoint: &str) -> Result<(String, String), PollError> {
-    let refused = || PollError::Endpoint(endpoint.to_owned());
-    let uri: Uri = endpoint.parse().map_err(|_| refused())?;
-    let authority = uri.authority().ok_or_else(refused)?;
-    if uri.scheme_str() != Some("http") || authority.as_str().contains('@') {
-        return Err(refused());
+/// The address of a server's events.
+pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError> {
+    let address = ServerAddress::parse(endpoint).filter(|address| !address.is_secure);
+    let mut address = address.ok_or_else(|| PollError::Endpoint(endpoint.to_owned()))?;
+    if address.path == "/" {
+        EVENTS_PATH.clone_into(&mut address.path);
     }
-    let host = authority.host();
-    let port = authority.port_u16().unwrap_or(80);
-    let path = match uri.path() {
-        "" | "/" => EVENTS_PATH,
-        path => path,
-    };
-    Ok((format!("{host}:{port}"), path.to_owned()))
+    Ok(address)
 }
 
 /// Asks one server.
 pub(super) struct Poller {
-    authority: String,
-    path: String,
+    address: ServerAddress,
     patience: Duration,
-    connection: Option<SendRequest<Empty<Bytes>>>,
+    connection: Option<HttpConnection>,
 }
 
 impl Poller {
     pub(super) fn new(endpoint: &str, patience: Duration) -> Result<Self, PollError> {
-        let (authority, path) = parse_endpoint(endpoint)?;
         Ok(Self {
-            authority,
-            path,
+            address: parse_endpoint(endpoint)?,
             patience,
             connection: None,
         })
@@ -113,43 +91,17 @@ impl Poller {
 
     async fn exchange(
         &self,
-        connection: Option<SendRequest<Empty<Bytes>>>,
-    ) -> Result<(SendRequest<Empty<Bytes>>, Bytes), PollError> {
+        connection: Option<HttpConnection>,
+    ) -> Result<(HttpConnection, Bytes), PollError> {
         let mut connection = match connection.filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
-            None => self.connect().await?,
+            None => HttpConnection::open(&self.address).await?,
         };
-        connection.ready().await?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(&self.path)
-            .header(HOST, &self.authority)
-            .header(CONTENT_LENGTH, 0)
-            .body(Empty::new())
-            .map_err(|_| PollError::Endpoint(self.authority.clone()))?;
-        let response = connection.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await;
-        let body = body
-            .map_err(|error| PollError::Body(error.to_string()))?
-            .to_bytes();
+        let (status, body) = connection.ask(Method::POST, &self.address.path).await?;
         match status.is_success() {
             true => Ok((connection, body)),
             false => Err(PollError::Status(status.as_u16())),
         }
-    }
-
-    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>, PollError> {
-        let stream = TcpStream::connect(&self.authority).await?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection to an engine's server has ended");
-            }
-        });
-        Ok(sender)
     }
 }
 
@@ -327,7 +279,10 @@ mod tests {
 
     #[test]
     fn endpoints_are_servers() {
-        let parsed = |endpoint| parse_endpoint(endpoint).ok();
+        let parsed = |endpoint| {
+            let address = parse_endpoint(endpoint).ok()?;
+            Some((address.authority(), address.path))
+        };
         let events = |authority: &str, path: &str| Some((authority.to_owned(), path.to_owned()));
         assert_eq!(parsed("http://gpu-0:8000"), events("gpu-0:8000", EVENTS_PATH));
         assert_eq!(parsed("http://gpu-0/v2/events"), events("gpu-0:80", "/v2/events"));

@@ -22,6 +22,8 @@ use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
+  kvatlas bridge --engine http://vllm-0:8000 --engine http://vllm-1:8000
+  kvatlas bridge --discover kubernetes:app=vllm
   kvatlas bridge --model meta-llama/Llama-3.1-8B-Instruct \\
       --engine gpu-0=tcp://gpu-0:5557,replay=tcp://gpu-0:5558
   kvatlas bridge --engines-file /etc/kvatlas/engines.toml --nats-url nats://nats.example:4222
@@ -124,7 +126,35 @@ impl AdminSource for View {
                 })
             })
             .collect();
-        serde_json::json!({ "engines": engines }).to_string()
+        let servers: Vec<_> = self
+            .bridge
+            .servers()
+            .into_iter()
+            .take(query.limit)
+            .map(|state| {
+                serde_json::json!({
+                    "instance": state.server.instance,
+                    "url": state.server.url,
+                    "identity": state.server.discovered.identity,
+                    "labels": state.server.discovered.labels,
+                    "engines": state.engines.len(),
+                    "last_error": state.last_error,
+                })
+            })
+            .collect();
+        let sources: Vec<_> = self
+            .bridge
+            .sources()
+            .into_iter()
+            .map(|state| {
+                serde_json::json!({
+                    "source": state.source,
+                    "engines": state.engines,
+                    "last_error": state.last_error,
+                })
+            })
+            .collect();
+        serde_json::json!({ "engines": engines, "servers": servers, "sources": sources }).to_string()
     }
 
     fn index_json(&self) -> String {
@@ -187,8 +217,9 @@ impl BridgeArguments {
         })?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let engines = self.engines.load()?;
-        if engines.is_empty() && listeners.http.0.is_none() {
-            let text = "there is no engine to follow: give --engine, --engines-file or --http-listen";
+        if engines.is_empty() && !self.engines.has_sources() && listeners.http.0.is_none() {
+            let text =
+                "there is no engine to follow: give --engine, --engines-file, --discover or --http-listen";
             return Err(Failure::usage(text));
         }
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);

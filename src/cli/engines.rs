@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use kvatlas::bridge::{
-    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, LeaseOptions, LeaseTimes, SpecError,
-    StateDirectory, parse_engine, parse_engines_file,
+    AllowedHosts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults, FollowOptions,
+    LeaseOptions, LeaseTimes, SpecError, StateDirectory, parse_engine, parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
-use kvatlas::daemon::http::{NewEngine, follow_patiently};
+use kvatlas::daemon::http::{GivenEngine, follow_patiently};
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
@@ -20,28 +20,37 @@ use super::failure::Failure;
 
 /// The least time between two files of one engine: far less than its replay socket reaches back.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
-/// Tokens in a block where nobody says.
-const BLOCK_SIZE: u32 = 16;
+/// The name of flags and their file as a source of engines.
+const SOURCE: &str = "flags";
 
 /// Which engines to follow.
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
-    /// Follow an engine: NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME,
-    /// tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true. May be given many times.
+    /// Follow an engine: http://HOST:PORT of its server, which is asked for the rest. Or NAME=tcp://HOST:PORT and, joined by commas,
+    /// replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND,
+    /// hybrid=true, eagle=true, divergent_hits=true. May be given many times.
     #[arg(long = "engine", value_name = "ENGINE")]
     engines: Vec<String>,
     /// TOML file with a list of tables [[engine]], with the same keys beside name and endpoint. Read again at SIGHUP.
     #[arg(long = "engines-file", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The model that engines serve, unless they say.
+    /// Find engines, and follow those that are there: dns:NAME[:PORT], file:PATH (as --engines-file, or a folder of such files; read again
+    /// when it changes) or kubernetes:SELECTOR[@NAMESPACE][:PORT], the pods with these labels. May be given many times.
+    #[arg(long = "discover", value_name = "SOURCE")]
+    sources: Vec<Discover>,
+    /// The model that engines serve, unless they say. An engine's server has to serve it.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// The tenant or routing group that engines serve, unless they say.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Tokens in a block of engines that do not say [default: 16; with `up`, what namespace_defaults.block_size is].
+    /// Tokens in a block of engines that do not say [default: as the server or the first block of an engine says; where no server is
+    /// asked 16, or with `up` what namespace_defaults.block_size is].
     #[arg(long, value_name = "TOKENS")]
     pub(super) block_size: Option<u32>,
+    /// Tokens in a block of engines that nobody says it of, and that cannot be asked.
+    #[arg(skip)]
+    pub(super) untold_block_size: Option<u32>,
     /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
@@ -88,14 +97,14 @@ impl EngineArguments {
         self.model.as_deref()
     }
 
+    /// Tells whether engines are looked for.
+    pub(super) fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
     /// The engines, from the flags and the file as it is now.
-    pub(super) fn load(&self) -> Result<Vec<NewEngine>, SpecError> {
-        let defaults = EngineDefaults {
-            model: self.model.clone(),
-            tenant: self.tenant.clone(),
-            block_size: self.block_size.unwrap_or(BLOCK_SIZE),
-            format: self.format,
-        };
+    pub(super) fn load(&self) -> Result<Vec<GivenEngine>, SpecError> {
+        let defaults = self.defaults();
         let mut engines = Vec::new();
         for text in &self.engines {
             engines.extend(parse_engine(text, &defaults)?);
@@ -106,12 +115,24 @@ impl EngineArguments {
         Ok(engines)
     }
 
+    /// The properties of an engine that does not say.
+    fn defaults(&self) -> EngineDefaults {
+        let unsaid = EngineDefaults::default();
+        EngineDefaults {
+            model: self.model.clone(),
+            tenant: self.tenant.clone(),
+            block_size: self.block_size,
+            untold_block_size: self.untold_block_size.unwrap_or(unsaid.untold_block_size),
+            format: self.format,
+        }
+    }
+
     /// A bridge that will follow `engines`. With a `register_token`, clients elsewhere need it to register further ones.
     pub(super) fn bridge(
         &self,
         subjects: Subjects,
         namespaces: Option<Arc<Namespaces>>,
-        engines: &[NewEngine],
+        engines: &[GivenEngine],
         register_token: Option<Secret>,
     ) -> Result<Bridge, Failure> {
         let state = self
@@ -135,11 +156,15 @@ impl EngineArguments {
             ..BridgeOptions::default()
         };
         let bridge = Bridge::new(subjects, options);
-        bridge.replace(engines).map_err(|refused| {
+        bridge.replace(SOURCE, engines).map_err(|refused| {
             let texts: Vec<String> = refused.iter().map(ToString::to_string).collect();
             Failure::usage(texts.join("; "))
         })?;
         bridge.take_up_registered();
+        let defaults = self.defaults();
+        for source in &self.sources {
+            bridge.discover(source, &defaults, DiscoverOptions::default());
+        }
         Ok(bridge)
     }
 
@@ -153,7 +178,7 @@ impl EngineArguments {
                     continue;
                 }
             };
-            match follow_patiently(|| bridge.replace(&engines)).await {
+            match follow_patiently(|| bridge.replace(SOURCE, &engines)).await {
                 Ok(()) => tracing::info!(engines = engines.len(), "engines read again"),
                 Err(refused) => {
                     for refusal in refused {

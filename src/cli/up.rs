@@ -11,7 +11,7 @@ use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
 use kvatlas::daemon::config::{Config, Said, Secret, SettingFlags, process_environment};
-use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
+use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus};
 use kvatlas::daemon::metrics::install_shared;
 use kvatlas::daemon::{Daemon, StartError, namespaces};
 use kvatlas_client::QueryClient;
@@ -62,9 +62,7 @@ impl UpArguments {
             settings,
         } = self;
         let config = load(settings, file, arguments.block_size)?;
-        arguments
-            .block_size
-            .get_or_insert(config.namespaces.default.block_size);
+        arguments.untold_block_size = Some(config.namespaces.default.block_size);
         start_logging(&config.logging)?;
         let engines = arguments.load()?;
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
@@ -98,7 +96,7 @@ impl UpArguments {
         bridge.start(&nats);
         let queries = QueryClient::new(nats, subjects_of_queries);
         let signal = tokio::select! {
-            signal = follow(&daemon, (&bridge, &queries), &arguments, &engines, &mut signals) => signal?,
+            signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
             () = arguments.reload_at(hangup, &bridge) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
@@ -137,7 +135,6 @@ async fn follow(
     daemon: &Daemon,
     (bridge, queries): (&Bridge, &QueryClient),
     arguments: &EngineArguments,
-    engines: &[NewEngine],
     signals: &mut StopSignals,
 ) -> Result<&'static str, Failure> {
     let getting_ready = async {
@@ -152,7 +149,8 @@ async fn follow(
     }
     tracing::info!("ready");
     if let Some(address) = daemon.http_address() {
-        let first = engines.first().map(|engine| engine.key.model.model.as_str());
+        let engines = bridge.engines();
+        let first = engines.first().map(|state| state.engine.key.model.model.as_str());
         let token = bridge.register_token().map(Secret::expose);
         print(&instructions(
             address,
@@ -171,7 +169,12 @@ async fn follow(
 async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     let deadline = Instant::now() + ENGINES_PATIENCE;
     loop {
-        let mut missing = Vec::new();
+        let mut missing: Vec<String> = bridge
+            .servers()
+            .into_iter()
+            .filter(|state| state.engines.is_empty())
+            .map(|state| state.server.instance)
+            .collect();
         for state in bridge.engines() {
             if !is_known(&state, queries).await {
                 missing.push(state.engine.key.to_string());

@@ -1,8 +1,10 @@
 //! Addresses and labels of holders: told by publishers and registrations, and given in every answer.
 
-use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, parse_engine};
+use std::time::Duration;
+
+use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
 use kvatlas::daemon::Daemon;
-use kvatlas::daemon::http::{EngineRegistry, NewEngine};
+use kvatlas::daemon::http::{EngineRegistry, GivenEngine};
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{EventBatch, HolderMatch, Labels, NamespaceName, Profile, QueryResult, Tier};
 use serde_json::{Value, json};
@@ -208,12 +210,12 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
 }
 
 /// An engine where nobody listens: what the bridge knows of it is what it was told.
-fn new_engine(text: &str) -> NewEngine {
+fn new_engine(endpoint: &str, text: &str) -> GivenEngine {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
         ..EngineDefaults::default()
     };
-    parse_engine(&format!("gpu-0=tcp://127.0.0.1:1{text}"), &defaults)
+    parse_engine(&format!("gpu-0={endpoint}{text}"), &defaults)
         .unwrap()
         .remove(0)
 }
@@ -238,15 +240,58 @@ async fn a_bridge_tells_the_address_that_an_engine_was_registered_with_last() {
         })
         .await
     };
-    bridge
-        .register(new_engine(",address=10.0.0.7:8000,label=role:decode"))
-        .unwrap();
+    let register = |text: &str| bridge.register_given(new_engine("tcp://127.0.0.1:1", text));
+    register(",address=10.0.0.7:8000,label=role:decode").unwrap();
     let epoch = becomes(profile("10.0.0.7:8000", json!({"role": "decode"}))).await;
     // The engine goes on as it was.
-    bridge.register(new_engine(",address=10.0.0.8:8000")).unwrap();
+    register(",address=10.0.0.8:8000").unwrap();
     assert_eq!(becomes(profile("10.0.0.8:8000", json!({}))).await, epoch);
-    bridge.replace(&[new_engine("")]).unwrap();
+    let given = [new_engine("tcp://127.0.0.1:1", "")];
+    bridge.replace("flags", &given).unwrap();
     assert_eq!(becomes(Profile::default()).await, epoch);
-    assert!(bridge.register(new_engine(",topic=kv")).is_err());
+    assert!(register(",topic=kv").is_err());
     bridge.stop(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = || {
+        let state = StateDirectory::open(folder.path(), Duration::from_secs(5)).unwrap();
+        let state = Some(state);
+        let options = BridgeOptions {
+            state,
+            ..BridgeOptions::default()
+        };
+        Bridge::new(subjects(), options)
+    };
+    let register =
+        |bridge: &Bridge, text: &str| bridge.register_given(new_engine("http://127.0.0.1:1", text));
+    let first = bridge();
+    register(&first, ",address=10.0.0.7:8000,label=role:decode").unwrap();
+    let profiles = |bridge: &Bridge| -> Vec<Profile> {
+        let servers = bridge.servers().into_iter();
+        servers.map(|state| state.server.profile).collect()
+    };
+    assert_eq!(
+        profiles(&first),
+        [profile("10.0.0.7:8000", json!({"role": "decode"}))]
+    );
+    // The server is asked as before.
+    register(&first, ",address=10.0.0.8:8000").unwrap();
+    let changed = [profile("10.0.0.8:8000", json!({}))];
+    assert_eq!(profiles(&first), changed);
+    assert!(register(&first, ",block_size=64").is_err());
+    // Another scheme is another cache of the same server.
+    register(&first, ",scheme=llm-d-xxh64:7").unwrap();
+    assert_eq!(first.servers().len(), 2);
+    first.unregister(&|key| key.model.scheme.is_some());
+    assert_eq!(profiles(&first), changed);
+    first.stop(false).await;
+    drop(first);
+    let next = bridge();
+    assert!(next.servers().is_empty());
+    next.take_up_registered();
+    assert_eq!(profiles(&next), changed);
+    next.stop(false).await;
 }

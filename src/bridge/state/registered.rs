@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-use crate::daemon::http::NewEngine;
+use crate::daemon::http::GivenEngine;
 
 use super::file::{Kind, read_file};
 use super::{StateDirectory, refused};
@@ -16,15 +16,15 @@ const BYTES_MAX: u64 = 16 << 20;
 pub(in super::super) struct Registered {
     directory: StateDirectory,
     /// As it was written last.
-    written: Mutex<Vec<NewEngine>>,
+    written: Mutex<Vec<GivenEngine>>,
 }
 
 impl Registered {
     /// The list in `directory`, and its keeper.
-    pub(in super::super) fn open(directory: StateDirectory) -> (Vec<NewEngine>, Self) {
+    pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
         let kept = read_file(&path, Kind::Registered, BYTES_MAX);
-        let engines: Vec<NewEngine> = kept
+        let engines: Vec<GivenEngine> = kept
             .inspect_err(|error| refused(&path, error))
             .ok()
             .flatten()
@@ -34,7 +34,7 @@ impl Registered {
     }
 
     /// Writes the list that `current` gives, if it is another than before: who is told that an engine is registered can rely on it.
-    pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<NewEngine>) {
+    pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>) {
         // Taken first, so that the last to write has the newest list.
         let mut written = self.written.lock();
         let engines = current();

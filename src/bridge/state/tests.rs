@@ -3,10 +3,18 @@ use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
 use crate::bridge::{EngineDefaults, parse_engine};
+use crate::daemon::http::GivenEngine;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
 fn engine(text: &str) -> NewEngine {
+    match given(text) {
+        GivenEngine::Publisher(engine) => engine,
+        GivenEngine::Server(server) => panic!("{server:?}"),
+    }
+}
+
+fn given(text: &str) -> GivenEngine {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
         ..EngineDefaults::default()
@@ -163,9 +171,10 @@ fn registered_engines_are_written_when_they_change() {
     let directory = open(folder.path());
     let (none, registered) = Registered::open(directory.clone());
     assert!(none.is_empty());
-    let engines = vec![engine(
-        "gpu-0=tcp://a:1,replay=tcp://a:2,groups=full/window:9,adapters=1:x",
-    )];
+    let engines = vec![
+        given("gpu-0=tcp://a:1,replay=tcp://a:2,groups=full/window:9,adapters=1:x"),
+        given("gpu-1=http://a:1,groups=full,adapters=1:x,scheme=llm-d-xxh64:7,address=a:2,label=x:y"),
+    ];
     registered.keep(|| engines.clone());
     let path = folder.path().join("registered");
     std::fs::remove_file(&path).unwrap();

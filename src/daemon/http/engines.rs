@@ -1,11 +1,13 @@
 //! What the routes need of a bridge that runs in the same process.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
@@ -74,9 +76,129 @@ impl NewEngine {
         self.endpoint.starts_with("grpc://") || self.endpoint.starts_with("grpcs://")
     }
 
+    /// The endpoints that the bridge connects to for it.
+    pub fn endpoints(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.endpoint.as_str()).chain(self.replay.as_deref())
+    }
+
     /// Whether it may tell of several holders over one connection, and so is no ZeroMQ publisher of its own.
     pub fn is_source(&self) -> bool {
         self.is_grpc() || matches!(self.format, Format::TensorRt | Format::Dynamo)
+    }
+}
+
+/// An engine that is named by the address of its server, and asked the rest. Written down like [`NewEngine`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewServer {
+    /// What gateways call the instance.
+    pub instance: String,
+    /// `http://HOST:PORT`, or `https://HOST:PORT`.
+    pub url: String,
+    /// The model that it has to serve; none for the first one that it names.
+    pub model: Option<String>,
+    /// For whom it serves; empty for the default tenant.
+    pub tenant: String,
+    /// Whose server it is asked as first.
+    pub format: Format,
+    /// Tokens in a block; none where the engine has to tell.
+    pub block_size: Option<u32>,
+    /// What is known of its blocks beside its events.
+    pub beside: BesideEvents,
+    /// What its events don't tell of its groups of layers.
+    pub groups: GroupFacts,
+    /// The facts that the source knows which has found it.
+    pub discovered: Discovered,
+    /// The scheme of the hashes that name its blocks; none for the contract's.
+    pub scheme: Option<Scheme>,
+    /// Where requests for it go, and how it is labelled.
+    pub profile: Profile,
+}
+
+/// The facts that a source of engines knows of one, beside its address.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Discovered {
+    /// An identity that tells it from all others which have had its name or its address, such as a pod's UID; empty where there is none.
+    pub identity: String,
+    /// Labels by their keys, such as a pod's.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Names one server: an instance, and the cache that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServerKey {
+    /// What gateways call the instance.
+    pub instance: String,
+    /// The model that it has to serve, if any is given.
+    pub model: Option<String>,
+    /// For whom it serves.
+    pub tenant: String,
+    /// The scheme of the hashes that name its blocks.
+    pub scheme: Option<Scheme>,
+}
+
+impl ServerKey {
+    /// The cache that was asked for; its model is without a name where any will do.
+    pub fn cache(&self) -> ModelKey {
+        let model = self.model.clone().unwrap_or_default();
+        ModelKey::of_tenant(model, &self.tenant).speaking(self.scheme.clone())
+    }
+}
+
+impl NewServer {
+    /// Its name.
+    pub fn key(&self) -> ServerKey {
+        ServerKey {
+            instance: self.instance.clone(),
+            model: self.model.clone(),
+            tenant: self.tenant.clone(),
+            scheme: self.scheme.clone(),
+        }
+    }
+
+    /// Whether `other` is asked, and followed, in just the same way. Address and labels may differ.
+    pub fn is_asked_like(&self, other: &Self) -> bool {
+        let relabelled = Self {
+            profile: self.profile.clone(),
+            ..other.clone()
+        };
+        *self == relabelled
+    }
+}
+
+/// An engine as it is given: by its sockets, or by the address of its server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GivenEngine {
+    /// One publisher.
+    Publisher(NewEngine),
+    /// A server that is asked for its publishers.
+    Server(NewServer),
+}
+
+impl GivenEngine {
+    /// Tells whether a text begins as the URL of a server does.
+    pub fn is_url(text: &str) -> bool {
+        text.starts_with("http://") || text.starts_with("https://")
+    }
+
+    /// Tells whether an endpoint is that of a server that is asked for its publishers. TensorRT-LLM's is asked for events.
+    pub fn is_server(endpoint: &str, format: Format) -> bool {
+        Self::is_url(endpoint) && matches!(format, Format::Vllm | Format::Sglang)
+    }
+
+    /// The endpoints that the bridge connects to for it, as far as they are known.
+    pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Self::Publisher(engine) => Box::new(engine.endpoints()),
+            Self::Server(server) => Box::new(std::iter::once(server.url.as_str())),
+        }
+    }
+
+    /// What gateways call the instance.
+    pub fn instance(&self) -> &str {
+        match self {
+            Self::Publisher(engine) => &engine.key.instance,
+            Self::Server(server) => &server.instance,
+        }
     }
 }
 
@@ -112,6 +234,17 @@ pub struct EngineState {
     /// How it is followed.
     pub status: EngineStatus,
     /// What went wrong last; none while nothing is.
+    pub last_error: Option<String>,
+}
+
+/// A server that is asked, or was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerState {
+    /// How it was given.
+    pub server: NewServer,
+    /// Its publishers that are followed, in the order of their ranks; none until it has told of them.
+    pub engines: Vec<EngineKey>,
+    /// The trouble with it; none while nothing is wrong.
     pub last_error: Option<String>,
 }
 
@@ -226,19 +359,42 @@ pub trait EngineRegistry: Send + Sync {
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
 
+    /// Begins to ask a server for its publishers, and to follow those. Where it is asked in just this way, only its address and labels are
+    /// taken over.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterRefusal`]. What the server itself tells is found out later, and is in [`Self::servers`].
+    fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal>;
+
+    /// Begins to follow an engine, however it is given.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterRefusal`].
+    fn register_given(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
+        match engine {
+            GivenEngine::Publisher(engine) => self.register(engine),
+            GivenEngine::Server(server) => self.register_server(server),
+        }
+    }
+
     /// Whether a client at `peer` may register `engine`: where the bridge may connect to is a matter of its configuration.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal::Host`].
-    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
+    fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
     /// The token that clients need which may be neither a program on this machine nor one that the operator trusts; none where there is none.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Ends to follow all engines for which `is_meant` holds, and returns them.
+    /// Ends to follow all engines for which `is_meant` holds, and returns them. A server of which one rank is meant is meant as a whole.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
 
     /// The engines, in the order of their keys.
     fn engines(&self) -> Vec<EngineState>;
+
+    /// The servers, in the order of their keys.
+    fn servers(&self) -> Vec<ServerState>;
 }

@@ -47,8 +47,8 @@ pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
 pub use beside::{BesideEvents, read_scheme};
 pub use engines::{
-    EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
-    follow_patiently,
+    Discovered, EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer,
+    RegisterRefusal, RemovedEngines, ServerKey, ServerState, SizeOf, follow_patiently,
 };
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;

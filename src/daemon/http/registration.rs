@@ -14,7 +14,7 @@ use kvatlas_engines::{Format, GroupFacts};
 use super::beside::{BesideEvents, read_scheme};
 use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
-use super::engines::{EngineKey, NewEngine, follow_patiently};
+use super::engines::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 use super::error::{DialectError, HttpError};
 use super::scores::Words;
 use super::shared::{Payload, Shared, json_response};
@@ -31,7 +31,7 @@ pub(super) struct RegisterJson {
     model_name: Option<String>,
     tenant_id: Option<String>,
     routing_group: Option<String>,
-    block_size: u32,
+    block_size: Option<u32>,
     dp_rank: Option<Rank>,
     adapters: Option<String>,
     salts: Option<String>,
@@ -57,6 +57,74 @@ impl RegisterJson {
     }
 }
 
+impl RegisterJson {
+    /// The engine, and in whose dialect it is registered.
+    fn into_engine(self) -> Result<(Words, GivenEngine), HttpError> {
+        let groups = self.group_facts()?;
+        let (words, model) = cache_of(
+            self.modelname.or(self.model).as_deref(),
+            self.model_name.as_deref(),
+            self.tenant_id,
+            self.routing_group,
+        )?;
+        let format = format_of(self.r#type.as_deref())?;
+        let beside = BesideEvents::parse(
+            self.adapters.as_deref(),
+            self.salts.as_deref(),
+            self.lookahead.as_deref(),
+        );
+        let beside = beside.map_err(HttpError::BadRequest)?;
+        let scheme = self.scheme.as_deref().map(read_scheme).transpose();
+        let scheme = scheme.map_err(HttpError::BadRequest)?;
+        let profile = Profile {
+            address: self.address,
+            labels: self.labels.unwrap_or_default(),
+        };
+        let instance = self.instance_id.into_text();
+        let replay = self.replay_endpoint.filter(|endpoint| !endpoint.is_empty());
+        if GivenEngine::is_server(&self.endpoint, format) {
+            if replay.is_some() {
+                let text = "a server tells its sockets; leave replay_endpoint out";
+                return Err(HttpError::BadRequest(text.to_owned()));
+            }
+            let server = NewServer {
+                instance,
+                url: self.endpoint,
+                model: Some(model.model),
+                tenant: model.tenant,
+                format,
+                block_size: self.block_size,
+                beside,
+                groups,
+                discovered: Discovered::default(),
+                scheme,
+                profile,
+            };
+            return Ok((words, GivenEngine::Server(server)));
+        }
+        let rank = match (words, self.dp_rank) {
+            (Words::Mooncake, None) => return Err(missing("dp_rank")),
+            (_, rank) => rank.unwrap_or_default(),
+        };
+        let engine = NewEngine {
+            key: EngineKey {
+                instance,
+                model: model.speaking(scheme),
+                rank,
+            },
+            endpoint: self.endpoint,
+            replay,
+            format,
+            block_size: self.block_size.ok_or_else(|| missing("block_size"))?,
+            topic: String::new(),
+            beside,
+            groups,
+            profile,
+        };
+        Ok((words, GivenEngine::Publisher(engine)))
+    }
+}
+
 /// `POST /register`.
 pub(super) async fn register(
     State(shared): State<Arc<Shared>>,
@@ -65,47 +133,15 @@ pub(super) async fn register(
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
     let request: RegisterJson = payload.json()?;
-    let groups = request.group_facts()?;
-    let (words, model) = cache_of(
-        request.modelname.or(request.model).as_deref(),
-        request.model_name.as_deref(),
-        request.tenant_id,
-        request.routing_group,
-    )?;
-    let rank = match (words, request.dp_rank) {
-        (Words::Mooncake, None) => return Err(HttpError::BadRequest("dp_rank is missing".to_owned()).into()),
-        (_, rank) => rank.unwrap_or_default(),
-    };
-    let format = format_of(request.r#type.as_deref())?;
-    let beside = BesideEvents::parse(
-        request.adapters.as_deref(),
-        request.salts.as_deref(),
-        request.lookahead.as_deref(),
-    );
-    let scheme = request.scheme.as_deref().map(read_scheme).transpose();
-    let instance = request.instance_id.into_text();
-    let engine = NewEngine {
-        key: EngineKey {
-            instance: instance.clone(),
-            model: model.speaking(scheme.map_err(HttpError::BadRequest)?),
-            rank,
-        },
-        endpoint: request.endpoint,
-        replay: request.replay_endpoint.filter(|endpoint| !endpoint.is_empty()),
-        format,
-        block_size: request.block_size,
-        topic: String::new(),
-        beside: beside.map_err(HttpError::BadRequest)?,
-        groups,
-        profile: Profile {
-            address: request.address,
-            labels: request.labels.unwrap_or_default(),
-        },
-    };
+    let (words, engine) = request.into_engine()?;
     engines
         .may_register(&engine, caller.peer)
         .map_err(HttpError::from)?;
-    let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
+    let attempt = || {
+        engines
+            .register_given(engine.clone())
+            .map_err(|refusal| vec![refusal])
+    };
     if let Err(refused) = follow_patiently(attempt).await
         && let Some(refusal) = refused.into_iter().next()
     {
@@ -113,7 +149,7 @@ pub(super) async fn register(
     }
     Ok(match words {
         Words::Mooncake => json_response(
-            &json!({"status": "registered successfully", "instance_id": instance}),
+            &json!({"status": "registered successfully", "instance_id": engine.instance()}),
             None,
         ),
         Words::Dynamo => {
@@ -122,6 +158,10 @@ pub(super) async fn register(
             response
         }
     })
+}
+
+fn missing(field: &str) -> HttpError {
+    HttpError::BadRequest(format!("{field} is missing"))
 }
 
 fn format_of(word: Option<&str>) -> Result<Format, HttpError> {

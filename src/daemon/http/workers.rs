@@ -15,7 +15,7 @@ use kvatlas_core::wire::{
 };
 
 use super::dialect::Instance;
-use super::engines::{EngineState, EngineStatus};
+use super::engines::{EngineState, EngineStatus, ServerState};
 use super::error::{DialectError, HttpError};
 use super::shared::{Index, Shared, json_response};
 
@@ -91,12 +91,15 @@ pub(super) async fn workers(
     };
     let (index, engines) = shared.known();
     let mut workers = Workers::new();
-    let engines = engines.map(|engines| engines.engines()).unwrap_or_default();
-    for state in engines
-        .into_iter()
-        .filter(|state| is_wanted(&state.engine.key.model))
-    {
-        add_engine(&mut workers, state);
+    if let Some(registry) = engines {
+        let engines = registry.engines().into_iter();
+        for state in engines.filter(|state| is_wanted(&state.engine.key.model)) {
+            add_engine(&mut workers, state);
+        }
+        let servers = registry.servers().into_iter();
+        for state in servers.filter(|state| is_wanted(&state.server.key().cache())) {
+            add_server(&mut workers, state);
+        }
     }
     if let Some(index) = index {
         add_known(&mut workers, index, is_wanted).await?;
@@ -109,7 +112,7 @@ pub(super) async fn workers(
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",
-        Some(("http", _)) => "http",
+        Some(("http" | "https", _)) => "http",
         Some(("nats", _)) => "nats",
         _ => "zmq",
     }
@@ -147,6 +150,39 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         last_error,
     };
     worker.listeners.insert(engine.key.rank, listener);
+}
+
+/// Adds a server of which nothing is followed yet.
+fn add_server(workers: &mut Workers, state: ServerState) {
+    if !state.engines.is_empty() {
+        return;
+    }
+    let model = state.server.key().cache();
+    let ServerState {
+        server, last_error, ..
+    } = state;
+    let status = EngineStatus::Pending.as_str();
+    let listener = Listener {
+        endpoint: server.url.clone(),
+        status,
+        last_error,
+    };
+    let mut worker = Worker {
+        instance_id: Instance::of_text(&server.instance),
+        source: source_of(&server.url),
+        status,
+        model_name: model.model.clone(),
+        routing_group: model.tenant.clone(),
+        scheme: model.scheme.as_ref().map(Scheme::to_string),
+        block_size: server.block_size.unwrap_or_default(),
+        endpoints: BTreeMap::from([(0, server.url)]),
+        listeners: BTreeMap::from([(0, listener)]),
+        exact: None,
+        addresses: BTreeMap::new(),
+        labels: BTreeMap::new(),
+    };
+    worker.note_profile(0, server.profile);
+    workers.entry((model, server.instance)).or_insert(worker);
 }
 
 /// Adds what is known of each worker.

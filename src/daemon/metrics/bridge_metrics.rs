@@ -11,7 +11,7 @@ use kvatlas_engines::Reason;
 
 use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{FrameFault, LabelValue, PerLabel};
+use super::labels::{EngineSource, FrameFault, LabelValue, PerLabel};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static CUT_GATE: LogGate = LogGate::new();
@@ -57,6 +57,14 @@ metric_group! {
         left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
         /// Connections to engines that the bridge ended because more was announced on them than it takes, by reason.
         cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
+        /// Servers of engines that are asked for their publishers.
+        servers: Gauge = "kvatlas_bridge_servers", Count;
+        /// Servers of engines that do not answer, or whose engines cannot be followed; `/workers` of the bridge says why.
+        servers_troubled: Gauge = "kvatlas_bridge_servers_troubled", Count;
+        /// Engines that were found, by where they were looked for.
+        discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
+        /// Looks for engines that failed, by where they were looked for; those that are known stay.
+        discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
     }
 }
 
@@ -80,6 +88,24 @@ impl BridgeMetrics {
             _lease: Some(lease),
             ..EngineMetrics::labelled(namespace, engine)
         }
+    }
+
+    /// Records how many servers are asked, and of how many the engines are not followed.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_servers(&self, asked: usize, troubled: usize) {
+        self.servers.set(asked as f64);
+        self.servers_troubled.set(troubled as f64);
+    }
+
+    /// Records how many engines a source knows.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_discovered(&self, source: EngineSource, engines: usize) {
+        self.discovered.get(source).set(engines as f64);
+    }
+
+    /// Counts a look for engines that failed.
+    pub fn discovery_failed(&self, source: EngineSource) {
+        self.discovery_failures.get(source).increment(1);
     }
 
     /// Counts a payload that could not be decoded, and logs it.
@@ -205,6 +231,9 @@ mod tests {
             bridge.undecodable(&"a/0", &"no batch");
             bridge.left_out(Reason::Placeholder, 3, &"a/0");
             bridge.connection_cut(FrameFault::TooManyFrames, &"tcp://a:1");
+            bridge.set_servers(7, 2);
+            bridge.set_discovered(EngineSource::Dns, 3);
+            bridge.discovery_failed(EngineSource::Kubernetes);
             let engine = bridge.of_engine("m", "a/0");
             engine.received(7);
             engine.connected();
@@ -220,6 +249,10 @@ mod tests {
             "kvatlas_bridge_undecodable_total 1",
             "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
             "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
+            "kvatlas_bridge_servers 7",
+            "kvatlas_bridge_servers_troubled 2",
+            "kvatlas_bridge_discovered_engines{source=\"dns\"} 3",
+            "kvatlas_bridge_discovery_failures_total{source=\"kubernetes\"} 1",
             "kvatlas_bridge_batches_total{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_received_bytes_total{namespace=\"m\",engine=\"a/0\"} 7",
             "kvatlas_bridge_connections_total{namespace=\"m\",engine=\"a/0\"} 1",

@@ -330,6 +330,18 @@ label_values! {
 }
 
 label_values! {
+    /// The kind of a source of engines.
+    EngineSource: "source" {
+        /// A name of DNS.
+        Dns => "dns",
+        /// Files.
+        File => "file",
+        /// Pods of Kubernetes.
+        Kubernetes => "kubernetes",
+    }
+}
+
+label_values! {
     /// Why the consumer of the events stream was made anew.
     ConsumerReset: "reason" {
         /// The connection broke.
@@ -594,6 +606,7 @@ mod tests {
         check::<SnapshotFailure>();
         check::<SnapshotRejection>();
         check::<FrameFault>();
+        check::<EngineSource>();
         check::<ConsumerReset>();
         check::<RejectReason>();
         check::<DegradedReason>();

@@ -1,12 +1,15 @@
 //! The bridge, between publishers with the library that engines use and a real daemon.
 
+mod discovery;
 mod forms;
 mod frames;
 mod lasting;
 mod life;
+mod pods;
 mod python;
 mod replays;
 mod schemes;
+mod servers;
 mod sizes;
 mod sources;
 mod stalls;
@@ -149,11 +152,11 @@ fn follow(bridge: &Bridge, publishers: &Publishers, engine: usize, name: &str) {
 fn follow_text(bridge: &Bridge, text: &str) {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
-        block_size: BLOCK,
+        block_size: Some(BLOCK),
         ..EngineDefaults::default()
     };
     for engine in parse_engine(text, &defaults).unwrap() {
-        bridge.register(engine).unwrap();
+        bridge.register_given(engine).unwrap();
     }
 }
 

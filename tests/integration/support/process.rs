@@ -94,9 +94,17 @@ impl Process {
 
     /// Starts a bridge that tells the broker at `url`, with these further arguments, and waits for its admin listener.
     pub fn bridge(url: &str, arguments: &[&str]) -> Self {
+        Self::bridge_in(url, arguments, &[])
+    }
+
+    /// Starts a bridge like [`Self::bridge`], with these further variables.
+    pub fn bridge_in(url: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let listening = ["--admin-listen", "127.0.0.1:0", "--logging-json"];
         let mut bridge = kvatlas(&["bridge", "--nats-url", url]);
-        bridge.args(listening).args(arguments);
+        bridge
+            .args(listening)
+            .args(arguments)
+            .envs(variables.iter().copied());
         let mut process = Self::read(bridge);
         let line = process.wait_for_line(|line| message(line) == "admin listener started");
         process.admin_address = Some(line["local_addr"].as_str().unwrap().parse().unwrap());

@@ -35,6 +35,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the bridge finds pods: then it has a service account of its own, with the right to read them. */}}
+{{- define "kvatlas.findsPods" -}}
+{{- if and .Values.bridge.enabled (regexMatch "(^|,)kubernetes:" (join "," .Values.bridge.discover)) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* The settings of `config` as TOML. Values are texts, truth values and whole numbers. */}}
 {{- define "kvatlas.tomlValues" -}}
 {{- range $key, $value := . }}
@@ -150,10 +157,14 @@ readOnlyRootFilesystem: true
 capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{/* What all pods have in common, above their containers. */}}
-{{- define "kvatlas.podSpec" -}}
+{{/* The account of pods that ask nothing of Kubernetes. */}}
+{{- define "kvatlas.account" -}}
 serviceAccountName: {{ include "kvatlas.serviceAccountName" . }}
 automountServiceAccountToken: false
+{{- end -}}
+
+{{/* What all pods have in common, above their containers and beside their account. */}}
+{{- define "kvatlas.podSpec" -}}
 # Variables about services would be taken for settings, were they not known by their ends.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}

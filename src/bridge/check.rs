@@ -1,0 +1,172 @@
+//! Checks of engines as they are given, before anything is followed.
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::{NamespaceSettings, Namespaces};
+use kvatlas_core::wire::{ModelKey, worker_of_instance};
+use kvatlas_engines::Format;
+
+use crate::daemon::http::{NewEngine, NewServer, RegisterRefusal, SizeOf};
+
+use super::http::ServerAddress;
+use super::subscribed::method_path;
+use super::{grpc, tensorrt};
+
+/// The address of a server that can be asked as it is given.
+pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if let Err(error) = worker_of_instance(&server.instance) {
+        return invalid(format!("instance {:?}: {error}", server.instance));
+    }
+    if let Some(model) = &server.model
+        && let Err(error) = ModelKey::of_tenant(model, &server.tenant)
+            .speaking(server.scheme.clone())
+            .namespace()
+    {
+        return invalid(format!("model {model:?}: {error}; serve it under a shorter name"));
+    }
+    if let Some(Err(error)) = server.block_size.map(BlockSize::new) {
+        return invalid(format!("block_size: {error}"));
+    }
+    match ServerAddress::parse(&server.url).filter(|address| address.path == "/") {
+        Some(address) => Ok(address),
+        None => invalid(format!(
+            "endpoint {:?} is not http://HOST:PORT or https://HOST:PORT",
+            server.url
+        )),
+    }
+}
+
+/// Refuses an engine whose blocks have another size than its namespace's: queries by tokens would not find them. A namespace that the
+/// configuration does not name has the size of those that are in it. The engine's own holders are no hindrance: they are of a process that
+/// has ended.
+pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
+    let Ok(name) = engine.key.model.namespace() else {
+        return Ok(());
+    };
+    let told = BlockSize::new(engine.block_size).ok();
+    let check = |settings: &NamespaceSettings, whose| match settings.takes(told) {
+        true => Ok(()),
+        false => Err(RegisterRefusal::OtherBlockSize {
+            asked: engine.block_size,
+            in_force: settings.block_size.as_u32(),
+            whose,
+        }),
+    };
+    let Some(known) = namespaces.get(&name).filter(|known| !known.is_free()) else {
+        return check(&namespaces.settings_for(told), SizeOf::Configuration(name));
+    };
+    let settings = known.indexer.settings();
+    if known.is_configured {
+        return check(settings, SizeOf::Configuration(name));
+    }
+    let own = worker_of_instance(&engine.key.instance).ok();
+    let holders = known.indexer.holders();
+    let others = holders.iter().map(|holder| &holder.id);
+    match others.filter(|other| Some(&other.worker) != own.as_ref()).min() {
+        Some(other) => check(settings, SizeOf::Holder(other.clone())),
+        None => Ok(()),
+    }
+}
+
+/// Whether an engine can be followed as it is given.
+///
+/// # Errors
+///
+/// [`RegisterRefusal::Invalid`] says what to change.
+pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if let Err(error) = engine.key.model.namespace() {
+        return invalid(format!(
+            "model {:?}: {error}; serve it under a shorter name",
+            engine.key.model.model
+        ));
+    }
+    if let Err(error) = worker_of_instance(&engine.key.instance) {
+        return invalid(format!("instance {:?}: {error}", engine.key.instance));
+    }
+    if let Err(error) = BlockSize::new(engine.block_size) {
+        return invalid(format!("block_size: {error}"));
+    }
+    if engine.key.model.scheme.is_some() && matches!(engine.format, Format::Dynamo | Format::Mooncake) {
+        return invalid(format!(
+            "scheme: {} tells no tokens, from which hashes of a scheme are computed",
+            engine.format.as_str()
+        ));
+    }
+    if engine.replay.is_some() && engine.is_source() {
+        return invalid(format!(
+            "{} over {} has no replay socket",
+            engine.format.as_str(),
+            scheme_of(&engine.endpoint)
+        ));
+    }
+    if engine.profile.address.is_some() && engine.format == Format::Dynamo {
+        return invalid(
+            "an event plane tells of many workers, which have no address together; leave address out"
+                .to_owned(),
+        );
+    }
+    match engine.format {
+        _ if engine.is_grpc() => check_grpc(engine),
+        Format::TokenSpeed => {
+            invalid("tokenspeed hands on events over gRPC only: grpc://HOST:PORT".to_owned())
+        }
+        Format::TensorRt => match tensorrt::parse_endpoint(&engine.endpoint) {
+            Ok(_) => Ok(()),
+            Err(error) => invalid(format!("endpoint: {error}")),
+        },
+        Format::Dynamo if engine.endpoint.starts_with("nats://") => check_subject(engine),
+        Format::Vllm | Format::Sglang | Format::Mooncake | Format::Dynamo => {
+            let mut endpoints = std::iter::once(&engine.endpoint).chain(&engine.replay);
+            endpoints.try_for_each(|endpoint| check_endpoint(endpoint))
+        }
+    }
+}
+
+/// What stands before `://`.
+fn scheme_of(endpoint: &str) -> &str {
+    endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
+}
+
+/// A gRPC server of an engine that hands on events.
+fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if method_path(engine.format).is_none() {
+        return invalid(format!("{} is not served over gRPC", engine.format.as_str()));
+    }
+    if !engine.topic.is_empty() {
+        return invalid("a gRPC server has no topics; leave topic out".to_owned());
+    }
+    match grpc::parse_endpoint(&engine.endpoint) {
+        Ok(_) => Ok(()),
+        Err(error) => invalid(format!("endpoint: {error}")),
+    }
+}
+
+/// A NATS server without anybody's name in it, and the subject on which events come there.
+fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if engine.endpoint.contains('@') || engine.endpoint.parse::<async_nats::ServerAddr>().is_err() {
+        return invalid(format!("endpoint {:?} is not nats://HOST:PORT", engine.endpoint));
+    }
+    let is_token = |token: &str| !token.is_empty() && !token.contains(char::is_whitespace);
+    if engine.topic.split('.').all(is_token) {
+        return Ok(());
+    }
+    invalid("give the subject of the events: topic=namespace.NAME.component.NAME.kv-events".to_owned())
+}
+
+/// `tcp://HOST:PORT`, to connect to.
+fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
+    let refused = || RegisterRefusal::Invalid(format!("endpoint {endpoint:?} is not tcp://HOST:PORT"));
+    let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;
+    let (host, port) = address.rsplit_once(':').ok_or_else(refused)?;
+    let is_host = !host.is_empty() && host != "*" && !host.contains(char::is_whitespace);
+    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_parsed = endpoint.parse::<zeromq::Endpoint>().is_ok();
+    if is_host && is_port && is_parsed {
+        Ok(())
+    } else {
+        Err(refused())
+    }
+}

@@ -1,0 +1,205 @@
+//! Engines behind a name of DNS, such as that of a headless Service: an address each, or an SRV record each, which has the port, too.
+//!
+//! An answer may lack an engine that is there: name servers leave out pods that are not ready for a moment, and some of many records. So an
+//! engine is gone when several answers in a row lack it. No answer at all, or an error of the name server, changes nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{RData, RecordType};
+
+use crate::daemon::http::{Discovered, GivenEngine, NewServer};
+
+use super::super::http::authority;
+use super::super::spec::EngineDefaults;
+use super::spec::DnsPlace;
+use super::{Reports, SERVER_PORT, server_at};
+
+/// So many answers in a row lack an engine that is gone.
+const MISSED_MAX: u32 = 3;
+
+#[derive(Debug, thiserror::Error)]
+enum DnsError {
+    #[error("{0}")]
+    Net(#[from] NetError),
+    #[error("{target} has several ports: ask for one, such as dns:_http._tcp.NAME")]
+    SeveralPorts { target: String },
+}
+
+/// The engines of a name, and how many answers in a row have lacked each.
+#[derive(Debug, Default)]
+struct Known(BTreeMap<String, (NewServer, u32)>);
+
+impl Known {
+    /// Takes note of an answer, and returns all engines that are known.
+    fn answered(&mut self, found: Vec<NewServer>) -> Vec<GivenEngine> {
+        for (_, missed) in self.0.values_mut() {
+            *missed += 1;
+        }
+        for server in found {
+            self.0.insert(server.instance.clone(), (server, 0));
+        }
+        self.0.retain(|_, (_, missed)| *missed < MISSED_MAX);
+        let servers = self.0.values().map(|(server, _)| server.clone());
+        servers.map(GivenEngine::Server).collect()
+    }
+}
+
+/// Asks for `place` for ever.
+pub(super) async fn run(place: &DnsPlace, defaults: &EngineDefaults, interval: Duration, reports: &Reports) {
+    let mut known = Known::default();
+    let mut resolver = None;
+    loop {
+        match look(place, defaults, &mut resolver).await {
+            Ok(found) => reports.know(known.answered(found)),
+            Err(error) => reports.fail(&error),
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+async fn look(
+    place: &DnsPlace,
+    defaults: &EngineDefaults,
+    resolver: &mut Option<TokioResolver>,
+) -> Result<Vec<NewServer>, DnsError> {
+    let resolver = match resolver {
+        Some(resolver) => resolver,
+        None => resolver.insert(make_resolver(place)?),
+    };
+    match place.port {
+        Some(port) => addresses(resolver, &place.name, port, defaults).await,
+        None => match records(resolver, &place.name, defaults).await? {
+            found if found.is_empty() => addresses(resolver, &place.name, SERVER_PORT, defaults).await,
+            found => Ok(found),
+        },
+    }
+}
+
+/// A resolver for the name servers of this machine, with its search domains, or for the one that is given. It has no cache.
+fn make_resolver(place: &DnsPlace) -> Result<TokioResolver, NetError> {
+    let mut builder = match place.server {
+        None => TokioResolver::builder_tokio()?,
+        Some(server) => {
+            let mut connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()];
+            for connection in &mut connections {
+                connection.port = server.port();
+            }
+            let server = NameServerConfig::new(server.ip(), true, connections.into());
+            let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+        }
+    };
+    let options = builder.options_mut();
+    options.cache_size = 0;
+    // A pod with both has one cache.
+    options.ip_strategy = LookupIpStrategy::Ipv4thenIpv6;
+    builder.build()
+}
+
+/// An empty list where the name server says that there is nothing.
+fn or_nothing<T>(error: NetError) -> Result<Vec<T>, DnsError> {
+    match error.is_no_records_found() {
+        true => Ok(Vec::new()),
+        false => Err(error.into()),
+    }
+}
+
+/// An engine for each address of `name`.
+async fn addresses(
+    resolver: &TokioResolver,
+    name: &str,
+    port: u16,
+    defaults: &EngineDefaults,
+) -> Result<Vec<NewServer>, DnsError> {
+    let found = match resolver.lookup_ip(name).await {
+        Ok(found) => found,
+        Err(error) => return or_nothing(error),
+    };
+    let server = |address: std::net::IpAddr| {
+        let host = address.to_string();
+        server_at(
+            authority(&host, port),
+            &host,
+            port,
+            Discovered::default(),
+            defaults,
+        )
+    };
+    Ok(found.iter().map(server).collect())
+}
+
+/// An engine for each SRV record of `name`, called by the first label of its target: of a pod with a name in DNS that is its own name.
+async fn records(
+    resolver: &TokioResolver,
+    name: &str,
+    defaults: &EngineDefaults,
+) -> Result<Vec<NewServer>, DnsError> {
+    let found = match resolver.lookup(name, RecordType::SRV).await {
+        Ok(found) => found,
+        Err(error) => return or_nothing(error),
+    };
+    let mut ports: BTreeMap<String, u16> = BTreeMap::new();
+    for record in found.answers() {
+        let RData::SRV(srv) = &record.data else {
+            continue;
+        };
+        let target = srv.target.to_utf8();
+        if ports
+            .insert(target.clone(), srv.port)
+            .is_some_and(|port| port != srv.port)
+        {
+            return Err(DnsError::SeveralPorts { target });
+        }
+    }
+    let mut servers = Vec::with_capacity(ports.len());
+    for (target, port) in ports {
+        let Some(address) = resolver.lookup_ip(target.as_str()).await?.iter().next() else {
+            continue;
+        };
+        let label = target.split('.').next().unwrap_or_default();
+        let discovered = Discovered {
+            // Another address is another pod.
+            identity: address.to_string(),
+            ..Discovered::default()
+        };
+        servers.push(server_at(
+            label.to_owned(),
+            &address.to_string(),
+            port,
+            discovered,
+            defaults,
+        ));
+    }
+    Ok(servers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_gone_when_several_answers_in_a_row_lack_it() {
+        let defaults = EngineDefaults::default();
+        let server = |name: &str| server_at(name.to_owned(), name, 1, Discovered::default(), &defaults);
+        let mut known = Known::default();
+        let mut answered = |names: &[&str]| -> Vec<String> {
+            let engines = known.answered(names.iter().map(|name| server(name)).collect());
+            engines
+                .iter()
+                .map(|engine| engine.instance().to_owned())
+                .collect()
+        };
+        assert_eq!(answered(&["a", "b"]), ["a", "b"]);
+        assert_eq!(answered(&["a"]), ["a", "b"]);
+        assert_eq!(answered(&["a"]), ["a", "b"]);
+        assert_eq!(answered(&["a", "b"]), ["a", "b"]);
+        assert_eq!(answered(&["b"]), ["a", "b"]);
+        assert_eq!(answered(&["b"]), ["a", "b"]);
+        assert_eq!(answered(&["b"]), ["b"]);
+    }
+}

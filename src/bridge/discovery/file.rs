@@ -1,0 +1,202 @@
+//! Engines in files: one, or all `*.toml` of a folder, in the form of `--engines-file`.
+//!
+//! Files are looked at again and again rather than watched: so it works with every file system, and with a ConfigMap, whose files are links
+//! to a folder that is replaced as a whole. A file that cannot be used changes nothing.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::daemon::http::GivenEngine;
+
+use super::super::spec::{EngineDefaults, SpecError, parse_engines_file};
+use super::Reports;
+
+/// Most files of a folder.
+const FILES_MAX: usize = 1024;
+/// A file that was changed within this time may be changed again without a sign of it: clocks of file systems are coarse.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    #[error("cannot look at {}: {source}", path.display())]
+    Look { path: PathBuf, source: io::Error },
+    #[error("{} has more than {FILES_MAX} files", path.display())]
+    TooMany { path: PathBuf },
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+/// A file as it was when it was read: a changed or replaced one has another mark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    changed: (i64, i64),
+}
+
+impl Mark {
+    fn new(path: PathBuf, metadata: &Metadata) -> Self {
+        Self {
+            path,
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// Looks at `path` for ever.
+pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Duration, reports: &Reports) {
+    let mut seen = None;
+    loop {
+        let (path, defaults) = (path.to_owned(), defaults.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let found = look(&path, &defaults, seen.as_deref());
+            (found, seen)
+        });
+        // It ends otherwise only with the runtime.
+        let Ok((found, before)) = looked.await else {
+            return;
+        };
+        seen = match found {
+            Ok(None) => before,
+            Ok(Some((marks, engines))) => {
+                reports.know(engines);
+                marks
+            }
+            Err(error) => {
+                reports.fail(&error);
+                None
+            }
+        };
+        tokio::time::sleep(interval).await;
+    }
+}
+
+/// The marks of files that will not change without one, and their engines.
+type Looked = (Option<Vec<Mark>>, Vec<GivenEngine>);
+
+/// The engines of all files; none where all of them are as they were `seen`.
+fn look(path: &Path, defaults: &EngineDefaults, seen: Option<&[Mark]>) -> Result<Option<Looked>, FileError> {
+    let marks = marks(path)?;
+    if seen == Some(&marks) {
+        return Ok(None);
+    }
+    let mut engines = Vec::new();
+    for mark in &marks {
+        engines.extend(parse_engines_file(&mark.path, defaults)?);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
+    let settled_after = i64::try_from(SETTLED_AFTER.as_secs()).unwrap_or(i64::MAX);
+    let is_settled = |mark: &Mark| now.saturating_sub(mark.changed.0) > settled_after;
+    let marks = marks.iter().all(is_settled).then_some(marks);
+    Ok(Some((marks, engines)))
+}
+
+fn marks(path: &Path) -> Result<Vec<Mark>, FileError> {
+    let failed = |path: &Path, source| FileError::Look {
+        path: path.to_owned(),
+        source,
+    };
+    let metadata = fs::metadata(path).map_err(|error| failed(path, error))?;
+    if !metadata.is_dir() {
+        return Ok(vec![Mark::new(path.to_owned(), &metadata)]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(|error| failed(path, error))? {
+        let file = entry.map_err(|error| failed(path, error))?.path();
+        let is_hidden = file
+            .file_name()
+            .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !is_hidden && file.extension().is_some_and(|extension| extension == "toml") {
+            files.push(file);
+        }
+        if files.len() > FILES_MAX {
+            return Err(FileError::TooMany {
+                path: path.to_owned(),
+            });
+        }
+    }
+    files.sort();
+    let mark = |file: PathBuf| match fs::metadata(&file) {
+        Ok(metadata) => Ok(Mark::new(file, &metadata)),
+        Err(error) => Err(failed(&file, error)),
+    };
+    files.into_iter().map(mark).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(path: &Path) -> Vec<String> {
+        let (_, engines) = look(path, &EngineDefaults::default(), None).unwrap().unwrap();
+        engines
+            .iter()
+            .map(|engine| engine.instance().to_owned())
+            .collect()
+    }
+
+    fn text(name: &str) -> String {
+        format!("[[engine]]\nname = \"{name}\"\nendpoint = \"http://h:1\"\n")
+    }
+
+    #[test]
+    fn a_folder_has_the_engines_of_its_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("b.toml"), text("b")).unwrap();
+        fs::write(folder.path().join("a.toml"), text("a")).unwrap();
+        fs::write(folder.path().join(".c.toml"), "no TOML").unwrap();
+        fs::write(folder.path().join("d.txt"), "no TOML").unwrap();
+        assert_eq!(names(folder.path()), ["a", "b"]);
+        assert_eq!(names(&folder.path().join("b.toml")), ["b"]);
+        fs::write(folder.path().join("e.toml"), "no TOML").unwrap();
+        let error = look(folder.path(), &EngineDefaults::default(), None).unwrap_err();
+        assert!(error.to_string().contains("e.toml"), "{error}");
+        let missing = look(&folder.path().join("none"), &EngineDefaults::default(), None);
+        assert!(matches!(missing, Err(FileError::Look { .. })));
+    }
+
+    /// The kubelet changes a ConfigMap so: the link to the folder is replaced, and the files' own links stay.
+    #[test]
+    fn files_behind_links_that_are_replaced_have_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for (version, engine) in [("..1", "a"), ("..2", "b")] {
+            fs::create_dir(at(version)).unwrap();
+            fs::write(at(version).join("engines.toml"), text(engine)).unwrap();
+        }
+        std::os::unix::fs::symlink("..1", at("..data")).unwrap();
+        std::os::unix::fs::symlink("..data/engines.toml", at("engines.toml")).unwrap();
+        let seen = marks(folder.path()).unwrap();
+        assert_eq!(names(folder.path()), ["a"]);
+        assert!(
+            look(folder.path(), &EngineDefaults::default(), Some(&seen))
+                .unwrap()
+                .is_none()
+        );
+        std::os::unix::fs::symlink("..2", at("..data_tmp")).unwrap();
+        fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        let looked = look(folder.path(), &EngineDefaults::default(), Some(&seen)).unwrap();
+        assert_eq!(looked.unwrap().1[0].instance(), "b");
+    }
+
+    #[test]
+    fn what_was_changed_just_now_is_looked_at_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("engines.toml");
+        fs::write(&path, text("a")).unwrap();
+        let marks_of = || look(&path, &EngineDefaults::default(), None).unwrap().unwrap().0;
+        assert_eq!(marks_of(), None);
+        let old = SystemTime::now() - Duration::from_secs(60);
+        fs::File::open(&path).unwrap().set_modified(old).unwrap();
+        assert!(marks_of().is_some());
+    }
+}

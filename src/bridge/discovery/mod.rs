@@ -1,0 +1,226 @@
+//! Engines are found: by DNS, in files that are watched, as pods of Kubernetes.
+//!
+//! A source yields the whole set of engines that it knows now, again whenever that changes. One place, [`Bridge::replace`], makes the
+//! differences: what is new is followed, what has changed (its identity, too) begins anew, what is gone is forgotten at once. A source that
+//! cannot look just now yields nothing: what it has known stays.
+//!
+//! | source | knows | is asked |
+//! |---|---|---|
+//! | `dns:NAME[:PORT]` | addresses and ports | every few seconds |
+//! | `file:PATH` | what the file says | every second whether it has changed |
+//! | `kubernetes:SELECTOR` | pods: names, addresses, UIDs, labels | by a watch |
+
+mod dns;
+mod file;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod spec;
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas_core::wire::{Address, Labels, Profile};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::daemon::http::{Discovered, GivenEngine, NewServer};
+use crate::daemon::metrics::labels::EngineSource;
+use crate::daemon::metrics::{BridgeMetrics, LogGate};
+
+use super::engines::Bridge;
+use super::http::authority;
+use super::spec::EngineDefaults;
+
+use spec::Place;
+pub use spec::{Discover, DiscoverError};
+
+/// Bursts are let through: each of several sources is worth a line.
+static TROUBLE_GATE: LogGate = LogGate::of_bursts(16);
+static FOUND_GATE: LogGate = LogGate::of_bursts(16);
+static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
+
+/// Most engines of one source; further ones are not followed, which is said.
+const FOUND_MAX: usize = 16_384;
+/// Until engines that were refused are tried again: what was in their way may have gone.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// The port of an engine's server where nothing tells it: vLLM's.
+const SERVER_PORT: u16 = 8000;
+
+/// Pauses between two looks at sources that cannot tell of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiscoverOptions {
+    /// Between two questions to DNS.
+    pub dns_interval: Duration,
+    /// Between two looks at files.
+    pub file_interval: Duration,
+}
+
+impl Default for DiscoverOptions {
+    fn default() -> Self {
+        Self {
+            dns_interval: Duration::from_secs(5),
+            file_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A source of engines, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceState {
+    /// The source, as it was given.
+    pub source: String,
+    /// The number of engines that it knows.
+    pub engines: usize,
+    /// The error that keeps it from looking; none where it can look.
+    pub last_error: Option<String>,
+}
+
+/// The reports of one source: the engines that it knows, and what is wrong. Clones share them.
+#[derive(Clone)]
+pub(super) struct Reports {
+    source: Arc<str>,
+    kind: EngineSource,
+    metrics: Arc<BridgeMetrics>,
+    known: watch::Sender<Option<Vec<GivenEngine>>>,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+impl Reports {
+    /// Reports all engines that the source knows now.
+    fn know(&self, mut engines: Vec<GivenEngine>) {
+        let found = engines.len();
+        engines.truncate(FOUND_MAX);
+        match found > FOUND_MAX {
+            true => self.set_trouble(Some(format!(
+                "{found} engines are found; the first {FOUND_MAX} are followed"
+            ))),
+            false => self.set_trouble(None),
+        }
+        self.known.send_if_modified(|known| {
+            let is_news = known.as_ref() != Some(&engines);
+            *known = Some(engines);
+            is_news
+        });
+    }
+
+    /// Reports that the source cannot look just now. The engines that it has known stay.
+    fn fail(&self, error: &dyn Display) {
+        self.metrics.discovery_failed(self.kind);
+        self.set_trouble(Some(format!("{error}")));
+    }
+
+    /// Notes what is wrong, and logs it where that is news.
+    fn set_trouble(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
+        let source = &*self.source;
+        match trouble {
+            Some(error) if before.as_ref() != Some(&error) => {
+                if let Some(suppressed) = TROUBLE_GATE.admit() {
+                    tracing::warn!(
+                        source,
+                        error,
+                        suppressed,
+                        "engines cannot be looked for; those that are known stay"
+                    );
+                }
+            }
+            None if before.is_some() => {
+                if let Some(suppressed) = FOUND_GATE.admit() {
+                    tracing::info!(source, suppressed, "engines are looked for again");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The source as it is shown.
+    pub(super) fn state(&self) -> SourceState {
+        SourceState {
+            source: self.source.to_string(),
+            engines: self.known.borrow().as_ref().map_or(0, Vec::len),
+            last_error: self.trouble.lock().clone(),
+        }
+    }
+}
+
+impl Bridge {
+    /// Begins to follow the engines that a source finds; ends with the bridge. Engines have the `defaults` where nothing tells otherwise.
+    pub fn discover(&self, what: &Discover, defaults: &EngineDefaults, options: DiscoverOptions) {
+        let reports = Reports {
+            source: Arc::from(what.as_str()),
+            kind: what.kind(),
+            metrics: Arc::clone(self.metrics()),
+            known: watch::Sender::new(None),
+            trouble: Arc::default(),
+        };
+        self.spawn_source(apply(self.clone(), reports.clone()));
+        self.add_source(reports.clone());
+        let defaults = defaults.clone();
+        match what.place.clone() {
+            Place::Dns(place) => {
+                self.spawn_source(async move {
+                    dns::run(&place, &defaults, options.dns_interval, &reports).await
+                });
+            }
+            Place::File(path) => {
+                self.spawn_source(async move {
+                    file::run(&path, &defaults, options.file_interval, &reports).await
+                });
+            }
+            #[cfg(feature = "kubernetes")]
+            Place::Kubernetes(place) => {
+                self.spawn_source(async move { kubernetes::run(&place, &defaults, &reports).await });
+            }
+        }
+    }
+}
+
+/// Makes the engines of a source those that it knows, for ever.
+async fn apply(bridge: Bridge, reports: Reports) {
+    let mut known = reports.known.subscribe();
+    let mut is_refused = false;
+    loop {
+        let changed = known.changed();
+        let changed = match is_refused {
+            true => tokio::time::timeout(RETRY_INTERVAL, changed)
+                .await
+                .unwrap_or(Ok(())),
+            false => changed.await,
+        };
+        if changed.is_err() {
+            return;
+        }
+        let engines = known.borrow_and_update().clone().unwrap_or_default();
+        let source = &*reports.source;
+        let refused = bridge.replace(source, &engines).err().unwrap_or_default();
+        reports.metrics.set_discovered(reports.kind, engines.len());
+        is_refused = !refused.is_empty();
+        for refusal in refused {
+            if let Some(suppressed) = REFUSED_GATE.admit() {
+                tracing::warn!(source, %refusal, suppressed, "an engine that was found is not followed");
+            }
+        }
+    }
+}
+
+/// A server at an address that a source has found. Its requests go there, too.
+fn server_at(
+    name: String,
+    host: &str,
+    port: u16,
+    discovered: Discovered,
+    defaults: &EngineDefaults,
+) -> NewServer {
+    let authority = authority(host, port);
+    NewServer {
+        instance: name,
+        url: format!("http://{authority}"),
+        discovered,
+        profile: Profile {
+            address: Address::new(&authority).ok(),
+            labels: Labels::default(),
+        },
+        ..defaults.server()
+    }
+}

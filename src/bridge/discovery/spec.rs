@@ -1,0 +1,241 @@
+//! Sources of engines as people write them: `--discover`.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::daemon::metrics::labels::EngineSource;
+
+/// A source of engines, as it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Discover {
+    text: String,
+    pub(super) place: Place,
+}
+
+/// The place where a source looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    Dns(DnsPlace),
+    File(PathBuf),
+    #[cfg(feature = "kubernetes")]
+    Kubernetes(KubernetesPlace),
+}
+
+/// A name of DNS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DnsPlace {
+    pub(super) name: String,
+    /// The port of all engines; none where SRV records tell it.
+    pub(super) port: Option<u16>,
+    /// The name server that is asked; none for those of the system.
+    pub(super) server: Option<SocketAddr>,
+}
+
+/// Pods.
+#[cfg(feature = "kubernetes")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct KubernetesPlace {
+    /// A label selector.
+    pub(super) selector: String,
+    /// The namespace; none for that of the bridge's own pod.
+    pub(super) namespace: Option<String>,
+    /// The port of all engines; none where the pod's containers tell it.
+    pub(super) port: Option<u16>,
+}
+
+/// A text that is no source of engines.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?}: {reason}; write dns:NAME[:PORT][@SERVER:PORT], file:PATH or kubernetes:SELECTOR[@NAMESPACE][:PORT]"
+)]
+pub struct DiscoverError {
+    text: String,
+    reason: String,
+}
+
+impl Discover {
+    /// The text as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn kind(&self) -> EngineSource {
+        match self.place {
+            Place::Dns(_) => EngineSource::Dns,
+            Place::File(_) => EngineSource::File,
+            #[cfg(feature = "kubernetes")]
+            Place::Kubernetes(_) => EngineSource::Kubernetes,
+        }
+    }
+}
+
+impl fmt::Display for Discover {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+impl FromStr for Discover {
+    type Err = DiscoverError;
+
+    fn from_str(text: &str) -> Result<Self, DiscoverError> {
+        let failed = |reason: String| DiscoverError {
+            text: text.to_owned(),
+            reason,
+        };
+        let (kind, rest) = text
+            .split_once(':')
+            .ok_or_else(|| failed("it has no kind".to_owned()))?;
+        let place = match kind {
+            "dns" => parse_dns(rest).map(Place::Dns),
+            "file" if rest.is_empty() => Err("the path is missing".to_owned()),
+            "file" => Ok(Place::File(PathBuf::from(rest))),
+            "kubernetes" => parse_kubernetes(rest),
+            _ => Err(format!("{kind:?} is no kind")),
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            place: place.map_err(failed)?,
+        })
+    }
+}
+
+fn parse_dns(rest: &str) -> Result<DnsPlace, String> {
+    let (rest, server) = match rest.split_once('@') {
+        None => (rest, None),
+        Some((rest, server)) => {
+            let address = server
+                .parse()
+                .map_err(|_| format!("{server:?} is no ADDRESS:PORT"))?;
+            (rest, Some(address))
+        }
+    };
+    let (name, port) = split_port(rest)?;
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > 253 || !name.bytes().all(is_letter) {
+        return Err(format!("{name:?} is no name"));
+    }
+    Ok(DnsPlace {
+        name: name.to_owned(),
+        port,
+        server,
+    })
+}
+
+/// The text before a port, and the port, where there is one.
+fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
+    let Some((before, port)) = text.rsplit_once(':') else {
+        return Ok((text, None));
+    };
+    match port.parse() {
+        Ok(port @ 1..) => Ok((before, Some(port))),
+        _ => Err(format!("{port:?} is no port")),
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+fn parse_kubernetes(rest: &str) -> Result<Place, String> {
+    let (rest, port) = split_port(rest)?;
+    let (selector, namespace) = match rest.split_once('@') {
+        None => (rest, None),
+        Some((selector, namespace)) => (selector, Some(namespace)),
+    };
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_name = |name: &str| !name.is_empty() && name.len() <= 63 && name.bytes().all(is_letter);
+    if let Some(namespace) = namespace.filter(|name| !is_name(name)) {
+        return Err(format!("{namespace:?} is no namespace"));
+    }
+    if selector.is_empty() {
+        return Err("the selector is missing, such as app=vllm".to_owned());
+    }
+    Ok(Place::Kubernetes(KubernetesPlace {
+        selector: selector.to_owned(),
+        namespace: namespace.map(str::to_owned),
+        port,
+    }))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn parse_kubernetes(_rest: &str) -> Result<Place, String> {
+    Err("this program was built without the feature kubernetes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(text: &str) -> Place {
+        text.parse::<Discover>().unwrap().place
+    }
+
+    #[test]
+    fn sources_have_a_kind_and_a_place() {
+        let dns = |name: &str, port, server: Option<&str>| {
+            Place::Dns(DnsPlace {
+                name: name.to_owned(),
+                port,
+                server: server.map(|server| server.parse().unwrap()),
+            })
+        };
+        assert_eq!(
+            place("dns:vllm-headless.llm.svc"),
+            dns("vllm-headless.llm.svc", None, None)
+        );
+        assert_eq!(
+            place("dns:a.b:8000@[::1]:53"),
+            dns("a.b", Some(8000), Some("[::1]:53"))
+        );
+        assert_eq!(place("dns:_http._tcp.a."), dns("_http._tcp.a.", None, None));
+        assert_eq!(place("file:/etc/a:b"), Place::File(PathBuf::from("/etc/a:b")));
+        let discover: Discover = "dns:a".parse().unwrap();
+        assert_eq!((discover.as_str(), discover.kind()), ("dns:a", EngineSource::Dns));
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[test]
+    fn pods_have_a_selector() {
+        let pods = |selector: &str, namespace: Option<&str>, port| {
+            Place::Kubernetes(KubernetesPlace {
+                selector: selector.to_owned(),
+                namespace: namespace.map(str::to_owned),
+                port,
+            })
+        };
+        let selector = "app.kubernetes.io/name=vllm,role in (decode, mixed)";
+        assert_eq!(
+            place(&format!("kubernetes:{selector}")),
+            pods(selector, None, None)
+        );
+        assert_eq!(
+            place("kubernetes:app=vllm@llm:8000"),
+            pods("app=vllm", Some("llm"), Some(8000))
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("vllm", "no kind"),
+            ("etcd:a", "no kind"),
+            ("dns:", "no name"),
+            ("dns:a b", "no name"),
+            ("dns:a:0", "no port"),
+            ("dns:a@b", "no ADDRESS:PORT"),
+            ("file:", "path is missing"),
+        ] {
+            let error = text.parse::<Discover>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        #[cfg(feature = "kubernetes")]
+        for (text, part) in [
+            ("kubernetes:", "selector is missing"),
+            ("kubernetes:a=b@c/d", "no namespace"),
+            ("kubernetes:a=b:x", "no port"),
+        ] {
+            let error = text.parse::<Discover>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Engines that flags, files and discovery give: each of these sources tells all that it knows now, and the difference to what it told
+//! before is made here.
+
+use std::collections::BTreeMap;
+
+use crate::daemon::http::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
+
+use super::super::hosts::host_of;
+use super::Bridge;
+
+/// The engines of one source, by name. Of two with one name, the first counts, and the second is refused as it is registered.
+#[derive(Debug, Default)]
+struct Set {
+    publishers: BTreeMap<EngineKey, NewEngine>,
+    servers: BTreeMap<ServerKey, NewServer>,
+}
+
+impl Set {
+    fn new(engines: &[GivenEngine]) -> Self {
+        let mut set = Self::default();
+        for engine in engines {
+            match engine {
+                GivenEngine::Publisher(engine) => {
+                    set.publishers
+                        .entry(engine.key.clone())
+                        .or_insert_with(|| engine.clone());
+                }
+                GivenEngine::Server(server) => {
+                    set.servers.entry(server.key()).or_insert_with(|| server.clone());
+                }
+            }
+        }
+        set
+    }
+
+    fn endpoints(&self) -> impl Iterator<Item = &str> {
+        let publishers = self.publishers.values().flat_map(NewEngine::endpoints);
+        publishers.chain(self.servers.values().map(|server| server.url.as_str()))
+    }
+}
+
+/// The engines of all sources, by the names of the sources.
+#[derive(Debug, Default)]
+pub(super) struct Given(BTreeMap<String, Set>);
+
+impl Given {
+    /// Tells whether an engine that is given has an endpoint on `host`.
+    pub(super) fn has_host(&self, host: &str) -> bool {
+        let mut endpoints = self.0.values().flat_map(Set::endpoints);
+        endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
+    }
+
+    /// Tells whether an engine of this name is given.
+    pub(super) fn has(&self, engine: &GivenEngine) -> bool {
+        self.0.values().any(|set| match engine {
+            GivenEngine::Publisher(engine) => set.publishers.contains_key(&engine.key),
+            GivenEngine::Server(server) => set.servers.contains_key(&server.key()),
+        })
+    }
+}
+
+impl Bridge {
+    /// Makes the engines that `source` gives those in `engines`: others of them are forgotten, changed ones begin anew. An engine has changed
+    /// where anything about it has, its identity included; with another address or other labels it goes on. Engines that other sources give, or that were registered, stay.
+    ///
+    /// # Errors
+    ///
+    /// One refusal for each engine that is not followed. It is tried again with the next call.
+    pub fn replace(&self, source: &str, engines: &[GivenEngine]) -> Result<(), Vec<RegisterRefusal>> {
+        {
+            let mut state = self.inner.state.lock();
+            let now = Set::new(engines);
+            let before = state.given.0.remove(source).unwrap_or_default();
+            for (key, server) in &before.servers {
+                let is_wanted = |wanted: &NewServer| wanted.is_asked_like(server);
+                if !now.servers.get(key).is_some_and(is_wanted) {
+                    self.remove_server(&mut state, key, server);
+                }
+            }
+            for (key, engine) in &before.publishers {
+                let is_own = state
+                    .engines
+                    .get(key)
+                    .is_some_and(|followed| followed.engine.is_followed_like(engine));
+                let is_wanted = |wanted: &NewEngine| wanted.is_followed_like(engine);
+                if is_own && !now.publishers.get(key).is_some_and(is_wanted) {
+                    state.remove(key);
+                }
+            }
+            state.given.0.insert(source.to_owned(), now);
+        }
+        let refused: Vec<RegisterRefusal> = engines
+            .iter()
+            .filter_map(|engine| self.follow(engine.clone()).err())
+            .collect();
+        // One that was registered may be given by now.
+        self.keep_registered();
+        if refused.is_empty() { Ok(()) } else { Err(refused) }
+    }
+}

@@ -1,0 +1,226 @@
+//! Engines' servers in the registry: each has a task that asks it, and the publishers of which it has told.
+
+use kvatlas_core::wire::{ModelKey, Profile};
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::http::{
+    EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, RemovedEngines, ServerKey, ServerState,
+};
+
+use super::super::check::check_server;
+use super::super::server::{Origin, ServerHandle, ServerTask};
+use super::{Bridge, State};
+
+/// A server, and the task that asks it.
+pub(super) struct AskedServer {
+    handle: ServerHandle,
+    pub(super) stop: CancellationToken,
+}
+
+impl AskedServer {
+    pub(super) fn state(&self) -> ServerState {
+        let progress = self.handle.progress();
+        ServerState {
+            server: self.handle.given(),
+            engines: progress.engines,
+            last_error: progress.trouble,
+        }
+    }
+
+    pub(super) fn given(&self) -> GivenEngine {
+        GivenEngine::Server(self.handle.given())
+    }
+
+    /// The engine as it would be called before the server has told of it.
+    fn presumed_key(&self) -> EngineKey {
+        let key = self.handle.server.key();
+        EngineKey {
+            model: key.cache(),
+            instance: key.instance,
+            rank: 0,
+        }
+    }
+}
+
+impl Bridge {
+    pub(super) fn add_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
+        let address = check_server(&server)?;
+        let mut state = self.inner.state.lock();
+        if state.is_stopping {
+            return Err(RegisterRefusal::Stopping);
+        }
+        let key = server.key();
+        if let Some(known) = state.servers.get(&key) {
+            if known.handle.server.is_asked_like(&server) {
+                let handle = known.handle.clone();
+                state.set_profile(&handle, server.profile);
+                return Ok(());
+            }
+            return Err(RegisterRefusal::Conflict {
+                endpoint: known.handle.server.url.clone(),
+                key: Box::new(known.presumed_key()),
+            });
+        }
+        let options = &self.inner.options;
+        if state.servers.len() >= options.engines_max {
+            let engines = options.engines_max;
+            return Err(RegisterRefusal::TooMany { engines });
+        }
+        let asked = AskedServer {
+            handle: ServerHandle::new(server),
+            stop: CancellationToken::new(),
+        };
+        let task = ServerTask {
+            handle: asked.handle.clone(),
+            address,
+            bridge: self.clone(),
+            patience: options.follow.patience,
+            backoff: options.follow.backoff,
+            metrics: self.inner.metrics.clone(),
+            logged: parking_lot::Mutex::default(),
+            stop: asked.stop.clone(),
+        };
+        self.inner.tasks.spawn_on(task.run(), &self.inner.runtime);
+        state.servers.insert(key, asked);
+        self.count(&state);
+        Ok(())
+    }
+
+    /// Ends to follow the engine of a server, if it is asked as `server` says.
+    pub(super) fn remove_server(&self, state: &mut State, key: &ServerKey, server: &NewServer) {
+        let is_it = |asked: &AskedServer| asked.handle.server.is_asked_like(server);
+        if state.servers.get(key).is_some_and(is_it) {
+            state.end_server(key);
+            self.count(state);
+        }
+    }
+
+    /// Ends to follow the engines of those servers of which one is meant, and returns them.
+    pub(super) fn remove_servers(
+        &self,
+        state: &mut State,
+        is_meant: &dyn Fn(&EngineKey) -> bool,
+    ) -> RemovedEngines {
+        let meant = state.servers.iter().filter(|(_, asked)| {
+            let engines = asked.handle.progress().engines;
+            is_meant(&asked.presumed_key()) || engines.iter().any(is_meant)
+        });
+        let meant: Vec<ServerKey> = meant.map(|(key, _)| key.clone()).collect();
+        let removed = meant.iter().flat_map(|key| state.end_server(key)).collect();
+        self.count(state);
+        removed
+    }
+
+    /// Follows what a server tells of now: publishers of which it no longer tells, or otherwise, are forgotten.
+    ///
+    /// # Errors
+    ///
+    /// The refusal of the first that is not followed; those before it are.
+    pub(in crate::bridge) fn follow_publishers(
+        &self,
+        handle: &ServerHandle,
+        mut told: Vec<(NewEngine, Option<&'static str>)>,
+    ) -> Result<(), RegisterRefusal> {
+        let mut state = self.inner.state.lock();
+        let asked = state.servers.get(&handle.server.key());
+        // Nothing is registered for a server that was removed meanwhile.
+        if !asked.is_some_and(|asked| asked.handle.is_same(handle)) {
+            return Err(RegisterRefusal::Stopping);
+        }
+        for (engine, _) in &mut told {
+            // By now it may be another one than when the server was asked.
+            engine.profile = handle.profile();
+        }
+        let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
+        state.forget_publishers(handle, &is_told);
+        for (engine, refused_hint) in told {
+            let origin = Origin {
+                handle: handle.clone(),
+                refused_hint,
+            };
+            self.add(&mut state, engine, Some(origin))?;
+        }
+        state.list_publishers(handle);
+        Ok(())
+    }
+
+    /// Ends to follow what a server has told of: it is another engine's by now.
+    pub(in crate::bridge) fn forget_publishers(&self, handle: &ServerHandle) {
+        self.inner.state.lock().forget_publishers(handle, &|_| false);
+    }
+
+    /// The size of the blocks of a model's engines that are followed.
+    pub(in crate::bridge) fn size_of(&self, model: &ModelKey) -> Option<u32> {
+        let state = self.inner.state.lock();
+        let mut engines = state.engines.values().map(|followed| &followed.engine);
+        engines
+            .find(|engine| engine.key.model == *model)
+            .map(|engine| engine.block_size)
+    }
+
+    /// Notes in metrics how many servers are asked, and of how many nothing is followed.
+    pub(in crate::bridge) fn count_servers(&self) {
+        self.count(&self.inner.state.lock());
+    }
+
+    fn count(&self, state: &State) {
+        let is_troubled = |asked: &&AskedServer| asked.handle.is_troubled();
+        let troubled = state.servers.values().filter(is_troubled).count();
+        self.inner.metrics.set_servers(state.servers.len(), troubled);
+    }
+}
+
+impl State {
+    /// The address and labels of a server's engine, from now on.
+    fn set_profile(&mut self, handle: &ServerHandle, profile: Profile) {
+        handle.set_profile(profile.clone());
+        for followed in self.engines.values_mut() {
+            let origin = followed.origin.as_ref();
+            if origin.is_some_and(|origin| origin.handle.is_same(handle)) {
+                followed.set_profile(profile.clone());
+            }
+        }
+    }
+
+    /// Ends to ask a server, and to follow what it has told of, which is returned.
+    fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
+        let Some(asked) = self.servers.remove(key) else {
+            return RemovedEngines::new();
+        };
+        asked.stop.cancel();
+        let engines = self.forget_publishers(&asked.handle, &|_| false);
+        match engines.is_empty() {
+            true => vec![asked.presumed_key()],
+            false => engines,
+        }
+    }
+
+    /// Ends to follow those publishers of a server that are not `kept`, and returns them.
+    fn forget_publishers(
+        &mut self,
+        handle: &ServerHandle,
+        kept: &dyn Fn(&NewEngine) -> bool,
+    ) -> RemovedEngines {
+        let is_its = |followed: &super::Followed| {
+            let origin = followed.origin.as_ref();
+            origin.is_some_and(|origin| origin.handle.is_same(handle)) && !kept(&followed.engine)
+        };
+        let outdated = self.engines.iter().filter(|(_, followed)| is_its(followed));
+        let outdated: RemovedEngines = outdated.map(|(key, _)| key.clone()).collect();
+        for key in &outdated {
+            self.remove(key);
+        }
+        self.list_publishers(handle);
+        outdated
+    }
+
+    /// Notes which publishers of a server are followed.
+    fn list_publishers(&self, handle: &ServerHandle) {
+        let is_its = |followed: &super::Followed| {
+            let origin = followed.origin.as_ref();
+            origin.is_some_and(|origin| origin.handle.is_same(handle))
+        };
+        let engines = self.engines.iter().filter(|(_, followed)| is_its(followed));
+        handle.set_engines(engines.map(|(key, _)| key.clone()).collect());
+    }
+}

@@ -1,0 +1,210 @@
+//! Questions to engines' servers over HTTP/1.1, with TLS where the URL says so. Answers are bounded in bytes; redirects are not followed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{ACCEPT, CONTENT_LENGTH, HOST};
+use hyper::rt::{Read, Write};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// Longest answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// An error that stands in the place of a server's answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HttpError {
+    /// The connection cannot be made: nothing was asked.
+    #[error("{0}")]
+    Connection(#[from] io::Error),
+    /// The protocol.
+    #[error("{0}")]
+    Protocol(#[from] hyper::Error),
+    /// The question cannot be written.
+    #[error("{0}")]
+    Request(#[from] hyper::http::Error),
+    /// The answer does not end, or is too long.
+    #[error("the answer cannot be read: {0}")]
+    Body(String),
+}
+
+/// The address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ServerAddress {
+    pub(super) is_secure: bool,
+    /// A name or an address, without brackets.
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// The path behind the port; `/` where there is none.
+    pub(super) path: String,
+}
+
+impl ServerAddress {
+    /// The address in `http://HOST:PORT`, or `https://HOST:PORT`, with a path or without; none where the URL is of another form.
+    pub(super) fn parse(url: &str) -> Option<Self> {
+        let uri: Uri = url.parse().ok()?;
+        let authority = uri.authority()?;
+        let is_secure = match uri.scheme_str()? {
+            "http" => false,
+            "https" => true,
+            _ => return None,
+        };
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            // What stands behind the host is no port.
+            None if authority.as_str() != authority.host() => return None,
+            None if is_secure => 443,
+            None => 80,
+        };
+        let has_user = authority.as_str().contains('@');
+        let is_sound = !host.is_empty() && port > 0 && !has_user && uri.query().is_none();
+        is_sound.then(|| Self {
+            is_secure,
+            host: host.to_owned(),
+            port,
+            path: uri.path().to_owned(),
+        })
+    }
+
+    /// Host and port, as a URL has them.
+    pub(super) fn authority(&self) -> String {
+        authority(&self.host, self.port)
+    }
+}
+
+/// A host with a port, as a URL has them.
+pub(super) fn authority(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+/// A connection to a server.
+pub(super) struct HttpConnection {
+    sender: SendRequest<Empty<Bytes>>,
+    authority: String,
+    peer: SocketAddr,
+}
+
+impl HttpConnection {
+    /// Connects.
+    pub(super) async fn open(address: &ServerAddress) -> Result<Self, HttpError> {
+        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+        let peer = stream.peer_addr()?;
+        let sender = match address.is_secure {
+            false => begin(TokioIo::new(stream)).await?,
+            true => {
+                let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
+                let config = TLS.as_ref().map_err(|error| io::Error::other(error.clone()))?;
+                let connector = TlsConnector::from(Arc::clone(config));
+                begin(TokioIo::new(connector.connect(name, stream).await?)).await?
+            }
+        };
+        Ok(Self {
+            sender,
+            authority: address.authority(),
+            peer,
+        })
+    }
+
+    /// The address that was connected to.
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Tells whether the server has ended the connection.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// The answer to a question without a body. After an error the connection is of no use.
+    pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
+        self.sender.ready().await?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, &self.authority)
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_LENGTH, 0)
+            .body(Empty::new())?;
+        let response = self.sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await;
+        let body = body.map_err(|error| HttpError::Body(error.to_string()))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+async fn begin(
+    stream: impl Read + Write + Unpin + Send + 'static,
+) -> Result<SendRequest<Empty<Bytes>>, HttpError> {
+    let (sender, connection) = handshake(stream).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "the connection to an engine's server has ended");
+        }
+    });
+    Ok(sender)
+}
+
+/// The checks of servers' certificates: against the authorities that this machine trusts.
+static TLS: LazyLock<Result<Arc<ClientConfig>, String>> = LazyLock::new(|| {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let builder = builder.with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| error.to_string())?;
+    Ok(Arc::new(
+        builder.with_root_certificates(roots).with_no_client_auth(),
+    ))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_url_without_a_user() {
+        let parsed = |url: &str| {
+            let address = ServerAddress::parse(url)?;
+            Some(format!(
+                "{} {} {}",
+                address.is_secure,
+                address.authority(),
+                address.path
+            ))
+        };
+        for (url, expected) in [
+            ("http://gpu-0:8000", "false gpu-0:8000 /"),
+            ("https://gpu-0/v1", "true gpu-0:443 /v1"),
+            ("http://[::1]:8000/", "false [::1]:8000 /"),
+        ] {
+            assert_eq!(parsed(url).as_deref(), Some(expected), "{url}");
+        }
+        for refused in [
+            "tcp://gpu-0:8000",
+            "gpu-0:8000",
+            "http://a@b:1",
+            "http://a:0",
+            "http://a:",
+            "http://a:70000",
+            "http://a?b",
+            "/x",
+        ] {
+            assert_eq!(parsed(refused), None, "{refused}");
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Answers of engines' servers: which publishers there are, and for which model.
+//!
+//! | server | question | answer |
+//! |---|---|---|
+//! | vLLM | `GET /kv_event_sources` | by rank, its publisher's sockets and topic; `{}` where events are off |
+//! | SGLang | `GET /server_info` | `kv_events`: the first rank's ports, topic, block size; null where events are off |
+//! | both | `GET /v1/models` | the names under which models and adapters are served |
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use kvatlas_core::wire::Rank;
+use kvatlas_engines::Format;
+
+use super::super::http::authority;
+
+/// Most ranks of one server.
+const RANKS_MAX: usize = 1024;
+
+/// Hint for a vLLM engine.
+const VLLM_HINT: &str = "start the engine with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
+                         \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'";
+/// Hint for an SGLang engine.
+const SGLANG_HINT: &str = "start the engine with --kv-events-config '{\"publisher\":\"zmq\",\"topic\":\"kv-events\",\
+                           \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'";
+
+/// An answer by which an engine cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum AnswerError {
+    /// The answer is not of the form.
+    #[error("the answer to GET {path} is not understood: {reason}")]
+    Form {
+        /// The path that was asked for.
+        path: &'static str,
+        /// The mistake in it.
+        reason: String,
+    },
+    /// No events are published, or not in a way that can be followed.
+    #[error("the engine publishes no KV events over ZeroMQ: {hint}")]
+    Off {
+        /// The flag that mends it.
+        hint: &'static str,
+    },
+    /// The publisher connects elsewhere.
+    #[error(
+        "the engine's publisher connects to {endpoint} instead of listening, and cannot be followed: {hint}"
+    )]
+    Connects {
+        /// The address that it connects to.
+        endpoint: String,
+        /// The flag that mends it.
+        hint: &'static str,
+    },
+    /// An empty list of models.
+    #[error("the server names no model")]
+    NoModel,
+    /// Another model is served than the one that was given.
+    #[error("the server has the model {served:?}, not {given:?}: it is another engine")]
+    OtherModel {
+        /// The model that it should serve.
+        given: String,
+        /// The first that it serves.
+        served: String,
+    },
+}
+
+/// One publisher of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sockets {
+    pub(super) rank: Rank,
+    pub(super) endpoint: String,
+    pub(super) replay: Option<String>,
+    pub(super) topic: String,
+    /// The flag that mends it where nobody listens at the endpoint: then the publisher connects there.
+    pub(super) refused_hint: Option<&'static str>,
+}
+
+/// The publishers of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Publishers {
+    pub(super) format: Format,
+    /// Tokens in a block, where the server says so.
+    pub(super) block_size: Option<u32>,
+    pub(super) sockets: Vec<Sockets>,
+}
+
+#[derive(Deserialize)]
+struct VllmSource {
+    #[serde(default)]
+    enable_kv_cache_events: bool,
+    #[serde(default)]
+    publisher: Option<String>,
+    #[serde(default)]
+    endpoint: Option<String>,
+    #[serde(default)]
+    replay_endpoint: Option<String>,
+    #[serde(default)]
+    topic: Option<String>,
+}
+
+/// Reads vLLM's answer to `GET /kv_event_sources`; `host` is that of the server's URL.
+pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
+    let failed = |reason: String| AnswerError::Form {
+        path: "/kv_event_sources",
+        reason,
+    };
+    let sources: BTreeMap<String, VllmSource> =
+        serde_json::from_slice(body).map_err(|error| failed(error.to_string()))?;
+    if sources.len() > RANKS_MAX {
+        return Err(failed(format!("it has {} ranks", sources.len())));
+    }
+    let off = AnswerError::Off { hint: VLLM_HINT };
+    let mut sockets = Vec::with_capacity(sources.len());
+    for (rank, source) in sources {
+        let rank: Rank = rank.parse().map_err(|_| failed(format!("{rank:?} is no rank")))?;
+        let is_followed = source.enable_kv_cache_events && source.publisher.as_deref() == Some("zmq");
+        let endpoint = source.endpoint.as_deref().filter(|_| is_followed);
+        let endpoint = endpoint.ok_or_else(|| off.clone())?;
+        sockets.push(vllm_sockets(rank, endpoint, &source, host)?);
+    }
+    sockets.sort_by_key(|sockets| sockets.rank);
+    match sockets.is_empty() {
+        true => Err(off),
+        false => Ok(Publishers {
+            format: Format::Vllm,
+            block_size: None,
+            sockets,
+        }),
+    }
+}
+
+/// vLLM's publisher listens at addresses with `*` or `::`, and connects to all others. Only of an address that it has chosen itself, behind
+/// `tcp://*:0`, the answer does not show which it does.
+fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> Result<Sockets, AnswerError> {
+    let connects = || AnswerError::Connects {
+        endpoint: endpoint.to_owned(),
+        hint: VLLM_HINT,
+    };
+    let (bound, port) = split_endpoint(endpoint).ok_or_else(connects)?;
+    let is_wildcard = matches!(bound, "*" | "::");
+    if !is_wildcard && is_never_bound(bound) {
+        return Err(connects());
+    }
+    let at_host = |bound: &str, port| {
+        format!(
+            "tcp://{}",
+            authority(if is_any(bound) { host } else { bound }, port)
+        )
+    };
+    let replay = source.replay_endpoint.as_deref().and_then(split_endpoint);
+    Ok(Sockets {
+        rank,
+        endpoint: at_host(bound, port),
+        replay: replay.map(|(bound, port)| at_host(bound, port)),
+        topic: source.topic.clone().unwrap_or_default(),
+        refused_hint: (!is_wildcard).then_some(VLLM_HINT),
+    })
+}
+
+/// Tells whether vLLM connects to an address for sure: it never chooses these itself.
+fn is_never_bound(host: &str) -> bool {
+    let is_local = |address: std::net::IpAddr| address.is_unspecified() || address.is_loopback();
+    host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")
+}
+
+/// Tells whether a host means all addresses of a machine.
+fn is_any(host: &str) -> bool {
+    matches!(host, "*" | "::" | "0.0.0.0" | "")
+}
+
+/// Host and port of `tcp://HOST:PORT`, without brackets.
+fn split_endpoint(endpoint: &str) -> Option<(&str, u16)> {
+    let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let host = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    let port: u16 = port.parse().ok()?;
+    let is_host = !host.is_empty() && !host.contains(char::is_whitespace);
+    (is_host && port > 0).then_some((host, port))
+}
+
+#[derive(Deserialize)]
+struct SglangInfo {
+    #[serde(default)]
+    kv_events: Option<SglangEvents>,
+}
+
+#[derive(Deserialize)]
+struct SglangEvents {
+    #[serde(default)]
+    publisher: Option<String>,
+    endpoint_host: String,
+    endpoint_port_base: u16,
+    #[serde(default)]
+    topic: Option<String>,
+    #[serde(default)]
+    block_size: Option<u32>,
+    #[serde(default)]
+    dp_size: Option<u32>,
+    #[serde(default)]
+    replay_endpoint_port_base: Option<u16>,
+}
+
+/// Reads SGLang's answer to `GET /server_info`; `host` is that of the server's URL.
+pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
+    let failed = |reason: String| AnswerError::Form {
+        path: "/server_info",
+        reason,
+    };
+    let info: SglangInfo = serde_json::from_slice(body).map_err(|error| failed(error.to_string()))?;
+    let is_zmq = |events: &SglangEvents| {
+        events
+            .publisher
+            .as_deref()
+            .is_none_or(|publisher| publisher == "zmq")
+    };
+    let off = AnswerError::Off { hint: SGLANG_HINT };
+    let events = info.kv_events.filter(is_zmq).ok_or(off)?;
+    let ranks = events.dp_size.unwrap_or(1).max(1);
+    if ranks as usize > RANKS_MAX {
+        return Err(failed(format!("it has {ranks} ranks")));
+    }
+    let is_wildcard = is_any(&events.endpoint_host);
+    let host = if is_wildcard { host } else { &events.endpoint_host };
+    let at = |base: u16, rank: u32| {
+        let port = u16::try_from(u32::from(base).saturating_add(rank))
+            .ok()
+            .filter(|_| base > 0);
+        port.map(|port| format!("tcp://{}", authority(host, port)))
+    };
+    let sockets = (0..ranks).map(|rank| {
+        let missing = || failed(format!("rank {rank} has no port"));
+        let replay = events
+            .replay_endpoint_port_base
+            .map(|base| at(base, rank).ok_or_else(missing));
+        Ok(Sockets {
+            rank,
+            endpoint: at(events.endpoint_port_base, rank).ok_or_else(missing)?,
+            replay: replay.transpose()?,
+            topic: events.topic.clone().unwrap_or_default(),
+            refused_hint: (!is_wildcard).then_some(SGLANG_HINT),
+        })
+    });
+    Ok(Publishers {
+        format: Format::Sglang,
+        block_size: events.block_size,
+        sockets: sockets.collect::<Result<_, AnswerError>>()?,
+    })
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    /// The model that an adapter belongs to.
+    #[serde(default)]
+    parent: Option<String>,
+}
+
+/// Reads the answer to `GET /v1/models`: the `given` model where it is served, or else the first; adapters are none.
+pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, AnswerError> {
+    let models: Models = serde_json::from_slice(body).map_err(|error| AnswerError::Form {
+        path: "/v1/models",
+        reason: error.to_string(),
+    })?;
+    let mut served = models.data.into_iter().filter(|model| model.parent.is_none());
+    let first = served.next().ok_or(AnswerError::NoModel)?.id;
+    match given {
+        None => Ok(first),
+        Some(given) if first == given || served.any(|model| model.id == given) => Ok(given.to_owned()),
+        Some(given) => Err(AnswerError::OtherModel {
+            given: given.to_owned(),
+            served: first,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn vllm(endpoint: &str) -> Result<Publishers, AnswerError> {
+        // As vLLM 0.33's front end answers.
+        let answer = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": endpoint,
+            "replay_endpoint": "tcp://*:6557", "buffer_steps": 10000, "hwm": 100_000, "max_queue_size": 100_000, "topic": "kv"}});
+        read_vllm(answer.to_string().as_bytes(), "10.0.0.7")
+    }
+
+    #[test]
+    fn vllm_tells_its_publishers_by_rank() {
+        let source = |rank: u32| {
+            json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{}", 5557 + rank),
+                "replay_endpoint": format!("tcp://[::]:{}", 6557 + rank), "topic": ""})
+        };
+        let answer = json!({"10": source(10), "2": source(2)});
+        let publishers = read_vllm(answer.to_string().as_bytes(), "fd00::1").unwrap();
+        let expected = |rank: u32| Sockets {
+            rank,
+            endpoint: format!("tcp://[fd00::1]:{}", 5557 + rank),
+            replay: Some(format!("tcp://[fd00::1]:{}", 6557 + rank)),
+            topic: String::new(),
+            refused_hint: None,
+        };
+        assert_eq!(publishers.sockets, [expected(2), expected(10)]);
+        assert_eq!((publishers.format, publishers.block_size), (Format::Vllm, None));
+    }
+
+    /// Recorded of the Rust front end of vLLM 0.33.0, over two ranks.
+    #[test]
+    fn the_answers_of_vllms_front_end_are_read() {
+        let sources = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:6557","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv"},"1":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:6558","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv"}}"#;
+        let expected = |rank: u32| Sockets {
+            rank,
+            endpoint: format!("tcp://h:{}", 5557 + rank),
+            replay: Some(format!("tcp://h:{}", 6557 + rank)),
+            topic: "kv".to_owned(),
+            refused_hint: None,
+        };
+        assert_eq!(
+            read_vllm(sources, "h").unwrap().sockets,
+            [expected(0), expected(1)]
+        );
+        let models = br#"{"object":"list","data":[{"id":"o/m","object":"model","created":1795687859,"owned_by":"vllm-frontend-rs","root":"o/m","parent":null,"max_model_len":2048}]}"#;
+        assert_eq!(read_model(models, None).unwrap(), "o/m");
+    }
+
+    #[test]
+    fn an_address_of_vllm_without_a_wildcard_is_where_it_may_connect_to() {
+        assert_eq!(
+            vllm("tcp://*:5557").unwrap().sockets[0].endpoint,
+            "tcp://10.0.0.7:5557"
+        );
+        assert_eq!(vllm("tcp://[::]:5557").unwrap().sockets[0].refused_hint, None);
+        // Such as it answers for `tcp://*:0`.
+        let sockets = vllm("tcp://10.0.0.9:40001").unwrap().sockets.remove(0);
+        assert_eq!(sockets.endpoint, "tcp://10.0.0.9:40001");
+        assert!(sockets.refused_hint.unwrap().contains("tcp://*:5557"));
+        for endpoint in [
+            "tcp://0.0.0.0:5557",
+            "tcp://127.0.0.1:5557",
+            "tcp://localhost:1",
+            "ipc:///tmp/x",
+            "tcp://*:0",
+        ] {
+            let error = vllm(endpoint).unwrap_err().to_string();
+            assert!(
+                error.contains("connects to") && error.contains("tcp://*:5557"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_engine_that_publishes_nothing_is_told_with_the_flag() {
+        let off =
+            json!({"0": {"enable_kv_cache_events": false, "publisher": "zmq", "endpoint": "tcp://*:1"}});
+        let null =
+            json!({"0": {"enable_kv_cache_events": true, "publisher": "null", "endpoint": "tcp://*:1"}});
+        for answer in [json!({}), off, null] {
+            let error = read_vllm(answer.to_string().as_bytes(), "h")
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("--kv-events-config") && error.contains("enable_kv_cache_events"),
+                "{error}"
+            );
+        }
+        for answer in [json!({}), json!({"kv_events": null})] {
+            let error = read_sglang(answer.to_string().as_bytes(), "h")
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("--kv-events-config"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sglang_tells_the_ports_of_its_first_rank() {
+        let events = json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv-events",
+            "block_size": 64, "dp_size": 2, "replay_endpoint_port_base": 6557});
+        let answer = json!({"model_path": "/m", "kv_events": events});
+        let publishers = read_sglang(answer.to_string().as_bytes(), "h").unwrap();
+        assert_eq!(
+            (publishers.format, publishers.block_size),
+            (Format::Sglang, Some(64))
+        );
+        let ports: Vec<_> = publishers
+            .sockets
+            .iter()
+            .map(|sockets| (sockets.rank, sockets.endpoint.as_str(), sockets.replay.as_deref()))
+            .collect();
+        let expected = [
+            (0, "tcp://h:5557", Some("tcp://h:6557")),
+            (1, "tcp://h:5558", Some("tcp://h:6558")),
+        ];
+        assert_eq!(ports, expected);
+        let mut beyond = events;
+        (beyond["endpoint_port_base"], beyond["endpoint_host"]) = (json!(65535), json!("0.0.0.0"));
+        let answer = json!({"kv_events": beyond});
+        assert!(read_sglang(answer.to_string().as_bytes(), "h").is_err());
+    }
+
+    #[test]
+    fn the_first_model_is_served_and_adapters_are_none() {
+        let answer = json!({"object": "list", "data": [{"id": "sql", "parent": "m"}, {"id": "m", "parent": null}, {"id": "alias"}]});
+        let read = |given| read_model(answer.to_string().as_bytes(), given);
+        assert_eq!(read(None).unwrap(), "m");
+        assert_eq!(read(Some("alias")).unwrap(), "alias");
+        let error = read(Some("sql")).unwrap_err().to_string();
+        assert!(error.contains("\"m\", not \"sql\""), "{error}");
+        assert_eq!(read_model(br#"{"data":[]}"#, None), Err(AnswerError::NoModel));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        for body in [
+            &b""[..],
+            b"[]",
+            b"{\"x\":{}}",
+            b"\xff",
+            b"{\"0\":{\"endpoint\":1}}",
+            b"{\"a\":[]}",
+        ] {
+            assert!(read_vllm(body, "h").is_err());
+        }
+        for body in [
+            &b""[..],
+            b"[]",
+            b"{\"kv_events\":{}}",
+            b"{\"kv_events\":{\"endpoint_host\":\"h\",\"endpoint_port_base\":-1}}",
+        ] {
+            assert!(read_sglang(body, "h").is_err());
+        }
+        for body in [&b""[..], b"{}", b"{\"data\":[{}]}"] {
+            assert!(read_model(body, None).is_err());
+        }
+    }
+}

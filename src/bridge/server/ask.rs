@@ -1,0 +1,134 @@
+//! Questions to one engine's server: which publishers it has, and which model.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::{Method, StatusCode};
+use kvatlas_engines::Format;
+use tokio::time::timeout;
+
+use crate::daemon::http::NewServer;
+
+use super::super::http::{HttpConnection, HttpError, ServerAddress};
+use super::answers::{AnswerError, Publishers, read_model, read_sglang, read_vllm};
+
+const VLLM_PATH: &str = "/kv_event_sources";
+const SGLANG_PATH: &str = "/server_info";
+const MODELS_PATH: &str = "/v1/models";
+
+/// An error that stands in the place of a server's description of its engine.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// The way there and back.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// Silence for too long.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The answer is none of an engine's.
+    #[error("status {status} for GET {path}")]
+    Status {
+        /// The path that was asked for.
+        path: &'static str,
+        /// The status.
+        status: StatusCode,
+    },
+    /// No server of an engine, or one that is too old.
+    #[error(
+        "neither GET {VLLM_PATH} nor GET {SGLANG_PATH} is answered: name the sockets of the engine, NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
+    )]
+    Unknown,
+    /// Models are told to those only who have a key.
+    #[error("GET {MODELS_PATH} needs a key: say which model the engine has, with model=NAME or --model")]
+    Locked,
+    /// An answer by which the engine cannot be followed.
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+}
+
+impl AskError {
+    /// Tells whether another engine is there than the one that was given.
+    pub(super) fn is_other_engine(&self) -> bool {
+        matches!(self, Self::Answer(AnswerError::OtherModel { .. }))
+    }
+}
+
+/// An engine, as its server describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Described {
+    pub(super) model: String,
+    pub(super) publishers: Publishers,
+    /// The address that has answered.
+    pub(super) peer: IpAddr,
+}
+
+/// Asks a server, within `patience` in all.
+pub(super) async fn ask(
+    server: &NewServer,
+    address: &ServerAddress,
+    patience: Duration,
+) -> Result<Described, AskError> {
+    let asked = timeout(patience, ask_all(server, address)).await;
+    asked.map_err(|_| AskError::TimedOut(patience))?
+}
+
+async fn ask_all(server: &NewServer, address: &ServerAddress) -> Result<Described, AskError> {
+    let mut questions = Questions {
+        address,
+        connection: HttpConnection::open(address).await?,
+    };
+    let publishers = questions.publishers(server.format).await?;
+    let model = questions.model(server.model.as_deref()).await?;
+    Ok(Described {
+        model,
+        publishers,
+        peer: questions.connection.peer().ip(),
+    })
+}
+
+struct Questions<'a> {
+    address: &'a ServerAddress,
+    connection: HttpConnection,
+}
+
+impl Questions<'_> {
+    async fn get(&mut self, path: &'static str) -> Result<(StatusCode, Bytes), HttpError> {
+        if self.connection.is_closed() {
+            self.connection = HttpConnection::open(self.address).await?;
+        }
+        self.connection.ask(Method::GET, path).await
+    }
+
+    /// The publishers, asked for as servers of the `first` format answer, and then as others do.
+    async fn publishers(&mut self, first: Format) -> Result<Publishers, AskError> {
+        let order = match first {
+            Format::Sglang => [SGLANG_PATH, VLLM_PATH],
+            _ => [VLLM_PATH, SGLANG_PATH],
+        };
+        for path in order {
+            let (status, body) = self.get(path).await?;
+            match status {
+                StatusCode::OK if path == VLLM_PATH => return Ok(read_vllm(&body, &self.address.host)?),
+                StatusCode::OK => return Ok(read_sglang(&body, &self.address.host)?),
+                StatusCode::NOT_FOUND => {}
+                status => return Err(AskError::Status { path, status }),
+            }
+        }
+        Err(AskError::Unknown)
+    }
+
+    /// The model. Where it is `given`, a server that keeps its list to itself need not tell it.
+    async fn model(&mut self, given: Option<&str>) -> Result<String, AskError> {
+        let (status, body) = self.get(MODELS_PATH).await?;
+        match (status, given) {
+            (StatusCode::OK, given) => Ok(read_model(&body, given)?),
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(given)) => Ok(given.to_owned()),
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, None) => Err(AskError::Locked),
+            (status, _) => Err(AskError::Status {
+                path: MODELS_PATH,
+                status,
+            }),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Engines that are named by the address of their server: it is asked for the rest, and asked again after each broken connection.
+//!
+//! ```text
+//!                     ┌───────── asks ─────────┐
+//! engine's server ◀───┤ ServerTask             │ registers, and ends to follow, by the difference to what was told before
+//!                     └──▲────────────────┬────┘
+//!              «ask it»  │                ▼ «it has told the same»
+//!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
+//! ```
+//!
+//! An answer counts for the connections that stood when the question left. So nothing that comes over a new connection is believed before
+//! the server behind it has shown that it is the same engine: the same model, topics, block size and sockets.
+
+mod answers;
+mod ask;
+mod size;
+
+use std::fmt::Display;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas_client::Backoff;
+use kvatlas_core::wire::{ModelKey, Profile};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::http::{EngineKey, NewEngine, NewServer, RegisterRefusal};
+use crate::daemon::metrics::{BridgeMetrics, LogGate};
+
+use super::engines::Bridge;
+use super::follower::FollowError;
+use super::hosts::host_of;
+use super::http::ServerAddress;
+use super::sockets::SocketError;
+use ask::{AskError, Described, ask};
+use size::first_size;
+
+/// Bursts are let through: each of many servers is worth a line at a start.
+static TROUBLE_GATE: LogGate = LogGate::of_bursts(64);
+static TOLD_GATE: LogGate = LogGate::of_bursts(64);
+
+/// Longest time for all answers of a server together: one that serves requests may be busy.
+const ASK_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks whether another engine of the model has told the block size.
+const SIZE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// An error that keeps the engine of a server from being followed, for now.
+#[derive(Debug, thiserror::Error)]
+enum ServerError {
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error("its events do not tell the block size: {0}")]
+    Size(String),
+    #[error(transparent)]
+    Refused(#[from] RegisterRefusal),
+}
+
+/// The state of a server that is asked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ServerProgress {
+    /// The publishers of it that are followed.
+    pub(super) engines: Vec<EngineKey>,
+    /// The trouble with it; none while nothing is wrong.
+    pub(super) trouble: Option<String>,
+}
+
+/// The state that the task of a server shares with those of its publishers.
+#[derive(Debug)]
+struct Shared {
+    /// The number of questions that were wanted.
+    wanted: watch::Sender<u64>,
+    /// The number of those that have an answer which was as before.
+    answered: watch::Sender<u64>,
+    progress: Mutex<ServerProgress>,
+    /// The address and labels of its engine, which may change while it is asked.
+    profile: Mutex<Profile>,
+}
+
+/// A server that tells of publishers. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct ServerHandle {
+    /// As it was given first.
+    pub(super) server: Arc<NewServer>,
+    shared: Arc<Shared>,
+}
+
+/// The server that has told of a publisher.
+#[derive(Debug, Clone)]
+pub(super) struct Origin {
+    pub(super) handle: ServerHandle,
+    /// The flag that mends it where nobody listens at its endpoint.
+    pub(super) refused_hint: Option<&'static str>,
+}
+
+impl Origin {
+    /// The connection broke, or cannot be made: the server may tell something else by now.
+    pub(super) fn ask_again(&self) -> u64 {
+        let mut ticket = 0;
+        self.handle.shared.wanted.send_modify(|wanted| {
+            *wanted = wanted.wrapping_add(1);
+            ticket = *wanted;
+        });
+        ticket
+    }
+
+    /// Waits until the server has told, after this call, what it has told before. Never returns where it tells something else: then the
+    /// publisher is no longer followed.
+    pub(super) async fn confirmed(&self) {
+        let ticket = self.ask_again();
+        let mut answered = self.handle.shared.answered.subscribe();
+        if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// An error in words, with the flag that mends it.
+    pub(super) fn explain(&self, error: &FollowError) -> String {
+        match error {
+            FollowError::Socket(error) => explain(error, self.refused_hint),
+            FollowError::Publisher(error) => error.to_string(),
+        }
+    }
+}
+
+/// An error of a socket in words, with the flag that mends it where nobody listens.
+fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
+    let is_refused =
+        matches!(error, SocketError::Network(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+    match refused_hint.filter(|_| is_refused) {
+        Some(hint) => {
+            format!("{error}: the engine's publisher may connect there instead of listening: {hint}")
+        }
+        None => error.to_string(),
+    }
+}
+
+impl ServerHandle {
+    pub(super) fn new(server: NewServer) -> Self {
+        let profile = Mutex::new(server.profile.clone());
+        Self {
+            server: Arc::new(server),
+            shared: Arc::new(Shared {
+                profile,
+                wanted: watch::Sender::new(0),
+                answered: watch::Sender::new(0),
+                progress: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The state as it is now.
+    pub(super) fn progress(&self) -> ServerProgress {
+        self.shared.progress.lock().clone()
+    }
+
+    /// The server as it is given by now.
+    pub(super) fn given(&self) -> NewServer {
+        NewServer {
+            profile: self.profile(),
+            ..NewServer::clone(&self.server)
+        }
+    }
+
+    pub(super) fn profile(&self) -> Profile {
+        self.shared.profile.lock().clone()
+    }
+
+    pub(super) fn set_profile(&self, profile: Profile) {
+        *self.shared.profile.lock() = profile;
+    }
+
+    /// Tells whether something is wrong.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.shared.progress.lock().trouble.is_some()
+    }
+
+    /// Tells whether both are one server.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    pub(super) fn set_engines(&self, engines: Vec<EngineKey>) {
+        self.shared.progress.lock().engines = engines;
+    }
+}
+
+/// Asks one server, for as long as its engine is followed.
+pub(super) struct ServerTask {
+    pub(super) handle: ServerHandle,
+    pub(super) address: ServerAddress,
+    pub(super) bridge: Bridge,
+    pub(super) patience: Duration,
+    pub(super) backoff: Backoff,
+    pub(super) metrics: Arc<BridgeMetrics>,
+    /// The error that was logged last; none once the server has told how to follow its engine.
+    pub(super) logged: Mutex<Option<String>>,
+    pub(super) stop: CancellationToken,
+}
+
+impl ServerTask {
+    pub(super) async fn run(self) {
+        let stop = self.stop.clone();
+        stop.run_until_cancelled(Box::pin(self.ask_for_ever())).await;
+    }
+
+    async fn ask_for_ever(self) {
+        let mut wanted = self.handle.shared.wanted.subscribe();
+        let mut failures = 0;
+        loop {
+            let ticket = *wanted.borrow_and_update();
+            match self.ask_once().await {
+                Ok(()) => {
+                    failures = 0;
+                    self.note(None);
+                    self.handle.shared.answered.send_replace(ticket);
+                    // Its sender lives as long as this task.
+                    if wanted.changed().await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    failures += 1;
+                    if let ServerError::Ask(error) = &error
+                        && error.is_other_engine()
+                    {
+                        self.bridge.forget_publishers(&self.handle);
+                    }
+                    self.note(Some(&error));
+                    tokio::time::sleep(self.backoff.pause(failures)).await;
+                }
+            }
+        }
+    }
+
+    /// Asks, and follows what is told.
+    async fn ask_once(&self) -> Result<(), ServerError> {
+        let described = ask(&self.handle.server, &self.address, ASK_PATIENCE).await?;
+        let server = &self.handle.server;
+        let model = ModelKey::of_tenant(described.model.clone(), &server.tenant);
+        let model = model.speaking(server.scheme.clone());
+        let block_size = self.block_size(&described, &model).await?;
+        let followed: Vec<_> = described
+            .publishers
+            .sockets
+            .iter()
+            .map(|sockets| {
+                let engine = NewEngine {
+                    key: EngineKey {
+                        instance: self.handle.server.instance.clone(),
+                        model: model.clone(),
+                        rank: sockets.rank,
+                    },
+                    endpoint: sockets.endpoint.clone(),
+                    replay: sockets.replay.clone(),
+                    format: described.publishers.format,
+                    block_size,
+                    topic: sockets.topic.clone(),
+                    beside: self.handle.server.beside.clone(),
+                    groups: self.handle.server.groups.clone(),
+                    profile: self.handle.profile(),
+                };
+                (engine, sockets.refused_hint)
+            })
+            .collect();
+        for (engine, _) in &followed {
+            self.check_hosts(engine, &described)?;
+        }
+        Ok(self.bridge.follow_publishers(&self.handle, followed)?)
+    }
+
+    /// A server may name sockets on its own machine, and where the operator allows.
+    fn check_hosts(&self, engine: &NewEngine, described: &Described) -> Result<(), RegisterRefusal> {
+        let peer = described.peer.to_canonical().to_string();
+        for endpoint in engine.endpoints() {
+            let host = host_of(endpoint).unwrap_or_default();
+            let is_own = host == self.address.host || host == peer;
+            if !is_own && !self.bridge.allows_host(&host) {
+                let endpoint = endpoint.to_owned();
+                return Err(RegisterRefusal::Host { host, endpoint });
+            }
+        }
+        Ok(())
+    }
+
+    /// The size of the engine's blocks: as given, as its server says, as other engines of its model have, or as its first block has.
+    async fn block_size(&self, described: &Described, model: &ModelKey) -> Result<u32, ServerError> {
+        let told = self.handle.server.block_size.or(described.publishers.block_size);
+        if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {
+            return Ok(size);
+        }
+        self.note_waiting();
+        let first = first_size(&described.publishers, self.patience, &self.metrics);
+        let of_others = async {
+            loop {
+                tokio::time::sleep(SIZE_INTERVAL).await;
+                if let Some(size) = self.bridge.size_of(model) {
+                    return size;
+                }
+            }
+        };
+        tokio::select! {
+            size = first => size.map_err(|error| {
+                let mut hints = described.publishers.sockets.iter().map(|sockets| sockets.refused_hint);
+                ServerError::Size(explain(&error, hints.find_map(|hint| hint)))
+            }),
+            size = of_others => Ok(size),
+        }
+    }
+
+    fn note_waiting(&self) {
+        let text = "waits for the first block, which tells the block size; block_size=N says it at once";
+        self.set_trouble(Some(text.to_owned()));
+    }
+
+    /// Notes why the engine is not followed, and logs it where that is news.
+    fn note(&self, error: Option<&dyn Display>) {
+        let trouble = error.map(ToString::to_string);
+        let server = &self.handle.server;
+        self.set_trouble(trouble.clone());
+        let logged = std::mem::replace(&mut *self.logged.lock(), trouble.clone());
+        match (trouble, logged) {
+            (Some(error), logged) if logged.as_ref() != Some(&error) => {
+                if let Some(suppressed) = TROUBLE_GATE.admit() {
+                    let (engine, url) = (&server.instance, &server.url);
+                    tracing::warn!(
+                        engine,
+                        url,
+                        error,
+                        suppressed,
+                        "an engine's server does not tell how to follow it"
+                    );
+                }
+            }
+            (None, Some(_)) => {
+                if let Some(suppressed) = TOLD_GATE.admit() {
+                    let (engine, url) = (&server.instance, &server.url);
+                    tracing::info!(
+                        engine,
+                        url,
+                        suppressed,
+                        "the engine's server tells how to follow it"
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn set_trouble(&self, trouble: Option<String>) {
+        let is_troubled = trouble.is_some();
+        let before = std::mem::replace(&mut self.handle.shared.progress.lock().trouble, trouble);
+        if before.is_some() != is_troubled {
+            self.bridge.count_servers();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_connection_is_explained_where_the_publisher_may_connect_there() {
+        let network = |kind: io::ErrorKind| SocketError::Network(kind.into());
+        let hint = Some("give it tcp://*:5557");
+        let refused = explain(&network(io::ErrorKind::ConnectionRefused), hint);
+        assert!(
+            refused.contains("instead of listening: give it tcp://*:5557"),
+            "{refused}"
+        );
+        for (error, hint) in [
+            (network(io::ErrorKind::ConnectionRefused), None),
+            (network(io::ErrorKind::ConnectionReset), hint),
+            (SocketError::Closed, hint),
+        ] {
+            assert_eq!(explain(&error, hint), error.to_string());
+        }
+    }
+}

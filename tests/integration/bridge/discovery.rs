@@ -1,0 +1,279 @@
+//! Engines that are found in files and by DNS. The name server is a small one of our own.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas::bridge::{Bridge, DiscoverOptions, EngineDefaults};
+use kvatlas::daemon::http::{EngineRegistry, ServerState};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::net::UdpSocket;
+
+use super::python::{Publishers, Spec, python};
+use super::servers::{Answers, Server};
+use super::{Site, stored};
+use crate::support::eventually;
+
+fn discover(bridge: &Bridge, source: &str) {
+    let options = DiscoverOptions {
+        dns_interval: Duration::from_millis(50),
+        file_interval: Duration::from_millis(50),
+    };
+    let defaults = EngineDefaults {
+        block_size: Some(4),
+        ..EngineDefaults::default()
+    };
+    bridge.discover(&source.parse().unwrap(), &defaults, options);
+}
+
+/// Waits until the servers with these names are known, and returns them.
+async fn known(bridge: &Bridge, names: &[&str]) -> Vec<ServerState> {
+    eventually(&format!("{names:?} are known"), async || {
+        let servers = bridge.servers();
+        let found: Vec<&str> = servers
+            .iter()
+            .map(|state| state.server.instance.as_str())
+            .collect();
+        (found == names).then_some(servers)
+    })
+    .await
+}
+
+/// Waits until the only source cannot look, and says so.
+async fn failing(bridge: &Bridge) -> String {
+    eventually("the source says why it cannot look", async || {
+        bridge.sources().remove(0).last_error
+    })
+    .await
+}
+
+/// Replaces a file in one step.
+fn write(path: &Path, engines: &[(&str, &str)]) {
+    let tables = engines
+        .iter()
+        .map(|(name, endpoint)| format!("[[engine]]\nname = \"{name}\"\nendpoint = \"{endpoint}\"\n"));
+    let fresh = path.with_extension("fresh");
+    std::fs::write(&fresh, tables.collect::<String>()).unwrap();
+    std::fs::rename(fresh, path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_changes_needs_no_restart() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(1, &json!([stored(1, 0, 3)]));
+    let first = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let second = Server::start(Answers::vllm(&publishers, &[1])).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("engines.toml");
+    write(&path, &[("gpu-0", &first.url())]);
+    discover(&site.bridge, &format!("file:{}", folder.path().display()));
+    site.settles("gpu-0", 2, &[]).await;
+    let epoch = site.holder("gpu-0").await.map(|holder| holder.epoch);
+    // Another one, and one that stays as it was.
+    write(&path, &[("gpu-0", &first.url()), ("gpu-1", &second.url())]);
+    site.settles("gpu-1", 3, &[]).await;
+    assert_eq!(site.holder("gpu-0").await.map(|holder| holder.epoch), epoch);
+    // A file that is none changes nothing.
+    std::fs::write(&path, "[[engine]").unwrap();
+    let error = failing(&site.bridge).await;
+    assert!(error.contains("engines.toml"), "{error}");
+    assert_eq!(site.bridge.servers().len(), 2);
+    // One has gone, and one is elsewhere.
+    write(&path, &[("gpu-1", &first.url())]);
+    site.settles("gpu-1", 2, &[]).await;
+    eventually("what is gone is forgotten", async || {
+        site.holder("gpu-0").await.is_none().then_some(())
+    })
+    .await;
+    assert_eq!(site.bridge.sources()[0].last_error, None);
+}
+
+/// The records of a name server: addresses, and services with their ports.
+#[derive(Default)]
+struct Zone {
+    addresses: BTreeMap<String, Vec<Ipv4Addr>>,
+    services: BTreeMap<String, Vec<(u16, String)>>,
+    /// Set where it answers with an error of its own.
+    fails: bool,
+}
+
+/// A name server on UDP that answers questions for A and SRV records. It ends with this.
+struct NameServer {
+    address: SocketAddr,
+    zone: Arc<Mutex<Zone>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl NameServer {
+    async fn start() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let zone: Arc<Mutex<Zone>> = Arc::default();
+        let answered = Arc::clone(&zone);
+        let task = tokio::spawn(async move {
+            let mut question = [0; 1500];
+            loop {
+                let (bytes, from) = socket.recv_from(&mut question).await.unwrap();
+                let answer = answer(&question[..bytes], &answered.lock());
+                socket.send_to(&answer, from).await.unwrap();
+            }
+        });
+        Self { address, zone, task }
+    }
+}
+
+fn encoded(name: &str) -> Vec<u8> {
+    let labels = name.trim_end_matches('.').split('.');
+    let mut bytes: Vec<u8> = labels
+        .flat_map(|label| std::iter::once(u8::try_from(label.len()).unwrap()).chain(label.bytes()))
+        .collect();
+    bytes.push(0);
+    bytes
+}
+
+/// The answer to a question of RFC 1035: its header, the question, and the records.
+fn answer(question: &[u8], zone: &Zone) -> Vec<u8> {
+    const A: u16 = 1;
+    const SRV: u16 = 33;
+    let (mut at, mut labels) = (12, Vec::new());
+    while question[at] != 0 {
+        let length = usize::from(question[at]);
+        labels.push(String::from_utf8(question[at + 1..at + 1 + length].to_vec()).unwrap());
+        at += 1 + length;
+    }
+    let name = labels.join(".").to_ascii_lowercase();
+    let end = at + 5;
+    let kind = u16::from_be_bytes([question[at + 1], question[at + 2]]);
+    let data: Vec<Vec<u8>> = match kind {
+        A => zone
+            .addresses
+            .get(&name)
+            .into_iter()
+            .flatten()
+            .map(|address| address.octets().to_vec())
+            .collect(),
+        SRV => {
+            let services = zone.services.get(&name).into_iter().flatten();
+            services
+                .map(|(port, target)| [&[0, 0, 0, 0][..], &port.to_be_bytes(), &encoded(target)].concat())
+                .collect()
+        }
+        _ => Vec::new(),
+    };
+    let is_known = zone.addresses.contains_key(&name) || zone.services.contains_key(&name);
+    let code = match (zone.fails, is_known) {
+        (true, _) => 2,
+        (false, false) => 3,
+        (false, true) => 0,
+    };
+    let count = u16::try_from(data.len()).unwrap().to_be_bytes();
+    let mut answer = question[..2].to_vec();
+    answer.extend([0x85, 0x80 | code, 0, 1, count[0], count[1], 0, 0, 0, 0]);
+    answer.extend(&question[12..end]);
+    for data in data {
+        answer.extend([0xc0, 12]);
+        answer.extend(kind.to_be_bytes());
+        answer.extend([0, 1, 0, 0, 0, 5]);
+        answer.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
+        answer.extend(data);
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_with_addresses_has_an_engine_at_each() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let names = NameServer::start().await;
+    let set = |addresses: &[[u8; 4]]| {
+        let addresses = addresses.iter().map(|address| Ipv4Addr::from(*address)).collect();
+        names
+            .zone
+            .lock()
+            .addresses
+            .insert("vllm.llm.svc".to_owned(), addresses);
+    };
+    set(&[[127, 0, 0, 1]]);
+    let port = server.address.port();
+    discover(
+        &site.bridge,
+        &format!("dns:vllm.llm.svc.:{port}@{}", names.address),
+    );
+    let name = |address: &str| format!("{address}:{port}");
+    let worker = kvatlas_core::wire::worker_of_instance(&name("127.0.0.1")).unwrap();
+    site.settles(worker.as_str(), 2, &[]).await;
+    set(&[[127, 0, 0, 1], [127, 0, 0, 2]]);
+    known(&site.bridge, &[&name("127.0.0.1"), &name("127.0.0.2")]).await;
+    // A name server that fails has said nothing.
+    names.zone.lock().fails = true;
+    failing(&site.bridge).await;
+    assert_eq!(site.bridge.servers().len(), 2);
+    (names.zone.lock().fails, names.zone.lock().addresses) = (false, BTreeMap::new());
+    known(&site.bridge, &[]).await;
+    eventually("its blocks are forgotten", async || {
+        site.holder(worker.as_str()).await.is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_services_have_names_and_ports() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(1, &json!([stored(1, 0, 3)]));
+    let first = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let second = Server::start(Answers::vllm(&publishers, &[1])).await;
+    let names = NameServer::start().await;
+    let set = |records: &[(&str, &Server)]| {
+        let mut zone = names.zone.lock();
+        let target = |name: &str| format!("{name}.vllm.llm.svc");
+        for (name, _) in records {
+            zone.addresses.insert(target(name), vec![Ipv4Addr::LOCALHOST]);
+        }
+        let records = records
+            .iter()
+            .map(|(name, server)| (server.address.port(), target(name)));
+        zone.services
+            .insert("_http._tcp.vllm.llm.svc".to_owned(), records.collect());
+    };
+    set(&[("vllm-0", &first), ("vllm-1", &second)]);
+    discover(
+        &site.bridge,
+        &format!("dns:_http._tcp.vllm.llm.svc.@{}", names.address),
+    );
+    site.settles("vllm-0", 2, &[]).await;
+    site.settles("vllm-1", 3, &[]).await;
+    // The pod's name goes on, and its address is another one's now: that is another pod.
+    let target = "vllm-1.vllm.llm.svc".to_owned();
+    names
+        .zone
+        .lock()
+        .addresses
+        .insert(target, vec![Ipv4Addr::new(127, 0, 0, 2)]);
+    eventually("its old blocks are gone", async || {
+        site.holder("vllm-1").await.is_none().then_some(())
+    })
+    .await;
+    let servers = known(&site.bridge, &["vllm-0", "vllm-1"]).await;
+    assert_eq!(servers[1].server.discovered.identity, "127.0.0.2");
+    set(&[("vllm-0", &first), ("vllm-0", &second)]);
+    let error = failing(&site.bridge).await;
+    assert!(error.contains("several ports"), "{error}");
+}

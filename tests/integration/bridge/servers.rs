@@ -1,0 +1,415 @@
+//! Engines that are named by the address of their server: the bridge asks it for the rest, and again behind each new connection.
+//!
+//! The servers are of our own, with the answers of vLLM 0.33's front end and SGLang's; the publishers behind them are real ones.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use kvatlas::bridge::{Bridge, EngineDefaults, parse_engine};
+use kvatlas::daemon::http::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::python::{Publishers, Spec, python};
+use super::{Site, stored};
+use crate::support::eventually;
+use crate::support::http::HttpClient;
+use crate::support::process::Process;
+
+/// The answers of a server; null is 404.
+#[derive(Clone)]
+pub(super) struct Answers {
+    sources: Value,
+    info: Value,
+    models: Value,
+}
+
+impl Answers {
+    /// The answers of a server that is no engine's.
+    pub(super) fn none() -> Self {
+        Self {
+            sources: Value::Null,
+            info: Value::Null,
+            models: Value::Null,
+        }
+    }
+
+    /// The answers of vLLM, for publishers of its own by rank.
+    pub(super) fn vllm(publishers: &Publishers, engines: &[usize]) -> Self {
+        let source = |engine: usize| {
+            let port_of = |endpoint: &str| endpoint.rsplit_once(':').unwrap().1.to_owned();
+            let replay = publishers.replay(engine);
+            json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{}", port_of(&publishers.endpoint(engine))),
+                "replay_endpoint": replay.map(|replay| format!("tcp://*:{}", port_of(&replay))), "buffer_steps": 10_000, "hwm": 100_000,
+                "max_queue_size": 100_000, "topic": ""})
+        };
+        let ranks = engines.iter().enumerate();
+        Self {
+            sources: ranks
+                .map(|(rank, engine)| (rank.to_string(), source(*engine)))
+                .collect(),
+            info: Value::Null,
+            models: models("m"),
+        }
+    }
+}
+
+fn models(name: &str) -> Value {
+    json!({"object": "list", "data": [{"id": name, "object": "model", "created": 1, "owned_by": "vllm", "root": name, "parent": null}]})
+}
+
+/// A server of an engine. It ends with this.
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    answers: Arc<Mutex<Answers>>,
+    asked: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+type Shared = (Arc<Mutex<Answers>>, Arc<AtomicUsize>);
+
+fn answer(body: Value) -> Response {
+    match body {
+        Value::Null => StatusCode::NOT_FOUND.into_response(),
+        body => axum::Json(body).into_response(),
+    }
+}
+
+impl Server {
+    pub(super) async fn start(answers: Answers) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), answers).await
+    }
+
+    async fn start_at(address: SocketAddr, answers: Answers) -> Self {
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (answers, asked) = (Arc::new(Mutex::new(answers)), Arc::new(AtomicUsize::new(0)));
+        let shared: Shared = (Arc::clone(&answers), Arc::clone(&asked));
+        let sources = |State((answers, asked)): State<Shared>| async move {
+            asked.fetch_add(1, Ordering::Relaxed);
+            answer(answers.lock().sources.clone())
+        };
+        let info = |State((answers, _)): State<Shared>| async move { answer(answers.lock().info.clone()) };
+        let models =
+            |State((answers, _)): State<Shared>| async move { answer(answers.lock().models.clone()) };
+        let routes = Router::new()
+            .route("/kv_event_sources", get(sources))
+            .route("/server_info", get(info))
+            .route("/v1/models", get(models))
+            .with_state(shared);
+        let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        Self {
+            address,
+            answers,
+            asked,
+            task,
+        }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// Follows what `--engine` says, where nothing else is given.
+fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
+    for engine in parse_engine(text, &EngineDefaults::default()).unwrap() {
+        bridge.register_given(engine)?;
+    }
+    Ok(())
+}
+
+/// Waits until the only server's trouble is one that `is_it`.
+async fn troubled(bridge: &Bridge, what: &str, is_it: impl Fn(&str) -> bool) -> ServerState {
+    eventually(what, async || {
+        let state = bridge.servers().remove(0);
+        let is_it = state.last_error.as_deref().is_some_and(&is_it);
+        is_it.then_some(state)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_enough_for_an_engine_with_ranks() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    publishers.publish(1, &json!([stored(1, 0, 2)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0, 1])).await;
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    eventually("both ranks are exact", async || {
+        let status = site.client.queries.status(&super::namespace()).await.ok()?;
+        let exact = status.holders.iter().filter(|holder| holder.exact);
+        let blocks: Vec<_> = exact.map(|holder| (holder.rank, holder.blocks)).collect();
+        (blocks == [(0, 3), (1, 2)]).then_some(())
+    })
+    .await;
+    let state = site.bridge.servers().remove(0);
+    assert_eq!((state.engines.len(), state.last_error), (2, None));
+    // The block size is that of the first block.
+    assert!(
+        site.bridge
+            .engines()
+            .iter()
+            .all(|state| state.engine.block_size == 4)
+    );
+    publishers.publish(1, &json!([stored(1, 2, 2)]));
+    eventually("what comes later is known", async || {
+        let holders = site.ask(1, 64).await;
+        let found = holders.iter().find(|holder| holder.rank == 1)?;
+        (found.matched_blocks == 4 && found.exact).then_some(())
+    })
+    .await;
+    // One rank is meant: the server is one engine.
+    let removed = site
+        .bridge
+        .unregister(&|key| key.instance == "gpu-0" && key.rank == 1);
+    assert_eq!(removed.len(), 2);
+    assert!(site.bridge.servers().is_empty() && site.bridge.engines().is_empty());
+    eventually("daemons forget it", async || {
+        let status = site.client.queries.status(&super::namespace()).await.ok()?;
+        status.holders.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_sglang_tells_ports_and_block_size() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let port = |endpoint: String| -> u16 { endpoint.rsplit_once(':').unwrap().1.parse().unwrap() };
+    let events = json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port(publishers.endpoint(0)), "topic": "",
+        "block_size": 4, "dp_size": 1, "replay_endpoint_port_base": port(publishers.replay(0).unwrap())});
+    let answers = Answers {
+        sources: Value::Null,
+        info: json!({"model_path": "/models/m", "kv_events": events}),
+        models: models("m"),
+    };
+    let server = Server::start(answers).await;
+    // Without a name, it is called by its address.
+    follow(&site.bridge, &server.url()).unwrap();
+    let name = kvatlas_core::wire::worker_of_instance(&server.address.to_string()).unwrap();
+    site.settles(name.as_str(), 3, &[]).await;
+    let engine = site.bridge.engines().remove(0).engine;
+    assert_eq!(engine.format, kvatlas_engines::Format::Sglang);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_yet_is_asked_again() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let answers = Answers::vllm(&publishers, &[0]);
+    let address = Server::start(answers.clone()).await.address;
+    follow(&site.bridge, &format!("gpu-0=http://{address},block_size=4")).unwrap();
+    let state = troubled(&site.bridge, "it is refused", |error| error.contains("refused")).await;
+    assert!(state.engines.is_empty() && site.bridge.engines().is_empty());
+    let _server = Server::start_at(address, answers).await;
+    site.settles("gpu-0", 3, &[]).await;
+}
+
+/// Blocks of another engine behind a known address are never believed to be the old one's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_tells_something_else_behind_a_new_connection_is_another_engine() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    follow(&site.bridge, &format!("gpu-0={}", server.url())).unwrap();
+    site.settles("gpu-0", 3, &[]).await;
+    // The same model, as another process: what it publishes is its own.
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(2, 0, 2)]));
+    site.settles("gpu-0", 2, &[]).await;
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (0, 2)
+    );
+    // Another model on the same ports.
+    server.answers.lock().models = models("other");
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(3, 0, 2)]));
+    let other = kvatlas_core::wire::NamespaceName::new("other").unwrap();
+    eventually("it is followed as what it is", async || {
+        let status = site.client.queries.status(&other).await.ok()?;
+        let holder = status.holders.first()?;
+        (holder.blocks == 2 && holder.exact).then_some(())
+    })
+    .await;
+    eventually("nothing is left of the old one", async || {
+        site.holder("gpu-0").await.is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_another_model_than_it_should_have_is_refused_in_words() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    follow(
+        &site.bridge,
+        &format!("gpu-0={},model=m,block_size=4", server.url()),
+    )
+    .unwrap();
+    site.settles("gpu-0", 3, &[]).await;
+    server.answers.lock().models = models("other");
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(2, 0, 1)]));
+    let state = troubled(&site.bridge, "it says why", |error| {
+        error.contains("\"other\", not \"m\"")
+    })
+    .await;
+    assert!(state.engines.is_empty() && site.bridge.engines().is_empty());
+    eventually("its old blocks are gone", async || {
+        site.holder("gpu-0").await.is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_cannot_be_followed_is_told_with_the_flag_that_mends_it() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let good = Answers::vllm(&publishers, &[0]);
+    let server = Server::start(Answers {
+        sources: json!({}),
+        ..good.clone()
+    })
+    .await;
+    follow(&site.bridge, &format!("gpu-0={},block_size=4", server.url())).unwrap();
+    troubled(&site.bridge, "events are off", |error| {
+        error.contains("publishes no KV events") && error.contains("--kv-events-config")
+    })
+    .await;
+    server.answers.lock().sources["0"] =
+        json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"});
+    troubled(&site.bridge, "it connects", |error| {
+        error.contains("connects to tcp://127.0.0.1:5557") && error.contains("tcp://*:5557")
+    })
+    .await;
+    // A host of which nobody has said that the bridge may connect there.
+    server.answers.lock().sources["0"] =
+        json!({"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://192.0.2.1:5557"});
+    troubled(&site.bridge, "elsewhere", |error| {
+        error.contains("--register-hosts")
+    })
+    .await;
+    server.answers.lock().sources = Value::Null;
+    troubled(&site.bridge, "it is no engine's server", |error| {
+        error.contains("neither")
+    })
+    .await;
+    *server.answers.lock() = good;
+    site.settles("gpu-0", 3, &[]).await;
+    assert_eq!(site.bridge.servers()[0].last_error, None);
+}
+
+/// An engine that lives is asked once, and not for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_asked_behind_new_connections_only() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 1)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    follow(&site.bridge, &format!("gpu-0={},block_size=4", server.url())).unwrap();
+    site.settles("gpu-0", 1, &[]).await;
+    let asked = server.asked.load(Ordering::Relaxed);
+    for part in 1..20 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 20, &[]).await;
+    assert_eq!(server.asked.load(Ordering::Relaxed), asked);
+    assert_eq!(site.bridge.engines()[0].status, EngineStatus::Exact);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_registered_over_http() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let mut bridge = Process::bridge(site.broker.url(), &["--http-listen", "127.0.0.1:0"]);
+    let line = bridge.wait_for_line(|line| line["message"] == "query listener started");
+    let mut http = HttpClient::connect(line["local_addr"].as_str().unwrap().parse().unwrap()).await;
+    let registration = json!({"instance_id": "gpu-0", "endpoint": server.url(), "model_name": "m"});
+    assert_eq!(http.post("/register", &registration).await.status, 201);
+    assert_eq!(http.post("/register", &registration).await.status, 201);
+    site.settles("gpu-0", 3, &[]).await;
+    let workers = http.get("/workers").await.json();
+    assert_eq!(
+        (&workers[0]["block_size"], &workers[0]["status"]),
+        (&json!(4), &json!("active"))
+    );
+    for (change, status) in [
+        (json!({"endpoint": "http://127.0.0.1:1"}), 409),
+        (
+            json!({"instance_id": "gpu-1", "endpoint": "http://192.0.2.1:8000"}),
+            403,
+        ),
+        (
+            json!({"instance_id": "gpu-1", "endpoint": format!("{}/v1", server.url())}),
+            400,
+        ),
+        (
+            json!({"instance_id": "gpu-1", "replay_endpoint": publishers.replay(0)}),
+            400,
+        ),
+        (
+            json!({"instance_id": "gpu-1", "endpoint": publishers.endpoint(0)}),
+            400,
+        ),
+    ] {
+        let mut changed = registration.clone();
+        changed
+            .as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        assert_eq!(http.post("/register", &changed).await.status, status, "{changed}");
+    }
+    // In Mooncake's dialect, and for a model that the server does not have.
+    let other = json!({"instance_id": "gpu-2", "endpoint": server.url(), "modelname": "other"});
+    assert_eq!(http.post("/register", &other).await.status, 200);
+    eventually("it is said why it is not followed", async || {
+        let workers = http.get("/workers?model_name=other").await.json();
+        let error = workers[0]["listeners"]["0"]["last_error"].as_str()?.to_owned();
+        error.contains("\"m\", not \"other\"").then_some(())
+    })
+    .await;
+    for (instance, model, status) in [
+        ("gpu-0", "m", 200),
+        ("gpu-2", "other", 200),
+        ("gpu-2", "other", 404),
+    ] {
+        let meant = json!({"instance_id": instance, "model_name": model});
+        assert_eq!(http.post("/unregister", &meant).await.status, status);
+    }
+    eventually("daemons forget it", async || {
+        site.holder("gpu-0").await.is_none().then_some(())
+    })
+    .await;
+    assert_eq!(http.get("/workers").await.json(), json!([]));
+}
