@@ -158,7 +158,9 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
         config_lines: vec!["max_payload: 65536".to_owned()],
         ..BrokerOptions::default()
     };
-    let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
+    let broker = EmbeddedBroker::start_with(&crate::support::server(), options)
+        .await
+        .unwrap();
     let settings = [
         ("limits.max_ranks_per_worker", "1024"),
         ("resync.concurrency", "0"),
