@@ -250,7 +250,10 @@ gpu-1      0      12      18 %  degraded: gap  -
 ";
         assert_eq!(render_reply(&reply, &asked(false)), expected);
         let explained = render_reply(&reply, &asked(true));
-        assert!(explained.contains("-              at block 12"), "{explained}");
+        assert!(
+            explained.contains("-              -           at block 12"),
+            "{explained}"
+        );
     }
 
     #[test]

@@ -266,7 +266,7 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_answers_as_one_daemon_would() {
-    let mut site = site().await;
+    let mut site = Box::pin(site()).await;
     let owned = |worker: &str| Shard::new(0, SHARDS).unwrap().owns(&worker.parse().unwrap());
     let workers = ["gpu-0", "gpu-1", "gpu-2", "gpu-3"].map(owned);
     assert!(
@@ -291,7 +291,7 @@ async fn a_gateway_answers_as_one_daemon_would() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_says_over_http_that_a_shard_is_missing() {
-    let mut site = site().await;
+    let mut site = Box::pin(site()).await;
     site.shards.remove(0).stop().await;
     let asked = json!({"model": "llama", "tokens": tokens(80)});
     let answer = site.gateway.post("/v1/query", &asked).await;

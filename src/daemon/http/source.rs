@@ -21,7 +21,7 @@ pub(crate) enum Source {
     /// The index of this process.
     Here(IndexHere),
     /// The shards. None of their blocks are in this process.
-    Shards(Shards),
+    Shards(Box<Shards>),
 }
 
 /// The index of this process.

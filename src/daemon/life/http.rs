@@ -34,11 +34,11 @@ async fn source(shared: &Shared) -> Result<Source, StartError> {
             pool: Arc::clone(&shared.pool),
         }));
     }
-    Ok(Source::Shards(Shards {
+    Ok(Source::Shards(Box::new(Shards {
         asker: shard_asker(shared, connect_to_shards(shared).await?).await?,
         limits: shared.http_limits.clone(),
         dialect_depth: shared.config.queries.dialect_depth,
-    }))
+    })))
 }
 
 /// Starts the query listener, if one is configured. Until the daemon is ready it answers that it is not.

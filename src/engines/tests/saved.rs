@@ -132,7 +132,7 @@ fn what_was_told_before_is_not_told_again() {
         medium: Some("GPU"),
         group: None,
     };
-    naive.apply(&feed(&mut second, &[remove.clone()]));
+    naive.apply(&feed(&mut second, std::slice::from_ref(&remove)));
     assert_eq!(naive.blocks(0).len(), 2);
     naive.apply(&feed(&mut second, &[remove]));
     assert_eq!(naive.blocks(0).len(), 1);
