@@ -77,7 +77,7 @@ export class Fleet {
     for (const [number, namespace, worker, rank] of change.added) {
       if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, place: 0, address: "", labels: "", low: worker.toLowerCase() });
     }
-    for (const [number, address, labels] of change.profiles) {
+    for (const [number, address, labels] of change.profiles ?? []) {
       const holder = this.#holders.get(number);
       if (!holder) continue;
       const named = Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ");
