@@ -53,7 +53,7 @@ impl Bridge {
         if let Some(known) = state.servers.get(&key) {
             if known.handle.server.is_asked_like(&server) {
                 let handle = known.handle.clone();
-                state.set_profile(&handle, server.profile);
+                state.set_profile(&handle, &server.profile);
                 return Ok(());
             }
             return Err(RegisterRefusal::Conflict {
@@ -172,7 +172,7 @@ impl Bridge {
 
 impl State {
     /// The address and labels of a server's engine, from now on.
-    fn set_profile(&mut self, handle: &ServerHandle, profile: Profile) {
+    fn set_profile(&mut self, handle: &ServerHandle, profile: &Profile) {
         handle.set_profile(profile.clone());
         for followed in self.engines.values_mut() {
             let origin = followed.origin.as_ref();
