@@ -48,16 +48,18 @@ export class Trouble {
       for (const [bit, word] of this.#words) {
         if ((holder.bits & bit) === 0) continue;
         const key = `${word} ${holder.namespace}`;
-        const row = found.get(key) ?? { key, what: word, word, namespace: holder.namespace, names: [], count: 0 };
-        if (row.names.length < NAMES_MAX) row.names.push(`${holder.worker}/${holder.rank}`);
-        row.count += 1;
+        const row = found.get(key) ?? { key, what: word, word, namespace: holder.namespace, holders: [] };
+        row.holders.push(holder);
         found.set(key, row);
       }
     }
-    const rows = [...found.values()].sort((one, other) => other.count - one.count || (one.key < other.key ? -1 : 1));
+    const rows = [...found.values()].sort((one, other) => other.holders.length - one.holders.length || (one.key < other.key ? -1 : 1));
     for (const row of rows) {
-      const more = row.count > row.names.length ? ` and ${counted(row.count - row.names.length, "other", "others")}` : "";
-      row.who = `${row.names.join(", ")}${more} of ${row.namespace}`;
+      // In the order of their names.
+      const named = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
+      const unnamed = row.holders.length - named.length;
+      const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
+      row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}`;
       row.mend = this.#mends.get(row.word) ?? "";
     }
     return rows;
