@@ -7,12 +7,12 @@ const PAGES: [&str; 3] = [
     include_str!("../../deploy/settings.md"),
 ];
 
-/// What a page says of a word.
+/// An entry of a page about a word.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The heading that it stands under.
     pub section: String,
-    /// What is said, each with the title of its column; a section of text has none.
+    /// The sentences, each with the title of its column; a section of text has none.
     pub said: Vec<(String, String)>,
 }
 
@@ -21,7 +21,7 @@ pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// What the column `title` says of these words, each sentence once; where it says nothing, who would.
+/// The sentences of the column `title` about these words, each sentence once; where it says nothing, who would.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
@@ -33,12 +33,12 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
-/// What the column `title` says of `word`.
+/// The sentence of the column `title` about `word`.
 fn said_of(word: &str, title: &str) -> Option<String> {
-    let said = entries(word).into_iter().flat_map(|entry| entry.said);
-    said.filter(|(column, _)| column == title)
-        .map(|(_, text)| text)
-        .next()
+    // Page by page: most words need the first alone.
+    let entries = PAGES.iter().flat_map(|page| entries_of(page, word));
+    let mut said = entries.flat_map(|entry| entry.said);
+    said.find(|(column, _)| column == title).map(|(_, text)| text)
 }
 
 /// The words that the pages explain, in their order.
@@ -110,7 +110,7 @@ fn cells(line: &'static str) -> Vec<&'static str> {
     row.split(" | ").collect()
 }
 
-/// What stands in backticks at the beginning of a cell, several joined by commas or on lines of their own.
+/// Words in backticks at the beginning of a cell, several joined by commas or on lines of their own.
 fn names(cell: &'static str) -> Vec<&'static str> {
     if !cell.starts_with('`') {
         return Vec::new();

@@ -70,7 +70,7 @@ impl ReportError {
     }
 }
 
-/// What routers have told.
+/// The outcomes that routers have told.
 pub(crate) struct Outcomes {
     namespaces: Arc<Namespaces>,
     /// Outcomes of others' workers are passed over.
@@ -82,10 +82,10 @@ pub(crate) struct Outcomes {
 #[derive(Default)]
 struct Kept {
     namespaces: HashMap<NamespaceName, OutcomeMetrics>,
-    holders: HashMap<(NamespaceName, HolderId), HolderOutcomes>,
+    holders: HashMap<NamespaceName, HashMap<HolderId, HolderOutcomes>>,
 }
 
-/// What was told of one holder.
+/// The outcomes of one holder.
 struct HolderOutcomes {
     lately: Window,
     told_at: Instant,
@@ -93,7 +93,7 @@ struct HolderOutcomes {
 }
 
 impl Outcomes {
-    /// Nothing yet, about the holders of `namespaces` that belong to `shard`.
+    /// A store without outcomes, for the holders of `namespaces` that belong to `shard`.
     pub(crate) fn new(namespaces: Arc<Namespaces>, shard: Option<Shard>) -> Self {
         Self {
             namespaces,
@@ -132,10 +132,10 @@ impl Outcomes {
         self.errors.refused(OutcomeRefusal::Undecodable, 1, error);
     }
 
-    /// What was told of a holder lately; none where nothing was.
+    /// The sums of a holder lately; none where nothing was.
     pub(crate) fn lately(&self, name: &NamespaceName, holder: &HolderId, now: Instant) -> Option<Tally> {
         let mut kept = self.kept.lock();
-        let holder = kept.holders.get_mut(&(name.clone(), holder.clone()))?;
+        let holder = kept.holders.get_mut(name)?.get_mut(holder)?;
         let lately = holder.lately.sum(now);
         (lately.requests > 0).then_some(lately)
     }
@@ -143,9 +143,9 @@ impl Outcomes {
     /// The holders of which exact answers promised more than requests found lately, the worst first; not those of which little was told.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<BrokenPromise> {
         let mut kept = self.kept.lock();
-        let of_namespace = kept.holders.iter_mut().filter(|((of, _), _)| of == name);
+        let of_namespace = kept.holders.get_mut(name).into_iter().flatten();
         let mut broken: Vec<BrokenPromise> = of_namespace
-            .map(|((_, holder), told)| BrokenPromise {
+            .map(|(holder, told)| BrokenPromise {
                 worker: holder.worker.clone(),
                 rank: holder.rank,
                 lately: told.lately.sum(now),
@@ -177,8 +177,7 @@ impl Outcomes {
             worker: outcome.worker.clone(),
             rank: outcome.rank,
         };
-        let known = namespace.indexer.holders_of(std::slice::from_ref(&id.worker));
-        if known.iter().all(|holder| holder.id != id) {
+        if !is_known(namespace, &id) {
             self.errors.refused(OutcomeRefusal::UnknownHolder, 1, &id);
             return false;
         }
@@ -201,13 +200,15 @@ impl Outcomes {
 
     /// Forgets holders that the index no longer knows.
     pub(crate) fn forget_gone(&self) {
-        let is_known = |(name, id): &(NamespaceName, HolderId)| {
-            self.namespaces.get(name).is_some_and(|namespace| {
-                let known = namespace.indexer.holders_of(std::slice::from_ref(&id.worker));
-                known.iter().any(|holder| holder.id == *id)
-            })
-        };
-        self.kept.lock().holders.retain(|key, _| is_known(key));
+        self.kept.lock().holders.retain(|name, holders| {
+            let namespace = self.namespaces.get(name);
+            holders.retain(|id, _| {
+                namespace
+                    .as_ref()
+                    .is_some_and(|namespace| is_known(namespace, id))
+            });
+            !holders.is_empty()
+        });
     }
 }
 
@@ -222,26 +223,43 @@ impl Kept {
             .or_insert_with(|| OutcomeMetrics::for_namespace(namespace_label(name.as_str())))
     }
 
-    /// What is kept of a holder; none where there is no room for another one.
+    /// The outcomes of a holder; none where there is no room for another one.
     fn of_holder(&mut self, name: &NamespaceName, id: HolderId, now: Instant) -> Option<&mut HolderOutcomes> {
-        let key = (name.clone(), id);
-        if self.holders.len() >= HOLDERS_MAX && !self.holders.contains_key(&key) {
-            self.holders
-                .retain(|_, holder| now.saturating_duration_since(holder.told_at) < FORGOTTEN_AFTER);
-            if self.holders.len() >= HOLDERS_MAX {
+        let is_new = self
+            .holders
+            .get(name)
+            .is_none_or(|holders| !holders.contains_key(&id));
+        if is_new && self.holder_count() >= HOLDERS_MAX {
+            let is_told =
+                |holder: &HolderOutcomes| now.saturating_duration_since(holder.told_at) < FORGOTTEN_AFTER;
+            for holders in self.holders.values_mut() {
+                holders.retain(|_, holder| is_told(holder));
+            }
+            if self.holder_count() >= HOLDERS_MAX {
                 return None;
             }
         }
-        let holder = key.1.to_string();
-        Some(self.holders.entry(key).or_insert_with(|| HolderOutcomes {
+        let holder = id.to_string();
+        let holders = self.holders.entry(name.clone()).or_default();
+        Some(holders.entry(id).or_insert_with(|| HolderOutcomes {
             lately: Window::new(now),
             told_at: now,
             metrics: HolderOutcomeMetrics::of_holder(namespace_label(name.as_str()), &holder),
         }))
     }
+
+    fn holder_count(&self) -> usize {
+        self.holders.values().map(HashMap::len).sum()
+    }
 }
 
-/// What an outcome says in blocks.
+/// Tells whether the index knows a holder.
+fn is_known(namespace: &Namespace, id: &HolderId) -> bool {
+    let known = namespace.indexer.holders_of(std::slice::from_ref(&id.worker));
+    known.iter().any(|holder| holder.id == *id)
+}
+
+/// An outcome in blocks.
 fn counted(outcome: &Outcome, block_size: u32) -> CountedOutcome {
     let found = u64::from(outcome.found_tokens / block_size.max(1));
     // An engine always computes the last token: of a prompt that is in the cache as a whole, it reuses all but the last block.

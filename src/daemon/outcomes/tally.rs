@@ -9,7 +9,7 @@ use crate::daemon::metrics::CountedOutcome;
 /// Length of one of the two spans that a window has.
 const SPAN: Duration = Duration::from_secs(60);
 
-/// What exact answers promised, and what requests found.
+/// Sums of what exact answers promised and requests found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub(crate) struct Tally {
     /// Requests of which the outcome was told.
@@ -28,7 +28,7 @@ const TOLD_BLOCKS_MIN: u64 = 100;
 const BROKEN_SHARE: u64 = 20;
 
 impl Tally {
-    /// Whether more than a twentieth of what was promised was not found.
+    /// Tells whether more than a twentieth of what was promised was not found.
     pub(super) fn is_broken(self) -> bool {
         self.promised_blocks >= TOLD_BLOCKS_MIN
             && self.missing_blocks.saturating_mul(BROKEN_SHARE) > self.promised_blocks
@@ -73,7 +73,7 @@ impl Window {
         self.current.add(outcome);
     }
 
-    /// What was told lately.
+    /// The sum of both spans.
     pub(super) fn sum(&mut self, now: Instant) -> Tally {
         self.move_to(now);
         self.current.plus(self.before)

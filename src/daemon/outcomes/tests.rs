@@ -174,7 +174,7 @@ fn holders_beyond_the_bound_wait_for_room() {
         kept.of_holder(&name(), holder("late"), begun + FORGOTTEN_AFTER)
             .is_some()
     );
-    assert_eq!(kept.holders.len(), 1);
+    assert_eq!(kept.holder_count(), 1);
 }
 
 #[test]

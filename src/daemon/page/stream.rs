@@ -3,7 +3,7 @@
 //! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next one. It also ends
 //! when the daemon drains, so that no open page delays a stop.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -38,6 +38,15 @@ const WAITING_MAX: usize = 2;
 
 const EVENT_STREAM: &str = "text/event-stream";
 
+/// The runbook's mend for each reason. It reads a page for that, and every stream begins with it.
+static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
+    let mend = |reason: DegradedReason| {
+        let word = reason.as_str();
+        (word, mend_of([word].into_iter(), "what to do"))
+    };
+    DegradedReason::ALL.map(mend).into()
+});
+
 /// What does not change while the daemon runs.
 #[derive(Serialize)]
 struct Hello {
@@ -45,8 +54,8 @@ struct Hello {
     commit: &'static str,
     /// The words for the bits of a holder's reasons.
     reasons: Vec<(u32, &'static str)>,
-    /// What to do about each word.
-    mends: Vec<(&'static str, String)>,
+    /// The mend for each word.
+    mends: &'static [(&'static str, String)],
 }
 
 #[derive(Serialize)]
@@ -213,12 +222,11 @@ impl Page {
 impl Hello {
     fn new() -> Self {
         let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
-        let mend = |(_, word)| (word, mend_of([word].into_iter(), "what to do"));
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: env!("BUILD_COMMIT"),
             reasons: reasons.to_vec(),
-            mends: reasons.into_iter().map(mend).collect(),
+            mends: &MENDS,
         }
     }
 }
