@@ -176,7 +176,7 @@ class HolderMatch:
     :param exact: whether what is said of it is known for certain.
     :param degraded: why it is not. Where there is nothing but :data:`BEYOND_DEVICE`, what is said of nearer tiers is certain.
     :param dropped_out: with ``explain``, unless it holds the whole query.
-    :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window_or_state`` or ``last_token``; ``None``
+    :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window``, ``state``, ``window_or_state`` or ``last_token``; ``None``
         where the whole query is.
     :param address: where requests for it go; ``None`` where that is not known.
     :param labels: such as its role, zone and model.
