@@ -302,6 +302,7 @@ class HolderStatus:
     """How far a daemon has followed one holder. ``cursor`` is the last batch applied.
 
     :param epoch_ahead_s: how far its epoch lies ahead of the daemon's clock, in seconds; 0 where clocks may differ by that.
+    :param since_us: since when it is not exact, in microseconds since the Unix epoch; ``None`` where it is, or where that is not known.
     :param address: where requests for it go; ``None`` where that is not known.
     :param labels: such as its role, zone and model.
     """
@@ -318,6 +319,7 @@ class HolderStatus:
     fields: dict[str, Any]
     address: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    since_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +515,7 @@ def _holder_status(value: object) -> HolderStatus:
         fields=found.fields,
         address=found.optional("address", _text),
         labels=_labels(found),
+        since_us=found.optional("since_us", int),
     )
 
 
