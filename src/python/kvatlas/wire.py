@@ -515,7 +515,7 @@ def _holder_status(value: object) -> HolderStatus:
         fields=found.fields,
         address=found.optional("address", _text),
         labels=_labels(found),
-        since_us=found.optional("since_us", int),
+        since_us=found.number("since_us"),
     )
 
 
