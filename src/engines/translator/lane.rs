@@ -38,10 +38,10 @@ pub(super) struct Added {
 pub(super) enum Taken {
     /// There was none.
     Nothing,
-    /// A copy. The name has others.
-    Copy,
+    /// A copy of this block. The name has others.
+    Copy(Slot),
     /// The last copy, and the name with it.
-    Name,
+    Name(Slot),
 }
 
 /// The names of one group.
@@ -275,12 +275,12 @@ impl Lane {
             }
         }
         if entry.get().copies != [0; TIERS] {
-            return Taken::Copy;
+            return Taken::Copy(slot);
         }
         entry.remove();
         chain.drop_name(slot);
         self.aliases -= usize::from(self.holds_anywhere(slot));
-        Taken::Name
+        Taken::Name(slot)
     }
 
     /// Takes all names away.

@@ -55,22 +55,22 @@ impl Translator {
         let before = left.map(|left| u16::try_from(left.saturating_add(1)).unwrap_or(u16::MAX));
         let mut has_found = false;
         for lane in self.groups.lanes_with(lane, name) {
-            let Some(slot) = self.groups.find_in(lane, name) else {
-                continue;
-            };
-            let mut is_gone = false;
+            let mut gone = None;
             for tier in tiers.iter() {
                 if let Some(before) = before {
                     self.groups.set_copies(lane, name, tier, before);
                 }
-                let taken = self.groups.take(lane, name, tier, &mut self.chain);
-                has_found |= taken != Taken::Nothing;
-                is_gone |= taken == Taken::Name;
+                let slot = match self.groups.take(lane, name, tier, &mut self.chain) {
+                    Taken::Nothing => continue,
+                    Taken::Copy(slot) => slot,
+                    Taken::Name(slot) => *gone.insert(slot),
+                };
+                has_found = true;
                 if !self.groups.holds(slot, tier) {
                     self.chain.withdraw(slot, tier, output);
                 }
             }
-            if is_gone {
+            if let Some(slot) = gone {
                 self.remember(name, slot);
                 self.free_later(name, slot);
             }
