@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::DegradedReasons;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use super::failure::Failure;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::table::{Side, Table};
-use super::text::{counted, printable};
+use super::text::{counted, printable, since};
 
 pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
     Examples:\n  \
@@ -42,6 +43,8 @@ struct Index {
     namespaces: Vec<NamespaceSizes>,
     #[serde(default)]
     messages_waiting: u64,
+    #[serde(default)]
+    snapshot_error: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,6 +57,10 @@ struct NamespaceSizes {
     unsized_holders: u64,
     #[serde(default)]
     epochs_ahead: u64,
+    #[serde(default)]
+    ahead: Vec<String>,
+    #[serde(default)]
+    refused_publishers: Vec<String>,
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
@@ -72,6 +79,8 @@ struct Holder {
     rank: u32,
     #[serde(default)]
     degraded: DegradedReasons,
+    #[serde(default)]
+    since_us: Option<u64>,
 }
 
 /// The status of a daemon.
@@ -82,6 +91,9 @@ struct Status {
     /// Why it is not ready.
     reasons: Vec<String>,
     messages_waiting: u64,
+    /// Why the newest snapshot could not be written, where that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot_error: Option<String>,
     namespaces: Vec<NamespaceStatus>,
 }
 
@@ -98,11 +110,15 @@ struct NamespaceStatus {
     unsized_holders: u64,
     /// How many holders' epochs lie ahead of the daemon's clock.
     epochs_ahead: u64,
+    /// Some of these, the first by name.
+    ahead: Vec<String>,
+    /// Some of the publishers whose batches are dropped, so that they have no holder.
+    refused_publishers: Vec<String>,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
-    /// Why each of these is degraded, in the same order.
+    /// Why each of these is degraded and since when, in the same order.
     #[serde(skip)]
-    doubts: Vec<DegradedReasons>,
+    doubts: Vec<(DegradedReasons, Option<u64>)>,
     /// Holders of which exact answers promise more than requests find.
     broken_promises: Vec<BrokenPromise>,
 }
@@ -114,7 +130,7 @@ pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     if arguments.json {
         print_json(&status)?;
     } else {
-        print(&printable(&status.render(client.authority())))?;
+        print(&printable(&status.render(client.authority(), unix_time_us())))?;
     }
     status.verdict()
 }
@@ -132,6 +148,8 @@ impl Status {
                 held_blocks: sizes.held_blocks,
                 unsized_holders: sizes.unsized_holders,
                 epochs_ahead: sizes.epochs_ahead,
+                ahead: sizes.ahead,
+                refused_publishers: sizes.refused_publishers,
                 broken_promises: sizes.broken_promises,
                 ..NamespaceStatus::default()
             };
@@ -154,6 +172,7 @@ impl Status {
             ready: readiness.ready,
             reasons: readiness.reasons,
             messages_waiting: index.messages_waiting,
+            snapshot_error: index.snapshot_error,
             namespaces: namespaces.into_values().collect(),
         })
     }
@@ -175,6 +194,15 @@ impl Status {
                 counted(holders, "holder is", "holders are")
             )));
         }
+        let mut namespaces = self.namespaces.iter();
+        if let Some(status) = namespaces.find(|status| !status.refused_publishers.is_empty()) {
+            return Err(Failure::failed(status.render_refused()));
+        }
+        if let Some(error) = &self.snapshot_error {
+            return Err(Failure::failed(format_args!(
+                "snapshots are not written: {error}"
+            )));
+        }
         let broken = self
             .namespaces
             .iter()
@@ -186,7 +214,7 @@ impl Status {
     }
 
     /// The status for people, at most 60 columns wide where names are short.
-    fn render(&self, authority: &str) -> String {
+    fn render(&self, authority: &str, now_us: u64) -> String {
         let ready = if self.ready { "ready" } else { "NOT READY" };
         let mut text = format!(
             "{authority}: {ready}, {} waiting\n",
@@ -194,6 +222,9 @@ impl Status {
         );
         for reason in &self.reasons {
             text += &format!("  {reason}\n");
+        }
+        if let Some(error) = &self.snapshot_error {
+            text += &format!("  snapshots are not written: {error}\n");
         }
         if let Some(hint) = self.role.hint() {
             return text + hint;
@@ -219,12 +250,20 @@ impl Status {
         }
         text += &table.render();
         for status in self.namespaces.iter().filter(|status| status.degraded > 0) {
-            text += &status.render_degraded();
+            text += &status.render_degraded(now_us);
         }
         self.namespaces
             .iter()
             .for_each(|status| text += &status.render_notes());
         text
+    }
+}
+
+/// Names behind a colon; nothing where there are none, as of older daemons.
+fn listed(names: &[String]) -> String {
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(": {}", names.join(", ")),
     }
 }
 
@@ -236,7 +275,7 @@ impl NamespaceStatus {
         }
         if self.named.len() < NAMED_MAX {
             self.named.push(format!("{}/{}", holder.worker, holder.rank));
-            self.doubts.push(holder.degraded);
+            self.doubts.push((holder.degraded, holder.since_us));
         }
     }
 
@@ -246,7 +285,12 @@ impl NamespaceStatus {
         let name = &self.namespace;
         if self.epochs_ahead > 0 {
             let holders = counted(self.epochs_ahead, "holder has", "holders have");
-            text += &format!("clocks in {name}: {holders} an epoch ahead of the daemon's clock\n");
+            let names = listed(&self.ahead);
+            text += &format!("clocks in {name}: {holders} an epoch ahead of the daemon's clock{names}\n");
+        }
+        if !self.refused_publishers.is_empty() {
+            text += &self.render_refused();
+            text.push('\n');
         }
         if self.unsized_holders > 0 {
             let holders = counted(self.unsized_holders, "holder does", "holders do");
@@ -258,16 +302,22 @@ impl NamespaceStatus {
         text
     }
 
-    fn render_degraded(&self) -> String {
+    fn render_refused(&self) -> String {
+        let (name, names) = (&self.namespace, self.refused_publishers.join(", "));
+        format!("publishers in {name}: all batches are dropped of {names}; the daemon's log says why")
+    }
+
+    fn render_degraded(&self, now_us: u64) -> String {
         let reasons: Vec<String> = self
             .reasons
             .iter()
             .map(|(reason, count)| format!("{reason} {count}"))
             .collect();
         let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
-        for (name, doubts) in self.named.iter().zip(&self.doubts) {
+        for (name, (doubts, since_us)) in self.named.iter().zip(&self.doubts) {
             let words: Vec<&str> = doubts.iter().map(|reason| reason.as_str()).collect();
-            text += &format!("  {name} {}\n", words.join(", "));
+            let since = since_us.map(|since_us| format!(" {}", since(since_us, now_us)));
+            text += &format!("  {name} {}{}\n", words.join(", "), since.unwrap_or_default());
         }
         let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
         if unnamed > 0 {
@@ -296,6 +346,7 @@ mod tests {
             ready: true,
             reasons: Vec::new(),
             messages_waiting: 1,
+            snapshot_error: None,
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
     }
@@ -309,7 +360,7 @@ NAMESPACE  HOLDERS  DEGRADED  BLOCKS    COPIES
 llama         1000         0  123456  12345678
 qwen          1000         0  123456  12345678
 ";
-        assert_eq!(status.render("127.0.0.1:9464"), expected);
+        assert_eq!(status.render("127.0.0.1:9464", 0), expected);
         assert_eq!(status.verdict(), Ok(()));
     }
 
@@ -325,7 +376,8 @@ qwen          1000         0  123456  12345678
                 namespaces: Vec::new(),
                 ..sound()
             };
-            assert!(status.render("a:1").contains(text), "{}", status.render("a:1"));
+            let said = status.render("a:1", 0);
+            assert!(said.contains(text), "{said}");
         }
         // Older daemons do not say.
         let index: Index = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
@@ -341,6 +393,7 @@ qwen          1000         0  123456  12345678
                 namespace: "llama".to_owned(),
                 worker: format!("gpu-{number}"),
                 rank: 0,
+                since_us: (number == 0).then_some(1_800_000_000_000_000),
                 degraded: if number == 0 {
                     gap.with(DegradedReason::Stale)
                 } else {
@@ -348,9 +401,11 @@ qwen          1000         0  123456  12345678
                 },
             });
         }
-        let text = status.render("a:1");
+        let text = status.render("a:1", 1_800_000_060_000_000);
         assert!(
-            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale\n  gpu-1/0 gap\n"),
+            text.contains(
+                "degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale since 08:00:00 UTC (60 s)\n  gpu-1/0 gap\n"
+            ),
             "{text}"
         );
         assert!(text.ends_with("  gpu-9/0 gap\n  and 2 more\n"), "{text}");
@@ -360,11 +415,14 @@ qwen          1000         0  123456  12345678
             "{failure}"
         );
         status.namespaces[0].epochs_ahead = 1;
+        status.namespaces[0].ahead = vec!["gpu-3/0".to_owned()];
+        status.namespaces[1].refused_publishers = vec!["wide".to_owned()];
         status.namespaces[1].unsized_holders = 3;
-        let text = status.render("a:1");
+        let text = status.render("a:1", 1_800_000_060_000_000);
         assert!(
             text.ends_with(
-                "clocks in llama: 1 holder has an epoch ahead of the daemon's clock\n\
+                "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
+                 publishers in qwen: all batches are dropped of wide; the daemon's log says why\n\
                  block size in qwen: guessed, 3 holders do not say it\n"
             ),
             "{text}"
@@ -373,7 +431,7 @@ qwen          1000         0  123456  12345678
         status.reasons.push("NATS: no".to_owned());
         assert!(
             status
-                .render("a:1")
+                .render("a:1", 0)
                 .starts_with("a:1: NOT READY, 1 message waiting\n  NATS: no\n")
         );
         assert_eq!(status.verdict(), Err(Failure::failed("the daemon is not ready")));

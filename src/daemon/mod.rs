@@ -137,6 +137,7 @@ mod shared;
 pub mod snapshots;
 mod sources;
 mod traces;
+mod troubles;
 
 pub(crate) use instance::instance_name;
 pub use life::{Daemon, NamespaceError, ReloadReport, StartError, StopReport, namespaces};

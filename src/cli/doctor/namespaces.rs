@@ -32,6 +32,12 @@ pub(super) struct Published {
     /// How many holders' epochs lie ahead of the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
+    /// Some of these, the first by name.
+    #[serde(default)]
+    ahead: Vec<String>,
+    /// Some of the publishers whose batches are dropped.
+    #[serde(default)]
+    refused_publishers: Vec<String>,
     /// Of how many holders it is only guessed how many tokens their blocks have.
     #[serde(default)]
     unsized_holders: u64,
@@ -46,8 +52,12 @@ pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
             let name = &known.namespace;
             if known.epochs_ahead > 0 {
                 let holders = counted(known.epochs_ahead, "holder has", "holders have");
+                let names = match known.ahead.is_empty() {
+                    true => String::new(),
+                    false => format!(" ({})", known.ahead.join(", ")),
+                };
                 found.push(format!(
-                    "{holders} an epoch ahead of the clock of {place} in {name}"
+                    "{holders} an epoch ahead of the clock of {place} in {name}{names}"
                 ));
             }
             if known.unsized_holders > 0 {
@@ -65,6 +75,29 @@ pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
         "run an NTP client where the workers run, and restart those that are ahead; have publishers send block_size, or name the \
          namespace in the configuration",
     )
+}
+
+/// A failure for each publisher whose batches are dropped, by what daemons say, each with where it is. Those of the namespace `own` are the
+/// doctor's.
+pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Check> {
+    let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (place, namespaces) in daemons {
+        for known in namespaces.iter().filter(|known| known.namespace != own) {
+            for publisher in &known.refused_publishers {
+                let name = format!("publisher {publisher} of {}", known.namespace);
+                places.entry(name).or_default().push(place);
+            }
+        }
+    }
+    let failed = |(name, places): (String, Vec<&str>)| {
+        let found = format!("all its batches are dropped at {}", places.join(", "));
+        Check::failed(
+            &name,
+            found,
+            "the daemon's log names the reason; kvatlas explain KvatlasBatchesDropped says what to do",
+        )
+    };
+    places.into_iter().map(failed).collect()
 }
 
 /// Compares the namespaces of all daemons, each with where it is.
@@ -111,13 +144,27 @@ mod tests {
         let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
         let fine = publishers(&[("a", published(r#"{"namespace":"m"}"#))]);
         assert_eq!(fine.outcome(), Outcome::Fine);
-        let odd = r#"{"namespace":"m","epochs_ahead":1,"unsized_holders":2}"#;
+        let odd = r#"{"namespace":"m","epochs_ahead":1,"ahead":["w/0"],"unsized_holders":2}"#;
         let check = publishers(&[("a", published(odd))]);
         assert_eq!(check.outcome(), Outcome::Warning);
         assert_eq!(
             check.found(),
-            "1 holder has an epoch ahead of the clock of a in m; 2 holders did not tell a a block size in m"
+            "1 holder has an epoch ahead of the clock of a in m (w/0); 2 holders did not tell a a block size in m"
         );
+    }
+
+    #[test]
+    fn whose_batches_are_dropped_fails() {
+        let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
+        let wide = r#"{"namespace":"m","refused_publishers":["wide"]}"#;
+        let known = [("a", published(wide)), ("b", published(wide))];
+        let checks = refused(&known, "own");
+        assert_eq!(checks.len(), 1);
+        assert_eq!(
+            (checks[0].outcome(), checks[0].found()),
+            (Outcome::Failed, "all its batches are dropped at a, b")
+        );
+        assert!(refused(&known, "m").is_empty());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use futures_util::future::try_join_all;
 use kvatlas::daemon::runbook::mend_of;
 use kvatlas_client::unix_time_us;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::broker::Connected;
 use super::holders::{self, Degraded};
@@ -169,10 +170,8 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
         }
     }
     let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
-    checks.extend(check_publishers(&daemons).await);
     checks.extend(check_holders(&daemons, own_namespace).await);
-    checks.extend(check_promises(&daemons).await);
-    checks.extend(compare_hashing(daemons).await);
+    checks.extend(check_indexes(&daemons, own_namespace).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
         checks.push(compare(group, count_until_alike(patience, count).await));
@@ -180,7 +179,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
     checks
 }
 
-/// What daemons with an index say of the publishers; none where there is no such daemon.
+/// The holders that are not exact by what daemons with an index say.
 async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -195,45 +194,42 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
     }
 }
 
-/// Whether requests find what these daemons promise.
-async fn check_promises(daemons: &[&AdminClient]) -> Vec<Check> {
-    let asked = daemons.iter().map(async |daemon| {
-        let index: Index<Promising> = daemon.json("/index").await?;
-        Ok::<_, Failure>((daemon.authority(), index.namespaces))
-    });
-    match try_join_all(asked).await {
-        Ok(known) => promises::judge(&known),
-        Err(failure) => vec![Check::skipped("promises", failure)],
-    }
-}
-
-async fn check_publishers(daemons: &[&AdminClient]) -> Option<Check> {
+/// What daemons with an index say of publishers, snapshots, promises and how they hash: each is asked once.
+async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
-        return None;
+        return Vec::new();
     }
     let asked = daemons.iter().map(async |daemon| {
-        let index: Index<Published> = daemon.json("/index").await?;
-        Ok::<_, Failure>((daemon.authority(), index.namespaces))
+        let index: serde_json::Value = daemon.json("/index").await?;
+        Ok::<_, Failure>((daemon.authority(), index))
     });
-    Some(match try_join_all(asked).await {
-        Ok(known) => namespaces::publishers(&known),
-        Err(failure) => Check::skipped("publishers", failure),
-    })
+    let known = match try_join_all(asked).await {
+        Ok(known) => known,
+        Err(failure) => return vec![Check::skipped("publishers", failure)],
+    };
+    let published = namespaces_of::<Published>(&known);
+    let mut checks = vec![namespaces::publishers(&published)];
+    checks.extend(namespaces::refused(&published, own_namespace));
+    checks.extend(known.iter().filter_map(|(place, index)| {
+        let error = index.get("snapshot_error")?.as_str()?;
+        let mend = "see to the snapshot directory, its owner and the room on its disk; kvatlas explain KvatlasSnapshotsFail says more";
+        Some(Check::failed(&format!("snapshots of {place}"), error, mend))
+    }));
+    checks.extend(promises::judge(&namespaces_of::<Promising>(&known)));
+    if daemons.len() > 1 {
+        checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));
+    }
+    checks
 }
 
-/// Whether all daemons with an index, of whichever group, hash their namespaces alike; none where there is only one.
-async fn compare_hashing(daemons: Vec<&AdminClient>) -> Option<Check> {
-    if daemons.len() < 2 {
-        return None;
-    }
-    let asked = daemons.iter().map(async |daemon| {
-        let index: Index<Hashed> = daemon.json("/index").await?;
-        Ok::<_, Failure>((daemon.authority(), index.namespaces))
-    });
-    Some(match try_join_all(asked).await {
-        Ok(known) => namespaces::compare(&known),
-        Err(failure) => Check::skipped("namespaces", failure),
-    })
+/// One view of the namespaces of each daemon. A namespace of which it cannot be read is left out: an older daemon says less.
+fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, serde_json::Value)]) -> Vec<(&'d str, Vec<N>)> {
+    let of = |index: &serde_json::Value| {
+        let namespaces = index.get("namespaces").and_then(serde_json::Value::as_array);
+        let read = namespaces.into_iter().flatten().map(N::deserialize);
+        read.filter_map(Result::ok).collect()
+    };
+    known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
 /// What `count` gives; again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's own just has, and

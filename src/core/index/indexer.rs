@@ -162,6 +162,11 @@ impl PositionalIndexer {
         self.shared.slots.refused(workers)
     }
 
+    /// The first by name of the workers with refused holders, at most so many.
+    pub fn refused_workers(&self, max: usize) -> Vec<WorkerName> {
+        self.shared.slots.refused_workers(max)
+    }
+
     /// Holders of whom it is not known how many tokens their blocks have.
     pub fn unsized_holders(&self) -> u32 {
         self.shared.unsized_holders.load()

@@ -113,6 +113,14 @@ impl RefusedHolders {
         holders.max(refused.len() / WORKERS_MAX)
     }
 
+    /// The first of the workers by name, at most so many.
+    pub(crate) fn names(&self, max: usize) -> Vec<WorkerName> {
+        let mut names: Vec<WorkerName> = self.0.read().keys().cloned().collect();
+        names.sort_unstable();
+        names.truncate(max);
+        names
+    }
+
     fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut RefusedWorker)) -> bool {
         if !self.0.read().contains_key(worker) {
             return false;
@@ -159,6 +167,8 @@ mod tests {
             refused.count(Some(&workers))
         };
         assert_eq!(of(&[2]), 0, "nothing of it was dropped");
+        assert_eq!(refused.names(1), [worker(0)]);
+        assert_eq!(refused.names(9), [worker(0), worker(1)]);
         assert_eq!((of(&[1]), of(&[1, 1])), (1, 1));
         // Those that are not known by their numbers stay until they are silent.
         for rank in 0..10_000 {

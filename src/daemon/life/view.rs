@@ -11,7 +11,7 @@ use crate::daemon::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
 use crate::daemon::history::{History, ShownChange};
-use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
+use crate::daemon::lanes::{LanePool, WorkerKey};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::outcomes::{BrokenPromise, Outcomes, Tally};
@@ -24,6 +24,7 @@ use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName};
 
 use crate::daemon::snapshots::SnapshotKeeper;
+use crate::daemon::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
 
@@ -91,6 +92,11 @@ impl DaemonView {
             }
             self.pool.forget_namespace(&namespace.name);
         }
+    }
+
+    /// Why the newest snapshot could not be written, where that is so.
+    fn snapshot_error(&self) -> Option<String> {
+        self.snapshots.lock().as_ref()?.last_error()
     }
 
     /// As [`Self::publish`], of one namespace; gives back what its index takes, in bytes.
@@ -185,8 +191,8 @@ struct NamespaceJson {
     foreign_holders: u32,
     /// Of how many holders it is only guessed how many tokens their blocks have.
     unsized_holders: u32,
-    /// How many holders' epochs lie ahead of the clock.
-    epochs_ahead: usize,
+    #[serde(flatten)]
+    troubles: Troubles,
     chain_conflicts: u64,
     /// Holders of which exact answers promised more than requests found lately.
     broken_promises: Vec<BrokenPromise>,
@@ -264,7 +270,6 @@ impl AdminSource for DaemonView {
 
     fn index_json(&self) -> String {
         let now_us = unix_time_us();
-        let is_ahead = |holder: &HolderRecord| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0;
         let describe = |namespace: &Arc<Namespace>| {
             let sizes: IndexSizes = namespace.indexer.sizes();
             let settings = namespace.indexer.settings();
@@ -281,12 +286,7 @@ impl AdminSource for DaemonView {
                 parked_events: sizes.parked_events,
                 foreign_holders: sizes.foreign_holders,
                 unsized_holders: unsized_holders(namespace),
-                epochs_ahead: namespace
-                    .indexer
-                    .holders()
-                    .iter()
-                    .filter(|holder| is_ahead(holder))
-                    .count(),
+                troubles: Troubles::of(namespace, now_us),
                 chain_conflicts: sizes.chain_conflicts,
                 broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()),
             }
@@ -294,6 +294,7 @@ impl AdminSource for DaemonView {
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
         serde_json::json!({
             "role": self.role,
+            "snapshot_error": self.snapshot_error(),
             "namespaces": namespaces,
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),

@@ -17,6 +17,7 @@ use kvatlas_core::wire::{DegradedReason, NamespaceName};
 use crate::daemon::admin::{AdminBody, ReadinessReport};
 use crate::daemon::outcomes::BrokenPromise;
 use crate::daemon::runbook::mend_of;
+use crate::daemon::troubles::Troubles;
 
 use super::atlas::{Atlas, Lens};
 use super::fleet::FleetChange;
@@ -80,6 +81,8 @@ struct NamespaceJson {
     bytes: u64,
     /// Holders of which exact answers promised more than requests found lately.
     broken_promises: Vec<BrokenPromise>,
+    #[serde(flatten)]
+    troubles: Troubles,
 }
 
 impl Page {
@@ -242,6 +245,7 @@ impl NamespaceJson {
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
             broken_promises,
+            troubles: Troubles::of(namespace, unix_time_us()),
         }
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct SnapshotKeeper {
     snapshotter: Arc<Snapshotter>,
     store: Option<SnapshotStore>,
     last_upload: Mutex<Option<Instant>>,
+    /// Why the newest snapshot could not be written; none where it was.
+    last_error: Mutex<Option<String>>,
     metrics: Arc<SnapshotMetrics>,
     lock: Mutex<Option<DirectoryLock>>,
 }
@@ -106,6 +108,7 @@ pub(crate) async fn start_snapshots(
         snapshotter: Arc::new(snapshotter),
         store,
         last_upload: Mutex::new(None),
+        last_error: Mutex::new(None),
         metrics,
         lock: Mutex::new(Some(lock)),
     });
@@ -254,10 +257,17 @@ impl SnapshotKeeper {
                 Err(error.to_string())
             }
         });
-        written.await.unwrap_or_else(|error| {
+        let written = written.await.unwrap_or_else(|error| {
             self.metrics.failed(SnapshotFailure::Interrupted, &error);
             Err(error.to_string())
-        })
+        });
+        *self.last_error.lock() = written.clone().err();
+        written
+    }
+
+    /// Why the newest snapshot could not be written; none where it was.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().clone()
     }
 
     /// Sends the newest snapshot to the Object Store, unless one was sent a short time ago.

@@ -178,6 +178,11 @@ impl Slots {
         }
     }
 
+    /// The first by name of the workers that have a holder without a slot, and batches that were dropped; at most so many.
+    pub(crate) fn refused_workers(&self, max: usize) -> Vec<WorkerName> {
+        self.refused.names(max)
+    }
+
     /// How many of these workers' holders have no slot, and batches that were dropped; of all, where `workers` are absent.
     pub(crate) fn refused(&self, workers: Option<&[WorkerName]>) -> usize {
         self.refused.count(workers)

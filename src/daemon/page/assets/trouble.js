@@ -22,7 +22,7 @@ export class Trouble {
 
   /** Takes in a frame and all holders. */
   apply(frame, holders) {
-    const found = [...this.#notReady(frame), ...this.#doubts(holders), ...this.#promises(frame)].slice(0, ROWS_MAX);
+    const found = [...this.#notReady(frame), ...this.#doubts(holders), ...this.#publishers(frame), ...this.#promises(frame)].slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
     for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
     for (const { key } of found) if (!this.#since.has(key)) this.#since.set(key, frame.now_us);
@@ -63,6 +63,23 @@ export class Trouble {
       row.mend = this.#mends.get(row.word) ?? "";
       // The daemon knows, unless it has just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
+    }
+    return rows;
+  }
+
+  /** Publishers that have no holder, and clocks that run ahead. */
+  #publishers(frame) {
+    const rows = [];
+    const named = (names) => names.slice(0, NAMES_MAX).join(", ") + (names.length > NAMES_MAX ? " and others" : "");
+    for (const { name, refused_publishers: refused, ahead } of frame.namespaces) {
+      if (refused?.length) {
+        rows.push({ key: `refused ${name}`, what: "all batches dropped", word: "KvatlasBatchesDropped", who: `${named(refused)} of ${name}`,
+          mend: "the daemon's log says for which reason" });
+      }
+      if (ahead?.length) {
+        rows.push({ key: `ahead ${name}`, what: "clock ahead", word: "contested", who: `${named(ahead)} of ${name}`,
+          mend: "run an NTP client where the workers run, and restart those that are ahead" });
+      }
     }
     return rows;
   }

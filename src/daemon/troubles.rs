@@ -1,0 +1,43 @@
+//! Troubles of a namespace that make none of its holders degraded, with who causes them.
+
+use serde::Serialize;
+
+use kvatlas_core::index::Namespace;
+use kvatlas_core::wire::WorkerName;
+
+use super::lanes::epoch_ahead_s;
+
+/// Most that are named of each trouble.
+const NAMED_MAX: usize = 8;
+
+/// Who causes them.
+#[derive(Debug, Serialize)]
+pub(crate) struct Troubles {
+    /// Publishers whose batches are dropped, so that they have no holder.
+    refused_publishers: Vec<WorkerName>,
+    /// Holders whose epochs lie ahead of the clock: `worker/rank`.
+    ahead: Vec<String>,
+    /// How many of these there are.
+    epochs_ahead: usize,
+}
+
+impl Troubles {
+    /// Those of a namespace, at a time in microseconds since the Unix epoch.
+    pub(crate) fn of(namespace: &Namespace, now_us: u64) -> Self {
+        let holders = namespace.indexer.holders();
+        let ahead = holders
+            .iter()
+            .filter(|holder| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0);
+        let mut ahead: Vec<_> = ahead.map(|holder| &holder.id).collect();
+        ahead.sort_unstable();
+        Self {
+            refused_publishers: namespace.indexer.refused_workers(NAMED_MAX),
+            epochs_ahead: ahead.len(),
+            ahead: ahead
+                .into_iter()
+                .take(NAMED_MAX)
+                .map(ToString::to_string)
+                .collect(),
+        }
+    }
+}
