@@ -25,6 +25,7 @@ mod declare;
 mod event_metrics;
 mod gather_metrics;
 mod groups;
+mod grpc_metrics;
 mod histograms;
 mod http_metrics;
 pub mod labels;
@@ -49,6 +50,7 @@ pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricK
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
+pub use grpc_metrics::{GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, GrpcMetrics};
 pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
