@@ -24,6 +24,8 @@ use super::service::Door;
 
 /// Bytes of the headers of one request, at most.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Bytes of a question that may come before they are read, and of all questions of a connection.
+const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
 
 /// Bounds on one client.
 #[derive(Debug, Clone, Copy)]
@@ -109,11 +111,14 @@ pub(super) async fn serve(
             Ok::<_, Infallible>(door.serve(request, activity).await)
         }
     });
+    let [of_stream, of_connection] = UNREAD_BYTES_MAX;
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits.streams_max)
         .max_header_list_size(HEADER_BYTES_MAX)
+        .initial_stream_window_size(of_stream)
+        .initial_connection_window_size(of_connection)
         .keep_alive_interval(limits.ping_timeout)
         .keep_alive_timeout(limits.ping_timeout);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));

@@ -24,8 +24,8 @@ use super::messages::{
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
-/// Blocks of all workers in one answer about tiers, at most: 4 MiB.
-const BLOCKS_MAX: u64 = 512 << 10;
+/// Blocks of all workers in one answer about tiers, at most: half a megabyte, which a client may leave lying for each of its requests.
+const BLOCKS_MAX: u64 = 64 << 10;
 
 /// The tiers of an answer. Blocks beyond the disk count as on it.
 const TIERS: [TierType; 3] = [TierType::TierHbm, TierType::TierDram, TierType::TierSsd];
@@ -186,9 +186,13 @@ impl Questions {
         let hashes = hashes.iter().take(self.source.limits().query_depth_max);
         let hashes = hashes.map(|hash| hash.cast_unsigned().into());
         let key = QueryKey::SequenceHashes(hashes.collect());
-        let (mut certain, mut refusal) = (Certain::default(), None);
-        certain.is_exact = true;
-        for name in self.asked() {
+        let names = self.asked();
+        let mut refusal = None;
+        let mut certain = Certain {
+            is_exact: names.len() <= NAMESPACES_MAX,
+            ..Certain::default()
+        };
+        for name in names.into_iter().take(NAMESPACES_MAX) {
             let begun = Instant::now();
             match self.source.find(&name, &key, None).await {
                 Ok(found) => {
@@ -221,9 +225,7 @@ impl Questions {
             (Some(name), _) => vec![name.clone()],
             (None, Source::Here(index)) => {
                 let is_sglang = |algorithm| algorithm == SchemeAlgorithm::Sglang;
-                let mut names = index.answerer.namespaces().speaking(is_sglang);
-                names.truncate(NAMESPACES_MAX);
-                names
+                index.answerer.namespaces().speaking(is_sglang)
             }
             // A gateway is given one.
             (None, Source::Shards(_)) => Vec::new(),
