@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs kvatlas beside routers that ask it, and compares every answer with what the workers hold: Dynamo's router 1.6.1 with its mocker as the
-# engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events. Arguments are those of
-# tests/routers/__main__.py and tests/routers/llmd_router.py:
+# engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events; what SGLang's router asks over gRPC,
+# by Python's client and by grpcurl, beside SGLang's own caches. Arguments are those of tests/routers/__main__.py, tests/routers/llmd_router.py and
+# tests/routers/sglang_router.py:
 #
 #   deploy/scenario-routers.sh                 10,000 questions of each: about fifteen minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
@@ -14,6 +15,7 @@
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
 #   LLMD_SOURCE       a checkout of llm-d/llm-d-router (tried: ebab68792): tests/routers/llmd is built in a copy of it, with Go
 #   LLMD_BIN          tests/routers/llmd, built already
+#   GRPCURL           a grpcurl to use instead of one in PATH or .tools/; with Go, grpcurl 1.9.3 is built into .tools/
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -71,7 +73,32 @@ play_dynamo() {
     DYNAMO_PYTHON=$environment/bin/python python3 tests/routers "$@"
 }
 
+# A grpcurl in GRPCURL; false where there is none, and none can be built.
+make_grpcurl() {
+    GRPCURL="${GRPCURL:-$(command -v grpcurl || echo "$root/.tools/grpcurl")}"
+    export GRPCURL
+    if [ -x "$GRPCURL" ]; then return; fi
+    command -v go >/dev/null && GOBIN="$root/.tools" go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3
+}
+
+play_grpc() {
+    environment=$root/.tools/engines-python
+    make_environment "$environment" 11
+    "$environment/bin/python" -c 'import msgspec, zmq, numpy, grpc' 2>/dev/null ||
+        pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic grpcio
+    if ! "$environment/bin/python" tests/engines/fetch.py .tools/engines; then
+        (CI="" skip "the wheel of SGLang could not be fetched: nobody asks over gRPC beside its caches")
+        return
+    fi
+    if ! make_grpcurl; then
+        skip "no grpcurl, and no Go to build it: the server is not asked what it takes"
+        GRPCURL=""
+    fi
+    KVATLAS_ENGINES=$root/.tools/engines "$environment/bin/python" tests/routers/sglang_router.py "$@"
+}
+
 failed=0
+case $only in "" | grpc) play_grpc "$@" || failed=1 ;; esac
 case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
 case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
 exit "$failed"

@@ -1,6 +1,6 @@
 //! Checks of engines as they are given, before anything is followed.
 
-use kvatlas_core::hash::BlockSize;
+use kvatlas_core::hash::{BlockSize, SchemeAlgorithm};
 use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
@@ -90,6 +90,13 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     if engine.key.model.scheme.is_some() && matches!(engine.format, Format::Dynamo | Format::Mooncake) {
         return invalid(format!(
             "scheme: {} tells no tokens, from which hashes of a scheme are computed",
+            engine.format.as_str()
+        ));
+    }
+    let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
+    if scheme == Some(SchemeAlgorithm::Sglang) && engine.format != Format::Sglang {
+        return invalid(format!(
+            "scheme: sglang takes the names of SGLang's pages, and {} has others",
             engine.format.as_str()
         ));
     }

@@ -1,5 +1,5 @@
-//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and that for llm-d's
-//! routers for Redis's protocol.
+//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and those for llm-d's
+//! and SGLang's routers for Redis's protocol and gRPC.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|

@@ -14,6 +14,7 @@
 //! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | `redis` | the listener at which llm-d's router asks | `http`, `queries` |
+//! | `grpc` | the listener at which SGLang's router asks | `http`, `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
 //! | [`metrics`], [`config`] | declarations of metrics and settings; logging | |
@@ -23,7 +24,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
-//! | `listener.rs` | one listener within limits, which `admin`, `http` and `redis` use |
+//! | `listener.rs` | one listener within limits, which `admin`, `http`, `redis` and `grpc` use |
 //! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
 //! | `instance.rs` | the name by which people tell this daemon from others |
 //!
@@ -118,6 +119,8 @@ pub mod admin;
 pub mod broker;
 pub mod config;
 mod dynamo;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod history;
 pub mod http;
 mod instance;

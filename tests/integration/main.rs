@@ -28,6 +28,8 @@ mod faults;
 mod flood;
 mod gateway_http;
 mod ground_truth;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod history;
 mod http;
 mod identity;

@@ -62,6 +62,6 @@ pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_h
 pub use positional::{Position, PositionError, PositionalHash};
 pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
 pub use radix_tree::PositionalRadixTree;
-pub use schemes::{Scheme, SchemeAlgorithm, SchemeChains, UnknownScheme};
+pub use schemes::{Scheme, SchemeAlgorithm, SchemeChains, SchemeSteps, UnknownScheme};
 pub use sequence::{SequenceHash, next_sequence_hash, sequence_hashes, sequence_hashes_after};
 pub use text::HashTextError;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::hash::{BlockSize, SchemeChains};
+use crate::hash::{BlockSize, SchemeAlgorithm, SchemeChains};
 use crate::wire::{ModelKey, NamespaceName};
 
 use super::indexer::PositionalIndexer;
@@ -235,10 +235,13 @@ impl Namespaces {
         }
     }
 
-    /// The names of those that speak another system's hashes, in order.
-    pub fn with_chains(&self) -> Vec<NamespaceName> {
+    /// The names of those that speak the hashes of a scheme that `is_meant`, in order.
+    pub fn speaking(&self, is_meant: impl Fn(SchemeAlgorithm) -> bool) -> Vec<NamespaceName> {
         let current = self.current.read();
-        let speak = current.values().filter(|namespace| namespace.chains.is_some());
+        let speak = current.values().filter(|namespace| {
+            let chains = namespace.chains.as_ref();
+            chains.is_some_and(|chains| is_meant(chains.algorithm()))
+        });
         let mut names: Vec<_> = speak.map(|namespace| namespace.name.clone()).collect();
         names.sort();
         names

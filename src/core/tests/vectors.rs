@@ -218,6 +218,7 @@ fn document() -> String {
     let sections = [
         ("hashes", hashes()),
         ("llmd_keys", schemes::llmd_keys()),
+        ("sglang_pages", schemes::sglang_pages()),
         ("lineage", lineage()),
         ("lineage_refused", lineage_refused()),
         ("subjects", subjects()),

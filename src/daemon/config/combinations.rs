@@ -45,7 +45,7 @@ const NOT_FOR_GATEWAY: [&str; 4] = [
 ];
 
 /// The addresses that the daemon listens at.
-const LISTENERS: [&str; 3] = ["http.listen", "admin.listen", "redis.listen"];
+const LISTENERS: [&str; 4] = ["http.listen", "admin.listen", "redis.listen", "grpc.listen"];
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
@@ -65,7 +65,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_excluded(
             layers,
             "sharding.shard",
-            &["dynamo.components", "redis.listen"],
+            &["dynamo.components", "redis.listen", "grpc.listen"],
             |shard| {
                 format!(
                     "is not for a shard, which {shard} asks for: these routers ask one process about all workers"
@@ -78,6 +78,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_object_store(layers),
         check_listeners(layers),
         check_namespaces(layers),
+        check_asked_gateway(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
 }
@@ -126,12 +127,10 @@ fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
 
 /// Two listeners cannot have one address. Port 0 is another one for each.
 fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
-    let [http, admin, redis] = LISTENERS;
-    let pairs = [[http, admin], [http, redis], [admin, redis]];
-    pairs
-        .into_iter()
-        .flat_map(|pair| check_addresses(layers, pair))
-        .collect()
+    let before = |place: usize| LISTENERS.iter().take(place);
+    let pairs = LISTENERS.iter().enumerate();
+    let pairs = pairs.flat_map(|(place, other)| before(place).map(|one| [*one, *other]));
+    pairs.flat_map(|pair| check_addresses(layers, pair)).collect()
 }
 
 fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError> {
@@ -172,6 +171,20 @@ fn check_excluded(
         .filter_map(|key| given(layers, key))
         .map(|origin| ConfigError::combination(origin, rule(switched_on_by)))
         .collect()
+}
+
+/// A gateway does not know which namespaces there are.
+fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
+    let (switch, listen, namespace) = ("gateway.enabled", "grpc.listen", "grpc.namespace");
+    if !layers.are_settled(&[switch, listen, namespace]) || given(layers, switch).is_none() {
+        return Vec::new();
+    }
+    check_needed(
+        layers,
+        listen,
+        namespace,
+        " at a gateway: it does not know which namespaces there are",
+    )
 }
 
 fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {

@@ -48,9 +48,10 @@ pub(crate) use live::Live;
 pub use load::Said;
 pub use reference::settings_markdown;
 pub use settings::{
-    AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,
-    NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig, ResyncConfig,
-    ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
+    AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, GrpcConfig, HttpConfig, LimitsConfig,
+    LoggingConfig, NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig,
+    ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
+    TracesConfig,
 };
 pub use suggest::meant;
 pub use types::{Authentication, Depth, SharedAuthentication, Transport};

@@ -51,6 +51,7 @@ configuration! {
     http: HttpConfig,
     dynamo: DynamoConfig,
     redis: RedisConfig,
+    grpc: GrpcConfig,
     logging: LoggingConfig,
     traces: TracesConfig,
     shutdown: ShutdownConfig,
@@ -338,6 +339,30 @@ tables! {
         max_speculative_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
         /// How long a speculative entry of a router of llm-d is kept that is not taken back, in milliseconds.
         speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
+    }
+
+    /// Whether SGLang's routers may ask, as their indexer.
+    pub GrpcConfig in [grpc] {
+        /// Address of the listener that answers SGLang's routers over gRPC; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// Namespace that SGLang's routers are answered about; unset, all that speak the hashes of SGLang. A gateway needs one.
+        namespace: Option<String> = "", optional_text(Kind::OptionalName);
+        /// File with the token that clients of gRPC need; unset, they need none.
+        token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Size of one question over gRPC, at most.
+        max_message_bytes: usize = "8 MiB", bytes(4 * KIB, 64 * MIB);
+        /// Bytes of all questions over gRPC that have come and not been answered, at most; beyond it the source with the most loses its oldest.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
+        /// Requests of one connection over gRPC at once, at most.
+        max_streams: u32 = "64", integer(1, 4096);
+        /// Connections of SGLang's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of SGLang's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection over gRPC may be without a question, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a question over gRPC may take to come and to be answered, in milliseconds; the client's own deadline may be shorter.
+        request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 
     /// What to log.

@@ -63,7 +63,7 @@ pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenErr
 const SCHEME: &[u8] = b"Bearer ";
 
 /// Whether a request has the token, if one is needed.
-pub(super) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
+pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
     let Some(token) = token else {
         return true;
     };

@@ -31,15 +31,23 @@ const DRAINED_BYTES_MAX: usize = 64 << 10;
 const ROOM_MIN: usize = 1 << 10;
 
 /// The bodies of one listener.
-pub(super) struct Bodies {
+pub(crate) struct Bodies {
     held: Arc<Mutex<Held>>,
-    /// Bytes of all bodies, at most.
-    all_bytes_max: usize,
-    /// Bytes of one body, at most.
-    body_bytes_max: usize,
-    /// The time in which a body has to come.
-    timeout: Duration,
+    limits: BodyLimits,
     metrics: HttpBodyMetrics,
+}
+
+/// Bounds on bodies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BodyLimits {
+    /// Bytes of all bodies together, at most, or of one where that is more.
+    pub(crate) all_bytes_max: usize,
+    /// Bytes of one body, at most.
+    pub(crate) body_bytes_max: usize,
+    /// The time in which a body has to come.
+    pub(crate) timeout: Duration,
+    /// The setting of the first, for the log.
+    pub(crate) setting: &'static str,
 }
 
 /// The bodies that are there.
@@ -68,27 +76,29 @@ struct Room {
 }
 
 /// A body that has come whole, and its room.
-pub(super) struct Received {
-    pub(super) bytes: Bytes,
+pub(crate) struct Received {
+    pub(crate) bytes: Bytes,
     _room: Room,
 }
 
 impl Bodies {
-    /// Room for bodies of `body_bytes_max` each, and `all_bytes_max` together, or one where that is less. Each has to come within `timeout`.
-    pub(super) fn new(all_bytes_max: usize, body_bytes_max: usize, timeout: Duration) -> Self {
+    /// Room for bodies within `limits`.
+    pub(crate) fn new(limits: BodyLimits) -> Self {
+        // A body takes up to twice its length while it grows.
+        let least = limits.body_bytes_max.saturating_mul(2);
         Self {
             held: Arc::default(),
-            // A body takes up to twice its length while it grows.
-            all_bytes_max: all_bytes_max.max(body_bytes_max.saturating_mul(2)),
-            body_bytes_max,
-            timeout,
+            limits: BodyLimits {
+                all_bytes_max: limits.all_bytes_max.max(least),
+                ..limits
+            },
             metrics: HttpBodyMetrics::new(),
         }
     }
 
     /// The body of a request, within the limits.
-    pub(super) async fn receive(&self, request: Request) -> Result<Received, HttpError> {
-        let bytes_max = self.body_bytes_max;
+    pub(crate) async fn receive(&self, request: Request) -> Result<Received, HttpError> {
+        let bytes_max = self.limits.body_bytes_max;
         let announced = request.headers().get(CONTENT_LENGTH);
         let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if announced.is_some_and(|bytes| bytes > bytes_max) {
@@ -99,7 +109,7 @@ impl Bodies {
         let mut body = request.into_body();
         let receiving = self.receive_all(&mut body, &room);
         let received = tokio::select! {
-            received = tokio::time::timeout(self.timeout, receiving) => received,
+            received = tokio::time::timeout(self.limits.timeout, receiving) => received,
             () = room.given_up.cancelled() => return Err(HttpError::TooManyBodies),
         };
         match received {
@@ -109,7 +119,7 @@ impl Bodies {
             }
             Ok(Err(error)) => Err(error),
             Err(_) => Err(HttpError::BodyTimedOut {
-                milliseconds: self.timeout.as_millis(),
+                milliseconds: self.limits.timeout.as_millis(),
             }),
         }
     }
@@ -123,9 +133,9 @@ impl Bodies {
                 continue;
             };
             let needed = received.len() + piece.len();
-            if needed > self.body_bytes_max {
+            if needed > self.limits.body_bytes_max {
                 return Err(HttpError::BodyTooLarge {
-                    bytes_max: self.body_bytes_max,
+                    bytes_max: self.limits.body_bytes_max,
                 });
             }
             if needed > received.capacity() {
@@ -152,7 +162,7 @@ impl Bodies {
                 }
             }
         };
-        let _ = tokio::time::timeout(self.timeout, draining).await;
+        let _ = tokio::time::timeout(self.limits.timeout, draining).await;
     }
 
     fn begin(&self, request: &Request) -> Room {
@@ -183,8 +193,8 @@ impl Bodies {
     /// Gives a body more room. Where there is none, others give way, or this one does.
     fn grow(&self, room: &Room, more: usize) -> Result<(), HttpError> {
         let mut held = self.held.lock();
-        while held.bytes.saturating_add(more) > self.all_bytes_max {
-            self.metrics.refused();
+        while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
+            self.metrics.refused(self.limits.setting);
             match held.heaviest(room.number, more) {
                 Some(number) if number != room.number => held.give_up(number),
                 _ => {
@@ -246,6 +256,15 @@ impl Drop for Room {
 mod tests {
     use super::*;
 
+    fn bodies(all_bytes_max: usize, body_bytes_max: usize, seconds: u64) -> Bodies {
+        Bodies::new(BodyLimits {
+            all_bytes_max,
+            body_bytes_max,
+            timeout: Duration::from_secs(seconds),
+            setting: "a test's",
+        })
+    }
+
     fn request(source: &str) -> Request {
         let mut request = Request::new(Body::empty());
         let peer = format!("{source}:1").parse().unwrap();
@@ -255,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_gives_way_and_who_is_answered_does_not() {
-        let bodies = Bodies::new(100, 10, Duration::from_secs(1));
+        let bodies = bodies(100, 10, 1);
         let begin = |source| bodies.begin(&request(source));
         let (greedy, also, honest) = (begin("10.0.0.1"), begin("10.0.0.1"), begin("10.0.0.2"));
         bodies.grow(&greedy, 40).unwrap();
@@ -280,7 +299,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_takes_room_for_itself_alone() {
-        let bodies = Bodies::new(1 << 20, 100_000, Duration::from_secs(10));
+        let bodies = bodies(1 << 20, 100_000, 10);
         let pieces = (0..50_000_u32).map(|_| Ok::<_, std::convert::Infallible>(Bytes::from_static(b"x")));
         let body = Body::from_stream(futures_util::stream::iter(pieces));
         let received = bodies.receive(Request::new(body)).await.ok().unwrap();

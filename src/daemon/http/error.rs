@@ -12,7 +12,7 @@ use super::engines::RegisterRefusal;
 
 /// Why a request is not answered as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum HttpError {
+pub(crate) enum HttpError {
     /// An error of the contract.
     #[error("{}", .0.text)]
     Contract(WireError),

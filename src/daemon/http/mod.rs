@@ -43,13 +43,19 @@ mod source;
 mod tests;
 mod workers;
 
+#[cfg(feature = "grpc")]
+pub(crate) use auth::is_allowed;
 pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
 pub use beside::{BesideEvents, read_scheme};
+#[cfg(feature = "grpc")]
+pub(crate) use bodies::{Bodies, BodyLimits};
 pub use engines::{
     Discovered, EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer,
     RegisterRefusal, RemovedEngines, ServerKey, ServerState, SizeOf, follow_patiently,
 };
+#[cfg(feature = "grpc")]
+pub(crate) use error::HttpError;
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;
 pub(crate) use shared::IndexParts;

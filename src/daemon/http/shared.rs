@@ -22,7 +22,7 @@ use crate::daemon::outcomes::Outcomes;
 use crate::daemon::queries::Found;
 use crate::daemon::traces::Tracer;
 
-use super::bodies::{Bodies, Received};
+use super::bodies::{Bodies, BodyLimits, Received};
 use super::engines::EngineRegistry;
 use super::error::HttpError;
 use super::source::Source;
@@ -144,11 +144,12 @@ impl Shared {
             metrics_source: parts.metrics,
             metrics: PerLabel::new(HttpMetrics::of_route),
             token: parts.token,
-            bodies: Bodies::new(
-                parts.receiving_bytes_max,
-                parts.body_bytes_max,
-                parts.request_timeout,
-            ),
+            bodies: Bodies::new(BodyLimits {
+                all_bytes_max: parts.receiving_bytes_max,
+                body_bytes_max: parts.body_bytes_max,
+                timeout: parts.request_timeout,
+                setting: "http.max_receiving_bytes",
+            }),
             request_timeout: parts.request_timeout,
             tracer: parts.tracer,
         }

@@ -55,7 +55,7 @@ impl Source {
     }
 
     /// The bounds on requests.
-    pub(super) fn limits(&self) -> WireLimits {
+    pub(crate) fn limits(&self) -> WireLimits {
         match self {
             Self::Here(index) => index.answerer.limits(),
             Self::Shards(shards) => WireLimits::clone(&shards.limits.now()),
@@ -112,7 +112,7 @@ impl Source {
     }
 
     /// All holders of a prefix of `key` in the namespace `name`. With `worker`, only its own.
-    pub(super) async fn find(
+    pub(crate) async fn find(
         &self,
         name: &NamespaceName,
         key: &QueryKey,

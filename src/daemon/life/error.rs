@@ -4,6 +4,8 @@ use crate::daemon::admin::AdminError;
 use crate::daemon::broker::ConnectError;
 use crate::daemon::broker::embedded::BrokerError;
 use crate::daemon::dynamo::DynamoError;
+#[cfg(feature = "grpc")]
+use crate::daemon::grpc::GrpcStartError;
 use crate::daemon::http::{HttpStartError, TokenError};
 use crate::daemon::lanes::PoolError;
 use crate::daemon::metrics::MetricsError;
@@ -60,6 +62,14 @@ pub enum StartError {
     /// llm-d's routers.
     #[error(transparent)]
     Redis(#[from] RedisStartError),
+    /// SGLang's routers.
+    #[cfg(feature = "grpc")]
+    #[error(transparent)]
+    Grpc(#[from] GrpcStartError),
+    /// SGLang's routers, in a program that leaves them out.
+    #[cfg(not(feature = "grpc"))]
+    #[error("grpc.listen: this kvatlas was built without gRPC (the feature grpc)")]
+    GrpcLeftOut,
     /// The snapshots.
     #[error(transparent)]
     Snapshots(SnapshotStartError),

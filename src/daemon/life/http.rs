@@ -26,8 +26,8 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Who answers over HTTP.
-async fn source(shared: &Shared) -> Result<Source, StartError> {
+/// Who answers over HTTP, and over gRPC.
+pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
     if !shared.config.gateway.enabled {
         return Ok(Source::Here(IndexHere {
             answerer: shared.listener_answerer(),

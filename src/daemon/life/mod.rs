@@ -17,6 +17,7 @@ use kvatlas_core::stream::StreamTrust;
 
 mod commands;
 mod error;
+mod grpc;
 mod http;
 mod memory;
 mod namespaces;
@@ -44,6 +45,7 @@ pub struct Daemon {
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
     redis_address: Option<SocketAddr>,
+    grpc_address: Option<SocketAddr>,
     readiness: Arc<Readiness>,
     trust: Arc<StreamTrust>,
     pool: Arc<LanePool>,
@@ -78,6 +80,11 @@ impl Daemon {
     /// The address at which llm-d's routers are answered, if any.
     pub fn redis_address(&self) -> Option<SocketAddr> {
         self.redis_address
+    }
+
+    /// The address at which SGLang's routers are answered, if any.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc_address
     }
 
     /// Waits until an operator tells the daemon to stop.

@@ -31,6 +31,7 @@ use kvatlas_core::wire::Subjects;
 use super::Daemon;
 use super::commands::start_commands;
 use super::error::StartError;
+use super::grpc::start_grpc;
 use super::http::{http_limits, start_http};
 use super::namespaces::namespaces;
 use super::reload::DaemonLimits;
@@ -114,6 +115,7 @@ impl Daemon {
             redis_address = start_redis(&shared, &queries).await?;
             (events, queries)
         };
+        let grpc_address = start_grpc(&shared, &queries).await?;
         Ok(Self {
             in_force: Mutex::new(shared.config.clone()),
             limits: DaemonLimits {
@@ -127,6 +129,7 @@ impl Daemon {
             admin,
             http,
             redis_address,
+            grpc_address,
             readiness: shared.readiness,
             trust: shared.trust,
             pool: shared.pool,

@@ -3,10 +3,11 @@
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
-    MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
-    QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
-    ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
+    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, HistoryMetrics, HolderOutcomeMetrics,
+    HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
+    OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
+    RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
+    SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -50,6 +51,9 @@ groups! {
     RedisMetrics,
     RedisConnectionMetrics,
     RedisGuessMetrics,
+    GrpcMethodMetrics,
+    GrpcAddressMetrics,
+    GrpcConnectionMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

@@ -40,21 +40,22 @@ metric_group! {
 }
 
 metric_group! {
-    /// Bodies of requests to the query listener.
+    /// Bodies of requests to the query listener, and questions to that for SGLang's routers.
     HttpBodyMetrics::new() {
-        /// Bodies of requests to the query listener that were given up because all of them took too much room.
+        /// Bodies of requests to the query listener, and questions over gRPC, that were given up because all of them took too much room.
         refused: Counter = "kvatlas_http_bodies_refused_total", Count;
     }
 }
 
 impl HttpBodyMetrics {
-    /// Counts a body that was given up for want of room, and logs it.
-    pub fn refused(&self) {
+    /// Counts a body that was given up for want of the room that `setting` gives, and logs it.
+    pub fn refused(&self, setting: &'static str) {
         self.refused.increment(1);
         if let Some(suppressed) = BODY_GATE.admit() {
             tracing::warn!(
                 suppressed,
-                "the body of a query over HTTP was given up: all of them take too much room (http.max_receiving_bytes)"
+                setting,
+                "the body of a query was given up: all of them take too much room"
             );
         }
     }

@@ -87,8 +87,10 @@ macro_rules! label_values {
     };
 }
 
+mod grpc;
 mod redis;
 
+pub use grpc::{GrpcMethod, GrpcOutcome};
 pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
 
 label_values! {

@@ -25,6 +25,7 @@ mod declare;
 mod event_metrics;
 mod gather_metrics;
 mod groups;
+mod grpc_metrics;
 mod histograms;
 mod history_metrics;
 mod http_metrics;
@@ -50,6 +51,7 @@ pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricK
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
+pub use grpc_metrics::{GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, GrpcMetrics};
 pub use history_metrics::HistoryMetrics;
 pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::hash::{SchemeAlgorithm, SequenceHash};
 use kvatlas_core::wire::{NamespaceName, QueryKey, instance_of_worker, is_pool};
 
 use crate::daemon::metrics::QueryMetricsByNamespace;
@@ -151,7 +151,7 @@ impl Prefixes {
     /// The namespace that has some of the prompt, and its holders. A prompt has the hashes of one namespace: `likely` is asked first, the others where that has
     /// none of it.
     fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
-        let others = self.answerer.namespaces().with_chains();
+        let others = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
         let others = others.iter().filter(|name| Some(*name) != likely);
         let mut empty = None;
         for name in likely.into_iter().chain(others).take(NAMESPACES_MAX) {

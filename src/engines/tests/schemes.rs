@@ -109,8 +109,9 @@ fn images_come_in_the_order_of_the_prompt_and_the_salt_behind_them() {
     let (one, two) = ("image-z", "image-a");
     let (naive, doubt) = with_extra_keys(&json!([[[one, 0], [two, 2], "salt"], [[two, 2]]]));
     let chains = chains("llm-d-xxh64");
-    let first = chains.next(chains.root(None), &tokens(0, 1), &[one, two, "salt"]);
-    let second = chains.next(first, &tokens(SIZE, 1), &[two]);
+    let steps = chains.steps().unwrap();
+    let first = steps.next(steps.root(None), &tokens(0, 1), &[one, two, "salt"]);
+    let second = steps.next(first, &tokens(SIZE, 1), &[two]);
     assert_eq!((held(&naive), doubt), (sorted(vec![first, second]), None));
 }
 
@@ -165,14 +166,89 @@ fn all_vectors_of_llm_d_are_met() {
         let seed = seed.map(|seed| format!(":{seed}")).unwrap_or_default();
         let scheme = format!("llm-d-{}{seed}", vector.algorithm);
         let chains = SchemeChains::new(scheme.parse().unwrap(), vector.model);
-        let mut last = chains.root(None);
+        let steps = chains.steps().unwrap();
+        let mut last = steps.root(None);
         for (block, tokens) in vector.tokens.chunks_exact(vector.block_size).enumerate() {
             let extras = vector.extras.get(block).cloned().flatten().unwrap_or_default();
             let extras: Vec<&str> = extras.iter().map(String::as_str).collect();
-            last = chains.next(last, tokens, &extras);
+            last = steps.next(last, tokens, &extras);
             assert_eq!(last.as_u64().to_string(), vector.keys[block], "{scheme}");
         }
         met += 1;
     }
     assert_eq!(met, 72);
+}
+
+/// Translates batches of SGLang, with its names taken for the hashes.
+fn translate_sglang(events: &[Value]) -> (Naive, Translator) {
+    let mut translator = Translator::new(TranslatorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        chains: Some(chains("sglang")),
+        ..TranslatorSettings::for_format(Format::Sglang)
+    });
+    let mut decoder = Decoder::new(Format::Sglang, DecodeLimits::default());
+    let mut naive = Naive::default();
+    for event in events {
+        let payload = rmp_serde::to_vec_named(&json!([1.5, [event], 0])).unwrap();
+        let mut batch = EngineBatch::default();
+        decoder.decode(&payload, &mut batch).unwrap();
+        let mut output = Translation::default();
+        translator.translate(&batch, &mut output);
+        naive.apply(&output);
+    }
+    (naive, translator)
+}
+
+/// A stored event of SGLang: these names, which go on behind `parent`.
+fn pages(names: &[SequenceHash], parent: Option<SequenceHash>, tokens: &Value) -> Value {
+    let signed = |hash: &SequenceHash| hash.as_u64().cast_signed();
+    json!({
+        "type": "BlockStored", "block_hashes": names.iter().map(signed).collect::<Vec<_>>(),
+        "parent_block_hash": parent.as_ref().map(signed), "token_ids": tokens, "block_size": SIZE, "lora_id": null, "medium": "GPU",
+    })
+}
+
+#[test]
+fn pages_of_sglang_are_known_by_their_names() {
+    let size = BlockSize::new(SIZE).unwrap();
+    let all = chains("sglang").sequence_hashes(&tokens(0, 4), size, None, None);
+    let first = pages(&all[..2], None, &json!(tokens(0, 2)));
+    let second = pages(&all[2..], Some(all[1]), &json!(tokens(2 * SIZE, 2)));
+    let (naive, translator) = translate_sglang(&[first.clone(), second]);
+    assert_eq!((held(&naive), translator.doubt()), (sorted(all.clone()), None));
+    let mut salted = pages(
+        &chains("sglang").sequence_hashes(&tokens(0, 2), size, None, Some("tenant-a")),
+        None,
+        &json!(tokens(0, 2)),
+    );
+    salted["cache_salt"] = json!("tenant-a");
+    let (naive, translator) = translate_sglang(&[first, salted]);
+    assert_eq!((held(&naive).len(), translator.doubt()), (4, None));
+}
+
+#[test]
+fn pages_of_pairs_are_known_by_their_names() {
+    let size = BlockSize::new(SIZE).unwrap();
+    let names = chains("sglang")
+        .hashes_ahead(&tokens(0, 3)[..9], size, None)
+        .unwrap();
+    let pairs: Vec<[u32; 2]> = (0..2 * SIZE).map(|token| [token, token + 1]).collect();
+    let (naive, translator) = translate_sglang(&[pages(&names, None, &json!(pairs))]);
+    assert_eq!((held(&naive), translator.doubt()), (sorted(names), None));
+    assert!(translator.looks_ahead());
+}
+
+#[test]
+fn names_that_are_not_the_schemes_are_a_doubt() {
+    let contract: Vec<SequenceHash> = [7, 8].map(SequenceHash::from).to_vec();
+    let (naive, translator) = translate_sglang(&[pages(&contract, None, &json!(tokens(0, 2)))]);
+    assert_eq!(
+        (held(&naive).len(), translator.doubt()),
+        (0, Some(Reason::ForeignChain))
+    );
+    // How an adapter's are made is not told: they are what they are.
+    let mut adapter = pages(&contract, None, &json!(tokens(0, 2)));
+    adapter["lora_name"] = json!("sql");
+    let (naive, translator) = translate_sglang(&[adapter]);
+    assert_eq!((held(&naive), translator.doubt()), (sorted(contract), None));
 }

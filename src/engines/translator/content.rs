@@ -1,7 +1,8 @@
 //! Sequence hashes of an event's blocks: computed from their content, or taken from the engine.
 
 use kvatlas_core::hash::{
-    BlockHash, HashSeed, SchemeChains, SequenceHash, block_hash, block_hash_with, next_sequence_hash,
+    BlockHash, BlockSize, HashSeed, SchemeChains, SchemeSteps, SequenceHash, block_hash, block_hash_with,
+    next_sequence_hash,
 };
 
 use crate::batch::{BlockObject, Content, EngineBatch, EngineStored};
@@ -43,7 +44,7 @@ impl Contents {
     /// Computes the same in the chains of a scheme, behind `before`. `salt` is with the first block.
     pub(super) fn compute_in(
         &mut self,
-        chains: &SchemeChains,
+        chains: SchemeSteps<'_>,
         batch: &EngineBatch,
         stored: &EngineStored,
         (before, salt): (SequenceHash, Option<&str>),
@@ -72,6 +73,46 @@ impl Contents {
             self.chain.push(last);
         }
         Ok(())
+    }
+
+    /// Takes them from the engine's names, which have to be the hashes of a scheme. Those of `count` blocks that begin a sequence are computed, and
+    /// compared, where the event has their content.
+    pub(super) fn take_in(
+        &mut self,
+        chains: &SchemeChains,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        begins: bool,
+        count: usize,
+    ) -> Result<(), Reason> {
+        let names = batch.hashes(stored.names);
+        if names.len() != count {
+            // Each name is of a chunk of several blocks.
+            return Err(Reason::BlockSize);
+        }
+        self.take_names(names);
+        let (tokens, step, window) = match stored.content {
+            Content::Tokens { tokens, step, window } => (batch.tokens(tokens), step, window),
+            Content::BlockHashes(_) | Content::Absent => return Err(Reason::NoContent),
+            Content::Misfit => return Err(Reason::TokenCount),
+        };
+        // How an adapter's are named is not told.
+        if !begins || stored.lora_name.is_some() || stored.lora_id.is_some_and(|number| number > 0) {
+            return Ok(());
+        }
+        let size = u32::try_from(step)
+            .ok()
+            .and_then(|step| BlockSize::new(step).ok());
+        let size = size.ok_or(Reason::TokenCount)?;
+        let salt = stored.cache_salt.map(|salt| batch.text(salt));
+        let computed = match window > step {
+            true => chains.hashes_ahead(tokens, size, salt).unwrap_or_default(),
+            false => chains.sequence_hashes(tokens, size, None, salt),
+        };
+        match computed == self.chain {
+            true => Ok(()),
+            false => Err(Reason::ForeignChain),
+        }
     }
 
     /// Takes them from the engine's names.

@@ -34,7 +34,7 @@ mod tiers;
 mod tree;
 mod windows;
 
-use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
+use kvatlas_core::hash::{HashSeed, Position, SchemeChains, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
 use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, GroupKind, Untold};
@@ -384,8 +384,9 @@ impl Translator {
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         let known = *self.lookahead.get_or_insert(ahead);
-        // A scheme hashes a block's own tokens alone.
-        let ahead_max = usize::from(self.settings.chains.is_none());
+        // A scheme that goes from hash to hash takes a block's own tokens alone.
+        let steps = self.settings.chains.as_ref().and_then(SchemeChains::steps);
+        let ahead_max = usize::from(steps.is_none());
         match known == ahead && ahead <= ahead_max {
             true => Ok(()),
             false => Err(Reason::Lookahead),
@@ -521,14 +522,18 @@ impl Translator {
                 .contents
                 .compute(batch, stored, start.parent, start.seed, count);
         };
+        let Some(steps) = chains.steps() else {
+            let begins = start.parent.is_none();
+            return self.contents.take_in(chains, batch, stored, begins, count);
+        };
         let before = match start.parent {
             Some(parent) => (parent, None),
             None => {
                 let salt = stored.cache_salt.map(|salt| batch.text(salt));
-                (chains.root(self.lora_name(batch, stored)?), salt)
+                (steps.root(self.lora_name(batch, stored)?), salt)
             }
         };
-        self.contents.compute_in(chains, batch, stored, before, count)
+        self.contents.compute_in(steps, batch, stored, before, count)
     }
 
     /// Adds a copy of each block, or of none. Returns whether a block is held under another name already.

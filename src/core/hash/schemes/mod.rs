@@ -4,14 +4,21 @@
 //! |---|---|---|
 //! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | the step from XXH64 of the seed, without tokens, with the model's name as the one text |
 //! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | the step from FNV-64a of the seed, with the model's name |
+//! | `sglang` | SHA-256 of the parent's whole digest and the tokens; the hash is its first 8 bytes | nothing; with a salt, its digest |
 //!
-//! Both are of llm-d's router, whose keys of blocks they are: `hashAlgorithm`, `hashSeed` and the name that a request asks for. An adapter's
-//! name stands in place of the model's. Extra texts of a block are the identifiers of its images in their order, and behind them, with the
-//! first block, the salt.
+//! The first two are of llm-d's router, whose keys of blocks they are: `hashAlgorithm`, `hashSeed` and the name that a request asks for. An
+//! adapter's name stands in place of the model's. Extra texts of a block are the identifiers of its images in their order, and behind them,
+//! with the first block, the salt.
 //!
-//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Test: `tests/schemes.rs`, with vectors of llm-d's own code.
+//! The last is of SGLang: names of pages in its events, and what its router asks by. A step takes more than a hash, so it goes on from the
+//! engine's names. How SGLang names the pages of adapters is not told by its events. An engine that guesses several tokens ahead (EAGLE) hashes
+//! pairs.
+//!
+//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Tests: `schemes_meet_the_vectors_of_llm_d` and
+//! `schemes_meet_the_vectors_of_sglang`, with values of their own code.
 
 mod llmd;
+mod sglang;
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,18 +35,26 @@ pub enum SchemeAlgorithm {
     LlmdXxh64,
     /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
     LlmdCborFnv,
+    /// Pages of SGLang.
+    Sglang,
 }
 
 impl SchemeAlgorithm {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::LlmdXxh64, Self::LlmdCborFnv];
+    pub const ALL: [Self; 3] = [Self::LlmdXxh64, Self::LlmdCborFnv, Self::Sglang];
 
     /// A stable word, part of names of namespaces.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LlmdXxh64 => "llm-d-xxh64",
             Self::LlmdCborFnv => "llm-d-cbor-fnv",
+            Self::Sglang => "sglang",
         }
+    }
+
+    /// Whether it is one of llm-d's router.
+    pub fn is_of_llmd(self) -> bool {
+        matches!(self, Self::LlmdXxh64 | Self::LlmdCborFnv)
     }
 }
 
@@ -55,7 +70,7 @@ pub struct Scheme {
 /// A text names no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed"
+    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed, and sglang"
 )]
 pub struct UnknownScheme;
 
@@ -71,6 +86,9 @@ impl FromStr for Scheme {
         };
         let mut all = SchemeAlgorithm::ALL.into_iter();
         let algorithm = all.find(|known| known.as_str() == word).ok_or(UnknownScheme)?;
+        if !seed.is_empty() && !algorithm.is_of_llmd() {
+            return Err(UnknownScheme);
+        }
         Ok(Self {
             algorithm,
             seed: seed.to_owned(),
@@ -104,23 +122,22 @@ impl SchemeChains {
         }
     }
 
-    /// The hash that the first block of a sequence follows: of the adapter where there is one, else of the model.
-    pub fn root(&self, lora_name: Option<&str>) -> SequenceHash {
-        let name = lora_name.filter(|name| !name.is_empty()).unwrap_or(&self.model);
-        let seed = self.scheme.seed.as_bytes();
-        SequenceHash(match self.scheme.algorithm {
-            SchemeAlgorithm::LlmdXxh64 => llmd::xxh64_root(seed, name),
-            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_root(seed, name),
-        })
+    /// The algorithm of the hashes.
+    pub fn algorithm(&self) -> SchemeAlgorithm {
+        self.scheme.algorithm
     }
 
-    /// The hash of the block with `tokens` that follows `before`, which is [`Self::root`] for the first. `extras` tell it from others with the
-    /// same tokens.
-    pub fn next(&self, before: SequenceHash, tokens: &[Token], extras: &[&str]) -> SequenceHash {
-        SequenceHash(match self.scheme.algorithm {
-            SchemeAlgorithm::LlmdXxh64 => llmd::xxh64_step(before.as_u64(), tokens, extras),
-            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_step(before.as_u64(), tokens, extras),
-        })
+    /// The chains as steps from one hash to the next; none where a step takes more than the hash, and goes on from the engine's names.
+    pub fn steps(&self) -> Option<SchemeSteps<'_>> {
+        self.scheme
+            .algorithm
+            .is_of_llmd()
+            .then_some(SchemeSteps { chains: self })
+    }
+
+    /// Whether it is known how an adapter's blocks are hashed.
+    pub fn knows_adapters(&self) -> bool {
+        self.steps().is_some()
     }
 
     /// The hashes of the full blocks of a prompt without images. A tail that does not fill a block has none.
@@ -131,15 +148,59 @@ impl SchemeChains {
         lora_name: Option<&str>,
         cache_salt: Option<&str>,
     ) -> Vec<SequenceHash> {
-        let mut last = self.root(lora_name);
-        // The salt is with the first block alone.
+        // An empty salt is none.
         let mut salt = cache_salt.filter(|salt| !salt.is_empty());
+        let Some(steps) = self.steps() else {
+            return sglang::pages(tokens, block_size.as_usize(), 0, salt).collect();
+        };
+        let mut last = steps.root(lora_name);
         let blocks = tokens.chunks_exact(block_size.as_usize());
         let step = |tokens| {
-            last = self.next(last, tokens, salt.take().as_slice());
+            // The salt is with the first block alone.
+            last = steps.next(last, tokens, salt.take().as_slice());
             last
         };
         blocks.map(step).collect()
+    }
+
+    /// The same, as engines have them that hash each token with the one behind it; none where the scheme has no such engines.
+    pub fn hashes_ahead(
+        &self,
+        tokens: &[Token],
+        block_size: BlockSize,
+        cache_salt: Option<&str>,
+    ) -> Option<Vec<SequenceHash>> {
+        let salt = cache_salt.filter(|salt| !salt.is_empty());
+        let pages = || sglang::pages(tokens, block_size.as_usize(), 1, salt).collect();
+        self.steps().is_none().then(pages)
+    }
+}
+
+/// The chains of a scheme in which each hash follows from the one before.
+#[derive(Debug, Clone, Copy)]
+pub struct SchemeSteps<'a> {
+    chains: &'a SchemeChains,
+}
+
+impl SchemeSteps<'_> {
+    /// The hash that the first block of a sequence follows: of the adapter where there is one, else of the model.
+    pub fn root(&self, lora_name: Option<&str>) -> SequenceHash {
+        let SchemeChains { scheme, model } = self.chains;
+        let name = lora_name.filter(|name| !name.is_empty()).unwrap_or(model);
+        let seed = scheme.seed.as_bytes();
+        SequenceHash(match scheme.algorithm {
+            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_root(seed, name),
+            _ => llmd::xxh64_root(seed, name),
+        })
+    }
+
+    /// The hash of the block with `tokens` that follows `before`, which is [`Self::root`] for the first. `extras` tell it from others with the
+    /// same tokens.
+    pub fn next(&self, before: SequenceHash, tokens: &[Token], extras: &[&str]) -> SequenceHash {
+        SequenceHash(match self.chains.scheme.algorithm {
+            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_step(before.as_u64(), tokens, extras),
+            _ => llmd::xxh64_step(before.as_u64(), tokens, extras),
+        })
     }
 }
 
@@ -154,17 +215,21 @@ mod tests {
             "llm-d-cbor-fnv",
             "llm-d-xxh64:42",
             "llm-d-cbor-fnv:a:b",
+            "sglang",
         ] {
             assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
         }
-        for text in ["", "llm-d", "llm-d-xxh64:", "llm-d-XXH64", "contract"] {
+        for text in ["", "llm-d", "llm-d-xxh64:", "llm-d-XXH64", "contract", "sglang:1"] {
             assert_eq!(text.parse::<Scheme>(), Err(UnknownScheme), "{text:?}");
         }
     }
 
     #[test]
     fn adapters_and_salts_have_chains_of_their_own() {
-        for algorithm in SchemeAlgorithm::ALL {
+        for algorithm in SchemeAlgorithm::ALL
+            .into_iter()
+            .filter(|known| known.is_of_llmd())
+        {
             let seed = String::new();
             let chains = SchemeChains::new(Scheme { algorithm, seed }, "m");
             let tokens: Vec<Token> = (1..=9).collect();
@@ -175,8 +240,9 @@ mod tests {
             assert_eq!(hashes(Some(""), Some("")), plain, "an empty name is none");
             assert_eq!(hashes(Some("m"), None), plain, "the model's own name");
             let salted = hashes(None, Some("tenant"));
-            let first = chains.next(chains.root(None), &tokens[..4], &["tenant"]);
-            let second = chains.next(first, &tokens[4..8], &[]);
+            let steps = chains.steps().unwrap();
+            let first = steps.next(steps.root(None), &tokens[..4], &["tenant"]);
+            let second = steps.next(first, &tokens[4..8], &[]);
             assert_eq!(salted, [first, second]);
             assert_ne!(salted[0], plain[0]);
             assert_ne!(hashes(Some("sql"), None)[0], plain[0]);

@@ -1,6 +1,6 @@
-//! Keys of blocks that llm-d's own token processor has printed.
+//! Keys of blocks that llm-d's own token processor has printed, and pages of SGLang's own tests.
 
-use kvatlas_core::hash::{Scheme, SchemeChains};
+use kvatlas_core::hash::{BlockSize, Scheme, SchemeChains};
 use serde_json::{Value, json};
 
 use super::wides;
@@ -138,14 +138,86 @@ fn schemes_meet_the_vectors_of_llm_d() {
         };
         let chains = SchemeChains::new(scheme.parse::<Scheme>().unwrap(), model);
         let tokens = prompt.tokens();
-        let mut last = chains.root(None);
+        let steps = chains.steps().unwrap();
+        let mut last = steps.root(None);
         let blocks = tokens.chunks_exact(prompt.block_size()).enumerate();
         let computed: Vec<u64> = blocks
             .map(|(block, tokens)| {
-                last = chains.next(last, tokens, prompt.extras(block));
+                last = steps.next(last, tokens, prompt.extras(block));
                 last.as_u64()
             })
             .collect();
         assert_eq!(computed, keys, "{scheme} of {model:?}");
+    }
+}
+
+/// Tokens, tokens of a page, salt, and whether tokens are hashed in pairs; the pages. Unsalted ones are of SGLang's tests, the salted one of a
+/// relay's, which has tried it on SGLang.
+const SGLANG: [(&[u32], u32, &str, bool, &[i64]); 6] = [
+    (&[1, 2, 3, 4, 5], 4, "", false, &[-3488128144981237669]),
+    (
+        &[10, 20, 30, 40, 50, 60, 70, 80],
+        2,
+        "",
+        false,
+        &[
+            978178666101069530,
+            -895308556211281782,
+            -8033692805846017938,
+            835415944263129316,
+        ],
+    ),
+    (
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        4,
+        "tenant-a",
+        false,
+        &[3718046898735569995, 3308615664605479373],
+    ),
+    (
+        &[10, 20, 30, 40, 50],
+        2,
+        "",
+        true,
+        &[-8847804484166691499, 4989791362144317498],
+    ),
+    (&[1, 2, 3, 4, 5, 6], 4, "", true, &[-638950109823820341]),
+    (
+        &[5, 6, 7, 8, 9, 10, 11, 12, 13],
+        4,
+        "",
+        true,
+        &[-2900568514773989563, -322435596280658912],
+    ),
+];
+
+/// The vectors of SGLang as they are in the file.
+pub(crate) fn sglang_pages() -> Vec<Value> {
+    let vector = |(tokens, page_size, salt, in_pairs, pages): &(&[u32], u32, &str, bool, &[i64])| {
+        let pages: Vec<u64> = pages.iter().map(|page| page.cast_unsigned()).collect();
+        json!({
+            "scheme": "sglang",
+            "block_size": page_size,
+            "tokens": tokens,
+            "cache_salt": salt,
+            "in_pairs": in_pairs,
+            "sequence_hashes": wides(&pages, |page| page),
+        })
+    };
+    SGLANG.iter().map(vector).collect()
+}
+
+#[test]
+fn schemes_meet_the_vectors_of_sglang() {
+    let chains = SchemeChains::new("sglang".parse().unwrap(), "m");
+    assert!(chains.steps().is_none());
+    for (tokens, page_size, salt, in_pairs, pages) in SGLANG {
+        let size = BlockSize::new(page_size).unwrap();
+        let computed = match in_pairs {
+            true => chains.hashes_ahead(tokens, size, Some(salt)).unwrap(),
+            false => chains.sequence_hashes(tokens, size, None, Some(salt)),
+        };
+        let computed: Vec<i64> = computed.iter().map(|hash| hash.as_u64().cast_signed()).collect();
+        assert_eq!(computed, pages, "{tokens:?}");
     }
 }

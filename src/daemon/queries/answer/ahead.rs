@@ -2,6 +2,7 @@
 //!
 //! The chains differ from the first block on, so a holder is in one of the answers.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use kvatlas_core::index::QueryChain;
@@ -10,24 +11,39 @@ use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, Sing
 use super::{Answerer, Asked, Doubts, Found, explain, most_of, saturating_u32};
 
 impl<'n> Doubts<'_, 'n> {
-    /// The chain of the query as such engines have it; none where the namespace has none of them, or the query no tokens.
-    pub(super) fn chain_ahead(&self) -> Option<QueryChain<'n>> {
+    /// What is asked for, as such engines hash it; none where the namespace has none of them, or the query no tokens.
+    pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
-        // Schemes have no such chains.
-        let is_of_contract = self.namespace.chains.is_none();
-        if !is_known || !is_of_contract || !matches!(self.key, QueryKey::Tokens { .. }) {
+        let QueryKey::Tokens {
+            tokens, cache_salt, ..
+        } = self.key
+        else {
             return None;
+        };
+        match &self.namespace.chains {
+            _ if !is_known => None,
+            None => Some(Cow::Borrowed(self.key)),
+            Some(chains) => {
+                let size = self.namespace.indexer.settings().block_size;
+                let hashes = chains.hashes_ahead(tokens, size, cache_salt.as_deref())?;
+                Some(Cow::Owned(QueryKey::SequenceHashes(hashes)))
+            }
         }
+    }
+
+    /// The chain of such a key.
+    pub(super) fn chain_ahead<'k>(&self, key: &'k QueryKey) -> Option<QueryChain<'k>> {
         let block_size = self.namespace.indexer.settings().block_size;
         // Not deeper than the query's own chain, which has been checked.
-        QueryChain::looking_ahead(self.key, block_size).ok()
+        QueryChain::looking_ahead(key, block_size).ok()
     }
 }
 
 impl Answerer {
     /// Adds to `reply` what is found of the same prompt in the chain of engines that look ahead, if there are any.
     pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
-        let Some(mut chain) = doubts.chain_ahead() else {
+        let key = doubts.key_ahead();
+        let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
             return;
         };
         let (indexer, options) = (&doubts.namespace.indexer, &query.options);

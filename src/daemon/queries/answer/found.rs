@@ -127,7 +127,8 @@ impl Answerer {
         let mut chain = self.chain(&namespace.indexer, &spoken)?;
         let doubts = self.doubts(&namespace, key);
         let mut found = self.found(&doubts, &mut chain, worker);
-        if let Some(mut ahead) = doubts.chain_ahead() {
+        let key_ahead = doubts.key_ahead();
+        if let Some(mut ahead) = key_ahead.as_deref().and_then(|key| doubts.chain_ahead(key)) {
             let ahead = self.found(&doubts, &mut ahead, worker);
             ahead::merge_found(&mut found, ahead);
         }

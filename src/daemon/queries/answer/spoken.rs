@@ -10,7 +10,7 @@ use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 /// # Errors
 ///
 /// [`ErrorCode::BadRequest`] for block hashes where the namespace speaks a scheme: a chain of a scheme has none, and the contract's would find
-/// nobody.
+/// nobody. And for an adapter's tokens where it is not known how the scheme hashes them.
 pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
     let Some(chains) = &namespace.chains else {
         return Ok(Cow::Borrowed(key));
@@ -21,6 +21,13 @@ pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow
             lora_name,
             cache_salt,
         } => {
+            if lora_name.as_ref().is_some_and(|name| !name.is_empty()) && !chains.knows_adapters() {
+                let text = format!(
+                    "how the blocks of adapters are hashed in namespace {:?} is not known; ask by its sequence hashes",
+                    namespace.name
+                );
+                return Err(WireError::new(ErrorCode::BadRequest, text));
+            }
             let size = namespace.indexer.settings().block_size;
             let hashes = chains.sequence_hashes(tokens, size, lora_name.as_deref(), cache_salt.as_deref());
             Ok(Cow::Owned(QueryKey::SequenceHashes(hashes)))

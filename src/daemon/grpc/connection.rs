@@ -1,0 +1,143 @@
+//! One connection of HTTP/2, within limits.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::listener::{Peer, Place};
+
+use super::service::Door;
+
+/// Bytes of the headers of one request, at most.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Bytes of a question that may come before they are read, and of all questions of a connection.
+const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
+
+/// Bounds on one client.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Requests of one connection at once.
+    pub(super) streams_max: u32,
+    /// Time without a question.
+    pub(super) idle_timeout: Duration,
+    /// Time for the client to answer a ping.
+    pub(super) ping_timeout: Duration,
+    /// Time that a request in progress still has after the stop.
+    pub(super) drain_timeout: Duration,
+}
+
+/// The requests of a connection that are being answered. Without one, the connection waits for its client, and may have to give way.
+pub(super) struct Activity {
+    place: Place,
+    requests: Mutex<usize>,
+    changed: Notify,
+}
+
+/// A request that is being answered, until this is dropped.
+pub(super) struct Begun(Arc<Activity>);
+
+impl Activity {
+    pub(super) fn new(place: Place) -> Self {
+        Self {
+            place,
+            requests: Mutex::new(0),
+            changed: Notify::new(),
+        }
+    }
+
+    /// A request is being answered from now on.
+    pub(super) fn begin(self: &Arc<Self>) -> Begun {
+        self.change(|requests| requests + 1);
+        Begun(Arc::clone(self))
+    }
+
+    fn change(&self, change: impl Fn(usize) -> usize) {
+        let mut requests = self.requests.lock();
+        *requests = change(*requests);
+        self.place.note_waits(*requests == 0);
+        self.changed.notify_one();
+    }
+
+    /// Waits until nothing has been asked for so long.
+    async fn idle_for(&self, idle_timeout: Duration) {
+        loop {
+            let changed = self.changed.notified();
+            let is_idle = *self.requests.lock() == 0;
+            if !is_idle {
+                changed.await;
+            } else if timeout(idle_timeout, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.change(|requests| requests.saturating_sub(1));
+    }
+}
+
+/// Serves a client until it goes, is idle for too long, breaks a limit or is displaced, or the daemon stops.
+pub(super) async fn serve(
+    door: Arc<Door>,
+    limits: Limits,
+    stream: TcpStream,
+    peer: SocketAddr,
+    place: Place,
+    stopping: CancellationToken,
+) {
+    let activity = Arc::new(Activity::new(place));
+    let of_requests = Arc::clone(&activity);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (door, activity) = (Arc::clone(&door), Arc::clone(&of_requests));
+        async move {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(Peer(peer));
+            Ok::<_, Infallible>(door.serve(request, activity).await)
+        }
+    });
+    let [of_stream, of_connection] = UNREAD_BYTES_MAX;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.streams_max)
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .initial_stream_window_size(of_stream)
+        .initial_connection_window_size(of_connection)
+        .keep_alive_interval(limits.ping_timeout)
+        .keep_alive_timeout(limits.ping_timeout);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        ended = connection.as_mut() => return log_end(ended),
+        () = activity.place.displaced() => return,
+        () = stopping.cancelled() => {}
+        () = activity.idle_for(limits.idle_timeout) => {}
+    }
+    // No further request; a client that does not take the answer in progress is cut off.
+    connection.as_mut().graceful_shutdown();
+    if let Ok(ended) = timeout(limits.drain_timeout, connection).await {
+        log_end(ended);
+    }
+}
+
+/// Logs a connection that ended with an error. The client causes these, so they are logged for debugging only.
+fn log_end(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection of a router over gRPC has ended");
+    }
+}

@@ -1,0 +1,93 @@
+//! Readiness in the words of gRPC: `grpc.health.v1`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+use crate::daemon::admin::Readiness;
+
+/// The pause between two looks, for those who watch.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Tells whether the daemon is ready.
+pub(super) struct ReadinessHealth {
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) stopping: CancellationToken,
+}
+
+/// One who watches.
+struct Watch {
+    readiness: Arc<Readiness>,
+    stopping: CancellationToken,
+    looks: Interval,
+    /// What was told last.
+    told: Option<i32>,
+}
+
+fn status_of(readiness: &Readiness) -> i32 {
+    match readiness.report().is_ready() {
+        true => ServingStatus::Serving.into(),
+        false => ServingStatus::NotServing.into(),
+    }
+}
+
+impl Watch {
+    /// The next status that differs from the last; none at the stop.
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        let stopping = self.stopping.clone();
+        loop {
+            stopping.run_until_cancelled(self.looks.tick()).await?;
+            let status = status_of(&self.readiness);
+            if self.told.replace(status) != Some(status) {
+                return Some((Ok(HealthCheckResponse { status }), self));
+            }
+        }
+    }
+}
+
+/// Refuses services that are not here. The empty name is the whole server.
+fn check_name(request: &Request<HealthCheckRequest>) -> Result<(), Status> {
+    match request.get_ref().service.as_str() {
+        "" | super::service::KV_INDEXER => Ok(()),
+        _ => Err(Status::not_found("this service is not here")),
+    }
+}
+
+#[tonic::async_trait]
+impl Health for ReadinessHealth {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        check_name(&request)?;
+        let status = status_of(&self.readiness);
+        Ok(Response::new(HealthCheckResponse { status }))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        check_name(&request)?;
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let watch = Watch {
+            readiness: Arc::clone(&self.readiness),
+            stopping: self.stopping.clone(),
+            looks,
+            told: None,
+        };
+        Ok(Response::new(Box::pin(unfold(watch, Watch::next))))
+    }
+}

@@ -1,0 +1,41 @@
+//! SGLang's router asks its indexer over gRPC (`kv_indexer.v1`): this listener answers in that indexer's place.
+//!
+//! ```text
+//! router ──MatchExternalKvPrefix: hashes of a prompt's pages──▶ service ──▶ question ──▶ one search of each namespace
+//! ```
+//!
+//! The router asks by the names that SGLang has for pages, and names no model. So the namespaces that speak the scheme `sglang` are searched, or
+//! the one that `grpc.namespace` names. Workers are told by their address, which has to be the URL by which the router knows them. A worker whose
+//! state is in doubt is left out.
+//!
+//! Some codes make that router go by load, and all others fail the user's request. So a question that cannot be answered gets one of the former:
+//!
+//! | code | when |
+//! |---|---|
+//! | `UNAVAILABLE` | the daemon is not ready, or nothing is known of the namespace |
+//! | `DEADLINE_EXCEEDED` | the question's time was over, or it did not come in time |
+//! | `RESOURCE_EXHAUSTED` | too many questions are there, or the answer would be too long |
+//! | `OUT_OF_RANGE` | the question is too long |
+//!
+//! An answer has the header `x-kvatlas-exact`, as over HTTP. So an empty one that is certain can be told from one that is not.
+//!
+//! | file | what |
+//! |---|---|
+//! | `messages` | questions and answers on the wire |
+//! | `describe` | the same for those who ask the server what it takes (reflection) |
+//! | `question` | from a question to its answer |
+//! | `health` | readiness, in the words of gRPC |
+//! | `service` | one request: who answers it, in which time, within which bounds |
+//! | `connection` | one connection of HTTP/2 |
+//! | `start` | the listener |
+
+mod connection;
+mod describe;
+mod health;
+mod messages;
+mod question;
+mod service;
+mod start;
+
+pub(crate) use start::GrpcStartError;
+pub(crate) use start::start_grpc;

@@ -1,0 +1,240 @@
+//! One request: who answers it, in which time, within which bounds.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body as AxumBody;
+use axum::http::{HeaderMap, HeaderName, Request, Response};
+use http_body_util::Full;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::metadata::MetadataValue;
+use tonic::server::{Grpc, UnaryService};
+use tonic::{Code, Status};
+use tonic_prost::ProstCodec;
+
+use crate::daemon::config::Secret;
+use crate::daemon::http::{Bodies, HttpError, is_allowed};
+use crate::daemon::metrics::labels::{GrpcMethod, GrpcOutcome};
+
+use super::connection::Activity;
+use super::question::{Answered, Questions};
+
+/// The service's name.
+pub(super) const KV_INDEXER: &str = "kv_indexer.v1.KVIndexer";
+/// The header that says whether the state of all holders is certain.
+const EXACT: &str = "x-kvatlas-exact";
+/// The header with the time in which the client wants its answer.
+static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+/// A service of gRPC's own: health, or what the server takes.
+pub(super) type Other = Arc<dyn Fn(Request<Body>) -> Answering + Send + Sync>;
+
+/// Parts that all requests share.
+pub(super) struct Door {
+    pub(super) questions: Questions,
+    pub(super) bodies: Bodies,
+    pub(super) token: Option<Secret>,
+    /// Longest question, in bytes.
+    pub(super) message_bytes_max: usize,
+    /// Time for a question to come and to be answered, at most.
+    pub(super) request_timeout: Duration,
+    pub(super) health: Other,
+    /// What the server takes, in both versions of that protocol.
+    pub(super) reflection: [Other; 2],
+}
+
+/// A service whose kind is not told.
+pub(super) fn other<S>(service: S) -> Other
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    Arc::new(move |request| {
+        let answering = service.clone().call(request);
+        Box::pin(async move { answering.await.unwrap_or_else(|never| match never {}) })
+    })
+}
+
+/// A method as a function.
+struct Method<F>(F);
+
+impl<F, Fut, Q, A> UnaryService<Q> for Method<F>
+where
+    F: FnMut(Q) -> Fut,
+    Fut: Future<Output = Result<Answered<A>, Status>> + Send + 'static,
+    A: Send + 'static,
+{
+    type Response = A;
+    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
+
+    fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
+        let answering = (self.0)(request.into_inner());
+        Box::pin(async move {
+            let Answered { answer, is_exact } = answering.await?;
+            let mut response = tonic::Response::new(answer);
+            let value = MetadataValue::from_static(if is_exact { "true" } else { "false" });
+            response.metadata_mut().insert(EXACT, value);
+            Ok(response)
+        })
+    }
+}
+
+impl Door {
+    /// Answers a request, and counts it.
+    pub(super) async fn serve(
+        self: Arc<Self>,
+        request: Request<AxumBody>,
+        activity: Arc<Activity>,
+    ) -> Response<Body> {
+        let method = GrpcMethod::of_path(request.uri().path());
+        let is_open = method == GrpcMethod::Health;
+        let response = match is_open || is_allowed(request.headers(), self.token.as_ref()) {
+            true => self.answer(method, request, &activity).await,
+            false => {
+                let text = "send authorization: Bearer TOKEN with the token of grpc.token_file";
+                Status::unauthenticated(text).into_http()
+            }
+        };
+        // Who answers in a stream tells its outcome at the end.
+        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+        self.questions
+            .metrics
+            .answered(method, GrpcOutcome::of_code(code as i32));
+        response
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        method: GrpcMethod,
+        request: Request<AxumBody>,
+        activity: &Arc<Activity>,
+    ) -> Response<Body> {
+        match method {
+            GrpcMethod::Health => {
+                let _begun = activity.begin();
+                (self.health)(request.map(Body::new)).await
+            }
+            GrpcMethod::Reflection => {
+                let [v1, v1alpha] = &self.reflection;
+                let is_older = request.uri().path().contains(".v1alpha.");
+                let service = if is_older { v1alpha } else { v1 };
+                service(request.map(Body::new)).await
+            }
+            GrpcMethod::MatchPrefix | GrpcMethod::Match => {
+                let asked = timeout_of(request.headers()).unwrap_or(Duration::MAX);
+                let answering = self.answer_message(method, request, activity);
+                let answered = tokio::time::timeout(asked.min(self.request_timeout), answering).await;
+                answered
+                    .unwrap_or_else(|_| Status::deadline_exceeded("the question's time is over").into_http())
+            }
+            GrpcMethod::HitCounts => unimplemented("how often blocks are looked up is not counted here"),
+            GrpcMethod::Source => unimplemented(
+                "kvatlas follows engines itself: kvatlas bridge. What is told here does not say which block follows which",
+            ),
+            GrpcMethod::Other => unimplemented("there is no such method"),
+        }
+    }
+
+    /// Answers a question when it has come whole. Its connection waits for the client until then.
+    async fn answer_message(
+        self: &Arc<Self>,
+        method: GrpcMethod,
+        request: Request<AxumBody>,
+        activity: &Arc<Activity>,
+    ) -> Response<Body> {
+        let headers = request.headers().clone();
+        let received = match self.bodies.receive(request).await {
+            Ok(received) => received,
+            Err(error) => return not_received(&error).into_http(),
+        };
+        let _begun = activity.begin();
+        let mut request = Request::new(Full::new(received.bytes.clone()));
+        *request.headers_mut() = headers;
+        let door = Arc::clone(self);
+        match method {
+            GrpcMethod::MatchPrefix => {
+                let method = move |question| {
+                    let door = Arc::clone(&door);
+                    async move { door.questions.prefix(question).await }
+                };
+                self.grpc().unary(Method(method), request).await
+            }
+            _ => {
+                let method = move |question| {
+                    let door = Arc::clone(&door);
+                    async move { door.questions.tiers(question).await }
+                };
+                self.grpc().unary(Method(method), request).await
+            }
+        }
+    }
+
+    fn grpc<Q, A>(&self) -> Grpc<ProstCodec<A, Q>>
+    where
+        Q: prost::Message + Default + Send + 'static,
+        A: prost::Message + Send + 'static,
+    {
+        Grpc::new(ProstCodec::default()).max_decoding_message_size(self.message_bytes_max)
+    }
+}
+
+fn unimplemented(text: &str) -> Response<Body> {
+    Status::unimplemented(text).into_http()
+}
+
+/// Why a question did not come. The router goes by load then, and may ask again.
+fn not_received(error: &HttpError) -> Status {
+    match error {
+        HttpError::BodyTooLarge { .. } => {
+            Status::out_of_range("the question is too long (grpc.max_message_bytes)")
+        }
+        HttpError::BodyTimedOut { .. } => {
+            Status::deadline_exceeded("the question did not come in time (grpc.request_timeout_ms)")
+        }
+        HttpError::TooManyBodies => Status::resource_exhausted(
+            "questions take too much room (grpc.max_receiving_bytes); ask again later",
+        ),
+        _ => Status::cancelled("the question did not come whole"),
+    }
+}
+
+/// The time in which the client wants its answer; none where it does not say so, or in other words than gRPC's.
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(&TIMEOUT)?.to_str().ok()?;
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = number.parse().ok().filter(|_| is_number)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_as_grpc_writes_them() {
+        let timeout = |text: &'static str| {
+            let value = axum::http::HeaderValue::from_static(text);
+            timeout_of(&HeaderMap::from_iter([(TIMEOUT.clone(), value)]))
+        };
+        assert_eq!(timeout("100m"), Some(Duration::from_millis(100)));
+        assert_eq!(timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(timeout("7n"), Some(Duration::from_nanos(7)));
+        for text in ["", "m", "100", "-1m", "+1m", "123456789m", "1 m", "1x"] {
+            assert_eq!(timeout(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The listener.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_reflection::server::{Builder, Error as ReflectionError};
+
+use kvatlas_core::wire::{NameError, NamespaceName};
+
+use crate::daemon::config::GrpcConfig;
+use crate::daemon::http::{Bodies, BodyLimits, Source, TokenError, read_token};
+use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
+use crate::daemon::metrics::{
+    GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace,
+};
+use crate::daemon::shared::{Shared, Stage};
+
+use super::connection::{Limits, serve};
+use super::describe::descriptors;
+use super::health::ReadinessHealth;
+use super::question::Questions;
+use super::service::{Door, Other, other};
+
+/// Time that a request in progress still has at the stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of a question to a service of gRPC's own, at most.
+const OTHER_BYTES_MAX: usize = 4 << 10;
+/// Bytes before each message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Why SGLang's routers cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum GrpcStartError {
+    /// The listener.
+    #[error("cannot listen on {address} (grpc.listen): {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The namespace.
+    #[error("grpc.namespace: {0}")]
+    Namespace(#[from] NameError),
+    /// What the server says that it takes.
+    #[error("the description of gRPC's methods: {0}")]
+    Description(#[from] ReflectionError),
+}
+
+/// Serves SGLang's routers as tasks of `stage`, from `source`. Returns the address that is listened on.
+pub(crate) async fn start_grpc(
+    address: SocketAddr,
+    source: Source,
+    shared: &Shared,
+    stage: &Stage,
+) -> Result<SocketAddr, GrpcStartError> {
+    let config = &shared.config.grpc;
+    let door = Arc::new(door(source, shared, stage)?);
+    let failed = |source| GrpcStartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let local_addr = listener.local_addr().map_err(failed)?;
+    let limits = limits(config);
+    let acceptor = Acceptor {
+        name: "grpc",
+        limits: ConnectionLimits {
+            connections_max: config.max_connections,
+            per_source_max: config.max_connections_per_source,
+            head_timeout: config.idle_timeout,
+            age_max: None,
+            drain_timeout: DRAIN_TIMEOUT,
+            head_bytes_max: config.max_message_bytes,
+        },
+        stopping: stage.stop.clone(),
+        counts: Arc::new(GrpcConnectionMetrics::new()),
+    };
+    let stopping = stage.stop.clone();
+    let accepting = acceptor.accept(listener, move |stream, peer, place| {
+        serve(Arc::clone(&door), limits, stream, peer, place, stopping.clone())
+    });
+    stage.tasks.spawn(accepting);
+    tracing::info!(%local_addr, "listener for SGLang's routers started");
+    Ok(local_addr)
+}
+
+/// What all requests share.
+fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
+    let config = &shared.config.grpc;
+    let token = config.token_file.as_deref();
+    let token = token
+        .map(|path| read_token("grpc.token_file", path))
+        .transpose()?;
+    let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose()?;
+    let health = HealthServer::new(ReadinessHealth {
+        readiness: Arc::clone(&shared.readiness),
+        stopping: stage.stop.clone(),
+    });
+    let health = health.max_decoding_message_size(OTHER_BYTES_MAX);
+    Ok(Door {
+        questions: Questions {
+            source,
+            namespace,
+            readiness: Arc::clone(&shared.readiness),
+            heavy_turns: Arc::clone(&shared.heavy_turns),
+            metrics: GrpcMetrics::new(),
+            errors: QueryErrorMetrics::new(),
+            namespaces: QueryMetricsByNamespace::default(),
+        },
+        bodies: Bodies::new(BodyLimits {
+            all_bytes_max: config.max_receiving_bytes,
+            body_bytes_max: config.max_message_bytes.saturating_add(PREFIX_BYTES),
+            timeout: config.request_timeout,
+            setting: "grpc.max_receiving_bytes",
+        }),
+        token,
+        message_bytes_max: config.max_message_bytes,
+        request_timeout: config.request_timeout,
+        health: other(health),
+        reflection: reflection()?,
+    })
+}
+
+fn limits(config: &GrpcConfig) -> Limits {
+    Limits {
+        streams_max: config.max_streams,
+        idle_timeout: config.idle_timeout,
+        ping_timeout: config.request_timeout,
+        drain_timeout: DRAIN_TIMEOUT,
+    }
+}
+
+/// What the server takes, in both versions of that protocol.
+fn reflection() -> Result<[Other; 2], ReflectionError> {
+    let described = || {
+        Builder::configure()
+            .register_file_descriptor_set(descriptors())
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let v1 = described().build_v1()?;
+    let v1alpha = described().build_v1alpha()?;
+    Ok([
+        other(v1.max_decoding_message_size(OTHER_BYTES_MAX)),
+        other(v1alpha.max_decoding_message_size(OTHER_BYTES_MAX)),
+    ])
+}
+
+impl ConnectionCounts for GrpcConnectionMetrics {
+    fn opened(&self) {
+        GrpcConnectionMetrics::opened(self);
+    }
+
+    fn closed(&self) {
+        GrpcConnectionMetrics::closed(self);
+    }
+
+    fn refused(&self, limit: usize) {
+        GrpcConnectionMetrics::refused(self, limit);
+    }
+}
