@@ -393,8 +393,8 @@ impl Bridge {
     }
 
     /// Where an engine's events are published once more, if they are.
-    pub fn republished_at(&self, key: &EngineKey) -> Option<SocketPair> {
-        self.inner.republisher.as_ref()?.sockets_of(key)
+    pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
+        self.inner.republisher.as_ref()?.sockets_of(engine)
     }
 
     pub(super) fn add_source(&self, reports: Reports) {

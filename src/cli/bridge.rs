@@ -123,7 +123,7 @@ impl AdminSource for View {
                     "endpoint": state.engine.endpoint,
                     "status": format!("{:?}", state.status).to_lowercase(),
                     "last_error": state.last_error,
-                    "republished": self.bridge.republished_at(&state.engine.key).map(|sockets| {
+                    "republished": self.bridge.republished_at(&state.engine).map(|sockets| {
                         serde_json::json!({ "events": sockets.events(), "replay": sockets.replay() })
                     }),
                 })

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas::bridge::{
     AllowedHosts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults, FollowOptions,
-    LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory, parse_engine, parse_engines_file,
+    LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory, parse_engine,
+    parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{GivenEngine, follow_patiently};
@@ -137,6 +138,17 @@ impl EngineArguments {
         }
     }
 
+    /// Where engines' events are published once more, if anywhere.
+    fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
+        let options = RepublishOptions {
+            addresses: self.republish.clone(),
+            has_special: self.republish_everything,
+            bytes_max: self.republish_max_bytes,
+        };
+        options.check().map_err(Failure::usage)?;
+        Ok((!options.addresses.is_empty()).then_some(options))
+    }
+
     /// A bridge that will follow `engines`. With a `register_token`, clients elsewhere need it to register further ones.
     pub(super) fn bridge(
         &self,
@@ -163,11 +175,7 @@ impl EngineArguments {
             engines_max: self.max_engines,
             register_hosts: self.register_hosts.clone(),
             register_token,
-            republish: (!self.republish.is_empty()).then(|| RepublishOptions {
-                addresses: self.republish.clone(),
-                has_special: self.republish_everything,
-                bytes_max: self.republish_max_bytes,
-            }),
+            republish: self.republished()?,
             ..BridgeOptions::default()
         };
         let bridge = Bridge::new(subjects, options);

@@ -82,6 +82,18 @@ impl FromStr for RepublishAddress {
     }
 }
 
+/// Refuses two addresses for the same engines, in words.
+pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
+    for (place, address) in addresses.iter().enumerate() {
+        let mut before = addresses.iter().take(place);
+        if before.any(|other| other.instance == address.instance) {
+            let whose = address.instance.as_deref().unwrap_or("all other engines");
+            return Err(format!("--republish gives two addresses to {whose}"));
+        }
+    }
+    Ok(())
+}
+
 /// The addresses of engines: those that name them, and for others the order in which they are given. The ranks of an engine that is named have
 /// one pair behind the other.
 #[derive(Debug)]
@@ -134,7 +146,11 @@ mod tests {
         for (instance, rank) in [("b", 0), ("vllm-7", 0), ("b", 0), ("a", 0), ("a", 1)] {
             addresses.assign(instance, rank);
         }
-        let of = |instance, rank| addresses.of(instance, rank).map(|pair| (pair.events(), pair.replay()));
+        let of = |instance, rank| {
+            addresses
+                .of(instance, rank)
+                .map(|pair| (pair.events(), pair.replay()))
+        };
         let pair = |events: &str, replay: &str| Some((events.to_owned(), replay.to_owned()));
         assert_eq!(of("b", 0), pair("tcp://0.0.0.0:5600", "tcp://0.0.0.0:5601"));
         assert_eq!(of("a", 1), pair("tcp://0.0.0.0:5604", "tcp://0.0.0.0:5605"));
@@ -144,8 +160,35 @@ mod tests {
     }
 
     #[test]
+    fn no_engine_has_two_addresses() {
+        let check = |texts: &[&str]| {
+            let addresses: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            check(&addresses)
+        };
+        assert_eq!(check(&["tcp://h:1", "a=tcp://h:3", "b=tcp://h:3"]), Ok(()));
+        assert!(
+            check(&["tcp://h:1", "tcp://h:3"])
+                .unwrap_err()
+                .contains("all other")
+        );
+        assert!(
+            check(&["a=tcp://h:1", "a=tcp://h:3"])
+                .unwrap_err()
+                .ends_with("to a")
+        );
+    }
+
+    #[test]
     fn other_forms_are_refused() {
-        for text in ["5600", "tcp://host", "tcp://host:0", "tcp://host:65535", "tcp://:1", "a=5600", "ipc://x:1"] {
+        for text in [
+            "5600",
+            "tcp://host",
+            "tcp://host:0",
+            "tcp://host:65535",
+            "tcp://:1",
+            "a=5600",
+            "ipc://x:1",
+        ] {
             assert_eq!(text.parse::<RepublishAddress>(), Err(FORM.to_owned()), "{text}");
         }
     }

@@ -92,8 +92,12 @@ async fn bind(host: &str, port: u16) -> TcpListener {
     loop {
         match TcpListener::bind((host, port)).await {
             Ok(listener) => return listener,
-            Err(error) if is_said => tracing::debug!(host, port, %error, "a socket for routers cannot listen"),
-            Err(error) => tracing::error!(host, port, %error, "a socket for routers cannot listen; it is tried again"),
+            Err(error) if is_said => {
+                tracing::debug!(host, port, %error, "a socket for routers cannot listen")
+            }
+            Err(error) => {
+                tracing::error!(host, port, %error, "a socket for routers cannot listen; it is tried again")
+            }
         }
         is_said = true;
         tokio::time::sleep(BIND_PAUSE).await;
@@ -180,7 +184,9 @@ fn is_subscription(received: &Received) -> bool {
 async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
     let (mut reader, mut writer) = open(client, Role::Replay).await?;
     loop {
-        let received = timeout(IDLE_MAX, read(&mut reader)).await.map_err(|_| Ended::Idle)??;
+        let received = timeout(IDLE_MAX, read(&mut reader))
+            .await
+            .map_err(|_| Ended::Idle)??;
         let Received::Message(frames) = received else {
             continue;
         };

@@ -30,7 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use kvatlas_engines::{Format, MirrorSettings, TranslatorSettings};
 
-use crate::daemon::http::{EngineKey, GivenEngine, NewEngine};
+use crate::daemon::http::{GivenEngine, NewEngine};
 use crate::daemon::metrics::BridgeMetrics;
 
 use addresses::Addresses;
@@ -55,6 +55,17 @@ pub struct RepublishOptions {
     pub has_special: bool,
     /// Most bytes of blocks for one engine.
     pub bytes_max: usize,
+}
+
+impl RepublishOptions {
+    /// Refuses two addresses for the same engines, in words.
+    ///
+    /// # Errors
+    ///
+    /// Which engines.
+    pub fn check(&self) -> Result<(), String> {
+        addresses::check(&self.addresses)
+    }
 }
 
 /// Publishes engines' events once more.
@@ -93,12 +104,10 @@ impl Republisher {
     }
 
     /// The sockets of an engine, if it has some.
-    pub(super) fn sockets_of(&self, key: &EngineKey) -> Option<SocketPair> {
-        let is_own = key.model.chains().is_none();
-        self.addresses
-            .lock()
-            .of(&key.instance, key.rank)
-            .filter(|_| is_own)
+    pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
+        let addresses = self.addresses.lock();
+        let sockets = addresses.of(&engine.key.instance, engine.key.rank);
+        sockets.filter(|_| is_republished(engine))
     }
 
     /// Begins to publish the events of an engine whose blocks are translated with `settings`.
@@ -106,7 +115,7 @@ impl Republisher {
         if !is_republished(engine) {
             return None;
         }
-        let Some(sockets) = self.sockets_of(&engine.key) else {
+        let Some(sockets) = self.sockets_of(engine) else {
             tracing::warn!(
                 engine = %engine.key,
                 "not republished, as it has no address of its own: give --republish NAME=tcp://HOST:PORT"
@@ -121,7 +130,11 @@ impl Republisher {
         };
         let namespace = engine.key.model.namespace().ok()?;
         let metrics = self.metrics.of_engine(namespace.as_str(), name);
-        let stream = Arc::new(Stream::new(mirror, engine.key.rank, (Arc::clone(&self.metrics), metrics)));
+        let stream = Arc::new(Stream::new(
+            mirror,
+            engine.key.rank,
+            (Arc::clone(&self.metrics), metrics),
+        ));
         tracing::info!(engine = %engine.key, events = %sockets.events(), replay = %sockets.replay(), "republished");
         let (host, port) = (sockets.host, sockets.port);
         let events = serve(Role::Publisher, (host.clone(), port), Arc::clone(&stream));

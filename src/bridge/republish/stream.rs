@@ -139,7 +139,10 @@ impl Stream {
 
     /// The messages by which a subscriber learns that it knows nothing: a restart, and a gap behind it.
     fn beginning(&self, number: u64) -> [Bytes; 2] {
-        [self.message(0, &EventList::cleared()), self.message(number, &no_events())]
+        [
+            self.message(0, &EventList::cleared()),
+            self.message(number, &no_events()),
+        ]
     }
 
     fn send(&self, inner: &mut Inner, message: &Bytes) {
@@ -148,7 +151,8 @@ impl Stream {
             .subscribers
             .retain(|subscriber| subscriber.send(message, &self.metrics));
         if inner.subscribers.len() < before {
-            self.engine_metrics.set_republish_subscribers(inner.subscribers.len());
+            self.engine_metrics
+                .set_republish_subscribers(inner.subscribers.len());
         }
     }
 
@@ -194,7 +198,10 @@ impl Stream {
     /// Lets everybody see that nothing is missing, and doubts an engine that is out of sight for long.
     pub(super) fn beat(&self) {
         let mut inner = self.inner.lock();
-        if inner.unseen_since.is_some_and(|since| since.elapsed() >= UNSEEN_MAX) {
+        if inner
+            .unseen_since
+            .is_some_and(|since| since.elapsed() >= UNSEEN_MAX)
+        {
             inner.mirror.lose_sight();
         }
         self.publish(&mut inner);
@@ -223,7 +230,8 @@ impl Stream {
             .subscribers
             .retain(|subscriber| !subscriber.messages.is_closed());
         inner.subscribers.push(subscriber);
-        self.engine_metrics.set_republish_subscribers(inner.subscribers.len());
+        self.engine_metrics
+            .set_republish_subscribers(inner.subscribers.len());
         Waiting { messages, bytes }
     }
 
@@ -239,7 +247,9 @@ impl Stream {
                 return state;
             }
             let next = inner.written_at.map(|at| at + STATE_INTERVAL);
-            next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()))
+            next.map_or(Duration::ZERO, |next| {
+                next.saturating_duration_since(Instant::now())
+            })
         };
         tokio::time::sleep(wait).await;
         self.write_state()
@@ -281,7 +291,10 @@ pub(in super::super) struct Tap {
 
 impl Tap {
     pub(super) fn new(stream: Arc<Stream>, tasks: [AbortOnDropHandle<()>; 3]) -> Self {
-        Self { stream, _tasks: tasks }
+        Self {
+            stream,
+            _tasks: tasks,
+        }
     }
 
     /// Has `translator` translate `batch`, and follows.
@@ -291,7 +304,11 @@ impl Tap {
         batch: &EngineBatch,
         output: &mut Translation,
     ) {
-        self.stream.inner.lock().mirror.translate(translator, batch, output);
+        self.stream
+            .inner
+            .lock()
+            .mirror
+            .translate(translator, batch, output);
     }
 
     /// Sends what has changed.

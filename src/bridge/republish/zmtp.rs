@@ -157,7 +157,10 @@ mod tests {
         assert!(matches!(received(&long).await, Err(ReadError::TooMuch)));
         let long = [&[LONG | COMMAND][..], &1025_u64.to_be_bytes()].concat();
         assert!(matches!(received(&long).await, Err(ReadError::TooMuch)));
-        assert!(matches!(received(&[MORE, 0].repeat(5)).await, Err(ReadError::TooMuch)));
+        assert!(matches!(
+            received(&[MORE, 0].repeat(5)).await,
+            Err(ReadError::TooMuch)
+        ));
         let http = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 64]].concat();
         let opened = read_opening(&mut http.as_slice()).await;
         assert!(matches!(opened, Err(ReadError::Protocol)));

@@ -147,7 +147,10 @@ impl Mirror {
         let Ok(hashes) = content_hashes(batch, stored, seed) else {
             return self.omissions.unknown += blocks;
         };
-        let first_object = batch.objects(stored.objects).first().map(|object| object.block as usize);
+        let first_object = batch
+            .objects(stored.objects)
+            .first()
+            .map(|object| object.block as usize);
         let count = match first_object.filter(|_| !self.settings.has_special) {
             Some(first) => first.min(hashes.len()),
             None => hashes.len(),

@@ -204,7 +204,9 @@ impl Nodes {
     fn place(&mut self, node: Node, tokens: &[Token]) -> Option<Slot> {
         if let Some(place) = self.free.pop() {
             let start = place as usize * self.size;
-            self.tokens.get_mut(start..start + self.size)?.copy_from_slice(tokens);
+            self.tokens
+                .get_mut(start..start + self.size)?
+                .copy_from_slice(tokens);
             *self.nodes.get_mut(place as usize)? = node;
             return Some(Slot(place));
         }
@@ -221,7 +223,9 @@ impl Nodes {
 
     /// Whether a block is held for certain.
     pub(super) fn has_held(&self) -> bool {
-        self.nodes.iter().any(|node| !node.is_free && node.held == Held::Yes)
+        self.nodes
+            .iter()
+            .any(|node| !node.is_free && node.held == Held::Yes)
     }
 
     /// Notes that no block is held any more, and that those that are told of changes know nothing.

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{
-    EventList, Format, Mirror, MirrorOmissions, MirrorSettings, Reason, Translation, Translator, TranslatorSettings,
+    EventList, Format, Mirror, MirrorOmissions, MirrorSettings, Reason, Translation, Translator,
+    TranslatorSettings,
 };
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -78,7 +79,11 @@ impl Router {
         let mut path = event
             .parent_block_hash
             .map_or_else(Path::new, |name| self.names[&name].clone());
-        for (name, tokens) in event.block_hashes.iter().zip(event.token_ids.chunks(SIZE as usize)) {
+        for (name, tokens) in event
+            .block_hashes
+            .iter()
+            .zip(event.token_ids.chunks(SIZE as usize))
+        {
             path.push(tokens.to_vec());
             self.names.insert(*name, path.clone());
             self.held.insert(path.clone());
@@ -284,7 +289,8 @@ impl Sides {
 
     fn apply(&mut self, changes: &[Change]) {
         let batch = decode(Format::Vllm, &Engine::PLAIN.payload(changes));
-        self.mirror.translate(&mut self.translator, &batch, &mut self.output);
+        self.mirror
+            .translate(&mut self.translator, &batch, &mut self.output);
     }
 
     /// Tells a router that was told of everything before. Returns whether that needed all.
@@ -393,7 +399,10 @@ fn after_a_doubt_only_what_is_stored_again_is_held() {
     assert_eq!(router.held, paths(1, 0..3));
     sides.apply(&[Change::Clear, stored(2, 0, 2)]);
     assert!(!sides.tell(&mut router));
-    assert_eq!((&router.held, &sides.joined()), (&paths(2, 0..2), &paths(2, 0..2)));
+    assert_eq!(
+        (&router.held, &sides.joined()),
+        (&paths(2, 0..2), &paths(2, 0..2))
+    );
 }
 
 #[test]
@@ -406,7 +415,10 @@ fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
     sides.apply(&[removed(13)]);
     sides.mirror.regain_sight();
     sides.tell(&mut router);
-    assert_eq!((&router.held, &sides.joined()), (&paths(1, 0..3), &paths(1, 0..3)));
+    assert_eq!(
+        (&router.held, &sides.joined()),
+        (&paths(1, 0..3), &paths(1, 0..3))
+    );
     // Lost events are another matter.
     sides.mirror.lose_sight();
     sides.mirror.doubt();
@@ -425,7 +437,11 @@ fn blocks_that_only_some_prompts_have_are_among_all() {
     }
     sides.tell(&mut router);
     assert_eq!(router.held.len(), 4, "their tokens are the same");
-    assert_eq!(router.names.len(), 12, "but for the blocks before the image, they are others");
+    assert_eq!(
+        router.names.len(),
+        12,
+        "but for the blocks before the image, they are others"
+    );
     assert_eq!(router.adapters, BTreeSet::from(["adapter".to_owned()]));
     assert_eq!(sides.mirror.take_omissions(), MirrorOmissions::default());
     let mut plain = Sides::new(1 << 20, false);

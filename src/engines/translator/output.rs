@@ -135,10 +135,14 @@ impl Translation {
     /// The events since `mark`, with their tiers.
     pub(crate) fn parts_since(&self, mark: Mark) -> impl Iterator<Item = (Tier, &[Event])> {
         let from = mark.parts.saturating_sub(1);
-        self.parts.iter().enumerate().skip(from).map(move |(number, part)| {
-            let first = if number < mark.parts { mark.events } else { 0 };
-            (part.tier, part.events.get(first..).unwrap_or_default())
-        })
+        self.parts
+            .iter()
+            .enumerate()
+            .skip(from)
+            .map(move |(number, part)| {
+                let first = if number < mark.parts { mark.events } else { 0 };
+                (part.tier, part.events.get(first..).unwrap_or_default())
+            })
     }
 
     /// The parts since `mark`, and the number of the first event of each that is newer.

@@ -79,7 +79,10 @@ impl Router {
                 self.follow_one().await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(30), following).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(30), following)
+            .await
+            .is_err()
+        {
             panic!("it has {:?} and should have {expected:?}", self.held);
         }
     }
