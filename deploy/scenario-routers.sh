@@ -73,7 +73,8 @@ play_dynamo() {
     DYNAMO_PYTHON=$environment/bin/python python3 tests/routers "$@"
 }
 
-play_vllm() {
+# Runs a program in Python with vLLM's router and caches.
+with_vllm() {
     environment=$root/.tools/routers-python
     make_environment "$environment" 11
     # Neither can be fetched everywhere.
@@ -84,11 +85,13 @@ play_vllm() {
         CI="" pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic
     "$environment/bin/python" tests/engines/fetch.py .tools/engines ||
         { CI="" skip "the wheel of vLLM could not be fetched: see what pip said above"; return 0; }
-    KVATLAS_ENGINES=$root/.tools/engines VLLM_ROUTER=$environment/bin/vllm-router "$environment/bin/python" tests/routers/vllm_router.py "$@"
+    KVATLAS_ENGINES=$root/.tools/engines VLLM_ROUTER=$environment/bin/vllm-router "$environment/bin/python" "$@"
 }
 
 failed=0
 case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
-case $only in "" | vllm) play_vllm "$@" || failed=1 ;; esac
+case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
+# benches/routers/run.sh
+case $only in bench-vllm) with_vllm benches/routers "$@" || failed=1 ;; esac
 case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
 exit "$failed"

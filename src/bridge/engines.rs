@@ -66,7 +66,7 @@ pub struct BridgeOptions {
     pub state: Option<StateDirectory>,
     /// Where other bridges follow the same engines: how they agree who speaks.
     pub lease: Option<LeaseOptions>,
-    /// Where engines' events are published once more, if anywhere.
+    /// The sockets at which engines' events are published once more, if anywhere.
     pub republish: Option<RepublishOptions>,
 }
 
@@ -392,7 +392,7 @@ impl Bridge {
         }
     }
 
-    /// Where an engine's events are published once more, if they are.
+    /// The sockets at which an engine's events are published once more, if they are.
     pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
     }

@@ -194,7 +194,7 @@ impl Relay {
         })
     }
 
-    /// Has all that is applied from now on pass through `tap`.
+    /// Passes all that is applied from now on through `tap`.
     pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
         self.tap = tap;
     }
@@ -267,7 +267,7 @@ impl Relay {
         Ok(())
     }
 
-    /// What was published once more may be wrong.
+    /// Notes that what was published once more may be wrong.
     fn doubt_tap(&self) {
         if let Some(tap) = &self.tap {
             tap.doubt();

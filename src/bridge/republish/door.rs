@@ -22,11 +22,11 @@ use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_o
 const CLIENTS_MAX: usize = 256;
 /// Most answers that are on their way at once: each may hold a state of its own.
 const ANSWERS_MAX: usize = 8;
-/// How long a handshake may take, and a piece that is sent.
+/// Longest handshake, and longest time for a piece that is sent.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an answer may take.
+/// Longest time for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// How long a connection for replays may stand idle.
+/// Longest time that a connection for replays may stand idle.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The pause before a port that is taken is tried again.
 const BIND_PAUSE: Duration = Duration::from_secs(1);
@@ -35,14 +35,14 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The number that ends a replay: −1.
 const END: u64 = u64::MAX;
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error(transparent)]
     Read(#[from] ReadError),
     #[error(transparent)]
     Network(#[from] io::Error),
-    /// It took nothing, or less than was published.
+    /// The client took nothing, or less than was published.
     #[error("it is too slow")]
     Slow,
     /// Nothing came for long.

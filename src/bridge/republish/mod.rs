@@ -46,12 +46,12 @@ const NUMBERS_MAX: u64 = 1 << 15;
 /// The pause between empty batches, as the rule.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// What engines' events are published for once more.
+/// The rules by which engines' events are published once more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishOptions {
-    /// Where.
+    /// The addresses of the sockets.
     pub addresses: Vec<RepublishAddress>,
-    /// Whether blocks with a salt, an adapter or an image are among them.
+    /// Blocks with a salt, an adapter or an image are among them.
     pub has_special: bool,
     /// Most bytes of blocks for one engine.
     pub bytes_max: usize,
@@ -148,7 +148,7 @@ impl Republisher {
     }
 }
 
-/// Whether an engine's events tell tokens, on sockets of its own, and are of the contract's scheme.
+/// Tells whether an engine's events tell tokens, on sockets of its own, and are of the contract's scheme.
 fn is_republished(engine: &NewEngine) -> bool {
     !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
 }

@@ -26,10 +26,10 @@ const WAITING_BYTES_MAX: usize = 32 << 20;
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
 /// The least time between two states that are written for replays. Who asks meanwhile shares the next.
 const STATE_INTERVAL: Duration = Duration::from_millis(50);
-/// So long may an engine be out of sight before its blocks are in doubt.
+/// The time out of sight after which an engine's blocks are in doubt.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
 
-/// What waits for a subscriber.
+/// The messages that wait for a subscriber.
 pub(super) struct Waiting {
     messages: mpsc::UnboundedReceiver<Bytes>,
     bytes: Arc<AtomicUsize>,
@@ -76,9 +76,9 @@ struct Inner {
     /// The last state, while somebody is sent it, and when it was written.
     state: Weak<State>,
     written_at: Option<Instant>,
-    /// How many states have been written.
+    /// The number of states that have been written.
     written: u64,
-    /// Since when the engine is out of sight.
+    /// The time since which the engine is out of sight.
     unseen_since: Option<Instant>,
 }
 
@@ -165,7 +165,7 @@ impl Stream {
         }
     }
 
-    /// Has everybody ask for everything.
+    /// Makes everybody ask for everything.
     fn begin_anew(&self, inner: &mut Inner) {
         inner.number = FIRST;
         for message in self.beginning(FIRST) {
@@ -282,7 +282,7 @@ impl Stream {
     }
 }
 
-/// Where a relay's batches pass on their way to its translator.
+/// The way of a relay's batches to its translator, past the stream.
 pub(in super::super) struct Tap {
     stream: Arc<Stream>,
     /// Its sockets.
@@ -297,7 +297,7 @@ impl Tap {
         }
     }
 
-    /// Has `translator` translate `batch`, and follows.
+    /// Translates `batch` with `translator`, and follows.
     pub(in super::super) fn translate(
         &self,
         translator: &mut Translator,

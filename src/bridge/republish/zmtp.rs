@@ -35,16 +35,16 @@ impl Role {
     }
 }
 
-/// Why nothing more can be read from a peer.
+/// The reason why nothing more can be read from a peer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     /// The connection.
     #[error("{0}")]
     Network(#[from] io::Error),
-    /// It speaks something else, or another version.
+    /// The peer speaks something else, or another version.
     #[error("it does not speak ZMTP 3")]
     Protocol,
-    /// It sends more than such a socket takes.
+    /// The peer sends more than such a socket takes.
     #[error("it sends too much")]
     TooMuch,
 }

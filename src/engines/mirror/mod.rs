@@ -37,13 +37,13 @@ pub struct MirrorSettings {
     pub block_size: BlockSize,
     /// Most bytes for blocks.
     pub bytes_max: usize,
-    /// Whether blocks with a salt, an adapter or an image are among them. A router that does not tell them apart credits them to plain prompts.
+    /// Blocks with a salt, an adapter or an image are among them. A router that does not tell them apart credits them to plain prompts.
     pub has_special: bool,
-    /// Whether the engine stores a block on the device only while all blocks before it are held there.
+    /// The engine stores a block on the device only while all blocks before it are held there.
     pub proves_ancestors: bool,
 }
 
-/// How many blocks were left out, by why.
+/// Counts of blocks that were left out, by the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorOmissions {
     /// The memory for blocks is full.
@@ -59,7 +59,7 @@ pub struct MirrorOmissions {
 struct Named {
     name: u64,
     slot: Slot,
-    /// Whether it is the first of its event.
+    /// True for the first block of its event.
     is_first: bool,
 }
 
@@ -68,16 +68,16 @@ struct Named {
 pub struct Mirror {
     settings: MirrorSettings,
     nodes: Nodes,
-    /// What the current batch names.
+    /// Blocks of the current batch's stored events.
     named: Vec<Named>,
     names: HashMap<u64, SequenceHash>,
     /// Blocks that may have changed since the last changes were taken.
     touched: Vec<Slot>,
-    /// Whether everything was cleared since then.
+    /// True where everything was cleared since then.
     has_cleared: bool,
-    /// Whether all has to be told anew.
+    /// True where all has to be told anew.
     is_all_due: bool,
-    /// Whether what is in doubt is so only because the engine is out of sight.
+    /// True where the doubt is only that the engine is out of sight.
     is_only_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -103,12 +103,12 @@ impl Mirror {
         self.nodes.bytes()
     }
 
-    /// How many blocks were left out since the last call.
+    /// Returns how many blocks were left out since the last call.
     pub fn take_omissions(&mut self) -> MirrorOmissions {
         std::mem::take(&mut self.omissions)
     }
 
-    /// Has `translator` translate `batch`, as [`Translator::translate`] does, and follows.
+    /// Translates `batch` with `translator`, as [`Translator::translate`] does, and follows.
     pub fn translate(&mut self, translator: &mut Translator, batch: &EngineBatch, output: &mut Translation) {
         (self.named.clear(), self.names.clear());
         for event in batch.events() {
@@ -357,7 +357,7 @@ impl Mirror {
     }
 }
 
-/// How many events were left out so that what is held is in doubt.
+/// Counts the events that were left out so that the holder is in doubt.
 fn doubts_of(reasons: &ReasonCounts) -> u64 {
     let degrading = reasons.iter().filter(|(reason, _)| reason.degrades());
     degrading.map(|(_, times)| times).sum()

@@ -13,7 +13,7 @@ const CACHES_MAX: usize = 4096;
 /// Bytes of a block beside its tokens: itself, and its place in the table of hashes.
 const OVERHEAD_BYTES: usize = size_of::<Node>() + 24;
 
-/// Where a block is.
+/// The place of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot(u32);
 
@@ -24,7 +24,7 @@ pub(super) enum Held {
     No,
     /// Held.
     Yes,
-    /// It was held when events were lost.
+    /// Held when events were lost.
     InDoubt,
 }
 
@@ -35,9 +35,9 @@ struct Node {
     children: u32,
     cache: u16,
     held: Held,
-    /// Whether those that are told of changes take it for held.
+    /// True where routers that are told of changes take it for held.
     is_told: bool,
-    /// Whether they know it, held or not.
+    /// True where they know it, held or not.
     is_known: bool,
     is_free: bool,
 }
@@ -221,7 +221,7 @@ impl Nodes {
         Some(Slot(place))
     }
 
-    /// Whether a block is held for certain.
+    /// Tells whether a block is held for certain.
     pub(super) fn has_held(&self) -> bool {
         self.nodes
             .iter()
@@ -253,7 +253,7 @@ impl Nodes {
         }
     }
 
-    /// Whether there is room for less than an eighth of all blocks.
+    /// Tells whether there is room for less than an eighth of all blocks.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.slots.len() >= self.nodes_max - self.nodes_max / 8
     }

@@ -9,12 +9,12 @@ use super::Translator;
 use super::tiers::TierIndex;
 
 impl Translator {
-    /// Why what the holder has is in doubt until it clears; none where nothing was lost.
+    /// The doubt that lasts until the holder clears; none where nothing was lost.
     pub fn lasting_doubt(&self) -> Option<Reason> {
         self.doubt
     }
 
-    /// Whether blocks of the group are those of main attention, as far as is known.
+    /// Tells whether blocks of the group are those of main attention, as far as is known.
     pub(crate) fn counts(&self, group: Group) -> bool {
         self.groups.counts(self.stated(group))
     }
@@ -26,7 +26,7 @@ impl Translator {
             .or_else(|| self.recalled.sequence_named(name))
     }
 
-    /// Whether `name` stands for the block, and all groups of main attention hold it on the device.
+    /// Tells whether `name` stands for the block, and all groups of main attention hold it on the device.
     pub(crate) fn holds_on_device(&self, name: u64, sequence: SequenceHash) -> bool {
         let slot = self.groups.find_any(name);
         slot.is_some_and(|slot| {
