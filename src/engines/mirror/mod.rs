@@ -110,7 +110,8 @@ impl Mirror {
 
     /// Translates `batch` with `translator`, as [`Translator::translate`] does, and follows.
     pub fn translate(&mut self, translator: &mut Translator, batch: &EngineBatch, output: &mut Translation) {
-        (self.named.clear(), self.names.clear());
+        self.named.clear();
+        self.names.clear();
         for event in batch.events() {
             if let EngineChange::Stored(stored) = &event.change {
                 self.learn(translator, batch, stored);
