@@ -2,6 +2,7 @@
 //!
 //! ```sh
 //! cargo bench --package kvatlas-engines --bench engines
+//! cargo bench --package kvatlas-engines --bench engines -- gpt-oss    # rows with this in their name
 //! ```
 //!
 //! | row | work |
@@ -261,6 +262,10 @@ impl Pipeline {
 }
 
 fn measure(name: &str, format: Format, parts: &[Part; 3], serde: Option<Serde>) {
+    let wanted = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    if wanted.is_some_and(|wanted| !name.contains(&wanted)) {
+        return;
+    }
     let mut pipeline = Pipeline {
         decoder: Decoder::new(format, DecodeLimits::default()),
         batch: EngineBatch::default(),

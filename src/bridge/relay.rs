@@ -8,7 +8,9 @@ use kvatlas_client::publish::{
     Beginning, CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions,
     SharedState, cut_events,
 };
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, ModelKey, Profile, Rank, Subjects, Tier};
+use kvatlas_core::wire::{
+    DegradedReason, DegradedReasons, Event, LAYERS_LABEL, ModelKey, Profile, Rank, Subjects, Tier,
+};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
     Translator, TranslatorSettings,
@@ -64,6 +66,16 @@ pub(super) struct Way {
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
+/// The profile, labelled with the layers that the engine's events tell of.
+fn with_layers(profile: &Profile, layers: Option<&str>) -> Profile {
+    let labels = layers.and_then(|layers| profile.labels.with(LAYERS_LABEL, layers).ok());
+    Profile {
+        address: profile.address.clone(),
+        // Where there is no room for one more label, those that were given count.
+        labels: labels.unwrap_or_else(|| profile.labels.clone()),
+    }
+}
+
 /// What a bridge knew before of an engine, and how far it had told it.
 pub(super) struct Before {
     pub(super) blocks: Translator,
@@ -93,6 +105,10 @@ pub(super) struct Relay {
     partial: DegradedReasons,
     /// Whether it doesn't know what a request can reuse of that.
     hides_groups: bool,
+    /// Which layers it knows of beside full attention.
+    layers: Option<&'static str>,
+    /// Those that daemons have been told of.
+    told_layers: Option<&'static str>,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -143,17 +159,18 @@ impl Relay {
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, String> {
         let (doubt, partial) = (blocks.doubt(), partial_doubts(&blocks));
-        let hides_groups = blocks.hides_groups();
+        let (hides_groups, layers) = (blocks.hides_groups(), blocks.layers());
         let blocks = Arc::new(Mutex::new(Blocks(blocks)));
         let state: SharedState = blocks.clone();
         let Way {
             nats,
             subjects,
             holder,
-            options,
+            mut options,
             lease,
             profiles,
         } = way;
+        options.profile = with_layers(&options.profile, layers);
         let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
         let share = match lease {
@@ -184,6 +201,8 @@ impl Relay {
             doubt,
             partial,
             hides_groups,
+            layers,
+            told_layers: layers,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -289,6 +308,7 @@ impl Relay {
         self.doubt = untold.blocks.0.doubt();
         self.partial = partial_doubts(&untold.blocks.0);
         self.hides_groups = untold.blocks.0.hides_groups();
+        self.layers = untold.blocks.0.layers();
         self.untold = Some(untold);
     }
 
@@ -342,10 +362,11 @@ impl Relay {
 
     /// Tells daemons the holder's address and labels, where they have changed.
     async fn tell_profile_if_new(&mut self) -> Result<(), PublisherError> {
-        if !self.profiles.has_changed().unwrap_or_default() {
+        if !self.profiles.has_changed().unwrap_or_default() && self.layers == self.told_layers {
             return Ok(());
         }
-        let profile = self.profiles.borrow_and_update().clone();
+        self.told_layers = self.layers;
+        let profile = with_layers(&self.profiles.borrow_and_update(), self.layers);
         self.publisher.set_profile(profile).await
     }
 

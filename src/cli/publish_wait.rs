@@ -195,6 +195,7 @@ mod tests {
             address: None,
             labels: Labels::NONE,
             degraded: DegradedReasons::default(),
+            since_us: None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
-use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_client::{ClientError, QueryClient, unix_time_us};
 use kvatlas_core::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 use kvatlas_core::wire::{BatchReply, PROTOCOL_VERSION, QueryKey, QueryOptions, SingleQuery, WorkerName};
 use serde::Deserialize;
@@ -151,7 +151,7 @@ async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
     if arguments.json {
         print_json(&status)
     } else {
-        print(&render_status(&namespace, &status))
+        print(&render_status(&namespace, &status, unix_time_us()))
     }
 }
 

@@ -6,7 +6,7 @@ use kvatlas_core::wire::{
 
 use super::query_report::describe_gathered;
 use super::table::{Side, Table};
-use super::text::counted;
+use super::text::{counted, since};
 
 /// In words, whether a holder's state is certain.
 pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
@@ -30,8 +30,8 @@ fn describe_labels(labels: &Labels) -> String {
     }
 }
 
-/// The status as a heading and a table.
-pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> String {
+/// The status as a heading and a table, at a time.
+pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now_us: u64) -> String {
     let incomplete = describe_gathered(status.gathered.as_ref());
     let heading = format!(
         "namespace {namespace}: {} tokens a block{}, {} distinct blocks, {} batches waiting\n",
@@ -61,7 +61,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> 
     }
     let mut table = Table::new(&columns);
     for holder in &status.holders {
-        let mut row = row(holder);
+        let mut row = row(holder, now_us);
         if has_profiles {
             row.extend([
                 describe_address(holder.address.as_ref()),
@@ -84,12 +84,16 @@ fn describe_guess(unsized_holders: u32) -> String {
     }
 }
 
-fn row(holder: &HolderStatusReply) -> Vec<String> {
+fn row(holder: &HolderStatusReply, now_us: u64) -> Vec<String> {
     let foreign = if holder.foreign_chain {
         ", foreign chain"
     } else {
         ""
     };
+    let since = holder
+        .since_us
+        .map(|since_us| format!(" {}", since(since_us, now_us)));
+    let since = since.unwrap_or_default();
     let ahead = match holder.epoch_ahead_s {
         0 => String::new(),
         seconds => format!(", epoch {seconds} s ahead of the clock"),
@@ -101,7 +105,7 @@ fn row(holder: &HolderStatusReply) -> Vec<String> {
         holder.seq.to_string(),
         holder.blocks.to_string(),
         holder.parked_events.to_string(),
-        describe_state(holder.exact, holder.degraded) + foreign + &ahead,
+        describe_state(holder.exact, holder.degraded) + &since + foreign + &ahead,
     ]
 }
 
@@ -125,6 +129,7 @@ mod tests {
             address: None,
             labels: Labels::NONE,
             degraded,
+            since_us: None,
         }
     }
 
@@ -142,6 +147,7 @@ mod tests {
             holders: vec![
                 holder("gpu-0", DegradedReasons::default()),
                 HolderStatusReply {
+                    since_us: Some(1_800_000_000_000_000),
                     foreign_chain: true,
                     epoch_ahead_s: 60,
                     ..holder("gpu-1", gap)
@@ -154,14 +160,15 @@ mod tests {
 namespace llama: 16 tokens a block (guessed: 1 holder does not say it), 2000 distinct blocks, 3 batches waiting
 WORKER  RANK  EPOCH  SEQ  BLOCKS  PARKED  STATE
 gpu-0      0      7   12    1024       0  exact
-gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign chain, epoch 60 s ahead of the clock
+gpu-1      0      7   12    1024       0  degraded: gap, unverified since 08:00:00 UTC (4 min), foreign chain, epoch 60 s ahead of the clock
 ";
-        assert_eq!(render_status(&namespace, &status), expected);
+        let now_us = 1_800_000_290_000_000;
+        assert_eq!(render_status(&namespace, &status, now_us), expected);
         let mut labelled = status;
         labelled.holders.truncate(1);
         labelled.holders[0].labels = serde_json::from_str(r#"{"zone":"a","role":"prefill"}"#).unwrap();
         let row = "gpu-0      0      7   12    1024       0  exact  -        role=prefill,zone=a\n";
-        assert!(render_status(&namespace, &labelled).ends_with(row));
+        assert!(render_status(&namespace, &labelled, now_us).ends_with(row));
     }
 
     #[test]
@@ -177,7 +184,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
             holders: Vec::new(),
             gathered: None,
         };
-        let text = render_status(&NamespaceName::new("llama").unwrap(), &status);
+        let text = render_status(&NamespaceName::new("llama").unwrap(), &status, 0);
         assert!(text.ends_with("no worker has been heard of\n"), "{text}");
     }
 }

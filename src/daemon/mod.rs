@@ -118,6 +118,7 @@ pub mod admin;
 pub mod broker;
 pub mod config;
 mod dynamo;
+mod history;
 pub mod http;
 mod instance;
 pub mod lanes;

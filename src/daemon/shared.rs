@@ -13,6 +13,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
+use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, QuerySample};
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) sample: Arc<QuerySample>,
     /// Whose turn it is of requests that take long, over NATS and HTTP.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
+    /// When holders were exact, and when they were not.
+    pub(crate) history: Arc<History>,
     /// What requests found of what answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
     /// Opens spans, where there is a collector.

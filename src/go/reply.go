@@ -121,8 +121,10 @@ type HolderStatus struct {
 	ForeignChain bool
 	// EpochAhead is how far the epoch lies ahead of the daemon's clock; 0 where clocks may differ by that.
 	EpochAhead time.Duration
-	Exact      bool
-	Degraded   []string
+	// Since is when it began not to be exact; the zero time where it is, or where that is not known.
+	Since    time.Time
+	Exact    bool
+	Degraded []string
 	// Address and Labels are those of a HolderMatch.
 	Address string
 	Labels  map[string]string
@@ -198,6 +200,7 @@ type wireHolder struct {
 	ParkedEvents *uint64           `msgpack:"parked_events"`
 	ForeignChain bool              `msgpack:"foreign_chain"`
 	EpochAheadS  uint64            `msgpack:"epoch_ahead_s"`
+	SinceUs      int64             `msgpack:"since_us"`
 	Exact        *bool             `msgpack:"exact"`
 	Degraded     []string          `msgpack:"degraded"`
 	Address      string            `msgpack:"address"`
@@ -330,11 +333,15 @@ func decodeStatus(payload []byte) (*Status, error) {
 			found.ParkedEvents == nil || found.Exact == nil {
 			return nil, fmt.Errorf("%w: a holder lacks what a status says of it", ErrUndecodable)
 		}
+		var since time.Time
+		if found.SinceUs > 0 {
+			since = time.UnixMicro(found.SinceUs)
+		}
 		status.Holders = append(status.Holders, HolderStatus{
 			Worker: *found.Worker, Rank: *found.Rank, Cursor: Cursor{*found.Epoch, *found.Seq}, Blocks: *found.Blocks,
 			ParkedEvents: *found.ParkedEvents, ForeignChain: found.ForeignChain,
 			EpochAhead: microseconds(bounded(found.EpochAheadS) * 1_000_000), Exact: *found.Exact, Degraded: found.Degraded,
-			Address: found.Address, Labels: found.Labels,
+			Address: found.Address, Labels: found.Labels, Since: since,
 		})
 	}
 	return status, nil

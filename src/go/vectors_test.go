@@ -327,6 +327,7 @@ func TestStatusesAreDecoded(t *testing.T) {
 				ParkedEvents       uint64 `json:"parked_events"`
 				ForeignChain       bool   `json:"foreign_chain"`
 				EpochAheadS        int    `json:"epoch_ahead_s"`
+				SinceUs            int64  `json:"since_us"`
 				Exact              bool
 				Degraded           []string
 			}
@@ -342,9 +343,9 @@ func TestStatusesAreDecoded(t *testing.T) {
 		for index, expected := range m.Holders {
 			holder := found.Holders[index]
 			same(t, vector.Name, []interface{}{holder.Worker, holder.Rank, holder.Cursor, holder.Blocks, holder.ParkedEvents, holder.ForeignChain,
-				holder.EpochAhead.Seconds(), holder.Exact, holder.Degraded},
+				holder.EpochAhead.Seconds(), holder.Since.UnixMicro(), holder.Exact, holder.Degraded},
 				[]interface{}{expected.Worker, expected.Rank, Cursor{expected.Epoch, expected.Seq}, expected.Blocks, expected.ParkedEvents,
-					expected.ForeignChain, expected.EpochAheadS, expected.Exact, expected.Degraded})
+					expected.ForeignChain, expected.EpochAheadS, expected.SinceUs, expected.Exact, expected.Degraded})
 		}
 	}
 }

@@ -323,6 +323,7 @@ mod tests {
             address: None,
             labels: Labels::NONE,
             degraded: DegradedReasons::default(),
+            since_us: None,
         };
         StatusReply {
             behind_us: 0,

@@ -28,6 +28,7 @@ mod faults;
 mod flood;
 mod gateway_http;
 mod ground_truth;
+mod history;
 mod http;
 mod identity;
 mod jetstream;

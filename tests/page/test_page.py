@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from importlib.resources import files
@@ -87,7 +88,7 @@ def test_what_is_wrong_stands_first_with_who_and_what_to_do(browser: Chrome, dae
     told = eventually("the trouble is told", told_of_gaps)
     assert told.startswith(f"gap {fleet.broken[0]}/0, {fleet.broken[1]}/0 of llama"), told
     assert "What to do: nothing if the publisher answers questions" in told and "kvatlas explain gap" in told
-    eventually("its age is told", lambda: "for at least" in (told_of_gaps() or ""))
+    eventually("its age is told", lambda: re.search(r" since \d\d:\d\d:\d\d \(", told_of_gaps() or ""))
     above = browser.execute_script(
         "return document.getElementById('trouble').getBoundingClientRect().bottom <= document.getElementById('fleet').getBoundingClientRect().top"
     )
@@ -153,6 +154,7 @@ def test_the_keyboard_reaches_everything(browser: Chrome, daemon: Daemon, fleet:
     press(browser, Keys.HOME, Keys.ARROW_DOWN, Keys.ENTER)
     eventually("a holder is told", lambda: text(browser, "#holder").startswith(fleet.broken[1]))
     assert "gap" in text(browser, "#holder") and last
+    eventually("how its state has changed", lambda: "degraded: " in text(browser, "#changes"))
 
     eventually("the atlas is drawn", lambda: active(browser, "#icicle"))
     browser.execute_script("document.getElementById('icicle').focus()")

@@ -87,6 +87,45 @@ async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
     assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
 }
 
+#[tokio::test]
+async fn the_layers_that_an_engine_tells_of_are_a_label() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = |group: u32, kind: &str, window: Option<u32>| {
+        json!({
+            "type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": tokens, "block_size": 16, "medium": "GPU",
+            "group_idx": group, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window,
+        })
+    };
+    let full = stored(0, "full_attention", None);
+    let mut labels = Vec::new();
+    for events in [
+        vec![full.clone()],
+        vec![stored(1, "sliding_window", Some(32)), full.clone()],
+        vec![stored(2, "mamba", None), full],
+    ] {
+        let payload = rmp_serde::to_vec(&json!([1.5, events, 0])).unwrap();
+        relay.apply(&payload).await.unwrap();
+        relay.tell().await.unwrap();
+        relay.flush().await.unwrap();
+        let told = relay.told_layers;
+        // Heartbeats say it again: the last batch that has a profile counts.
+        let profile = loop {
+            let profile = next_batch(&mut batches).await.profile;
+            if profile
+                .as_ref()
+                .and_then(|profile| profile.labels.get(LAYERS_LABEL))
+                == told
+            {
+                break profile;
+            }
+        };
+        labels.push(profile.map(|profile| profile.labels.to_string()));
+    }
+    let layers = |layers: &str| Some(format!("kvatlas/layers={layers}"));
+    assert_eq!(labels, [None, layers("windows"), layers("windows+states")]);
+}
+
 /// Daemons that start after the bridge hear of an engine that is not there yet.
 #[tokio::test]
 async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {

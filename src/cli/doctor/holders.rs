@@ -7,7 +7,7 @@ use kvatlas_core::wire::DegradedReasons;
 use serde::Deserialize;
 
 use super::report::Check;
-use crate::cli::text::counted;
+use crate::cli::text::{counted, since};
 
 /// Holders that have a line of their own, at most.
 const LINES_MAX: usize = 16;
@@ -31,11 +31,22 @@ struct Holder {
     rank: u32,
     #[serde(default)]
     degraded: DegradedReasons,
+    #[serde(default)]
+    since_us: Option<u64>,
 }
 
-/// Judges what daemons say, each with where it is. Holders of the namespace `own` are the doctor's.
-pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str) -> Vec<Check> {
-    let mut culprits: BTreeMap<String, (DegradedReasons, Vec<&str>)> = BTreeMap::new();
+/// What daemons say of one holder.
+#[derive(Debug, Default)]
+struct Culprit<'d> {
+    reasons: DegradedReasons,
+    /// The earliest time of all.
+    since_us: Option<u64>,
+    places: Vec<&'d str>,
+}
+
+/// Judges what daemons say at a time, each with where it is. Holders of the namespace `own` are the doctor's.
+pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
+    let mut culprits: BTreeMap<String, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
         let listed = u64::try_from(known.holders.len()).unwrap_or(u64::MAX);
@@ -46,11 +57,13 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str) -> Vec<Check> {
                 worker,
                 rank,
                 degraded,
+                since_us,
             } = holder;
             let name = format!("holder {worker}/{rank} of {namespace}");
-            let (reasons, places) = culprits.entry(name).or_default();
-            *reasons = reasons.union(*degraded);
-            places.push(place);
+            let culprit = culprits.entry(name).or_default();
+            culprit.reasons = culprit.reasons.union(*degraded);
+            culprit.since_us = culprit.since_us.into_iter().chain(*since_us).min();
+            culprit.places.push(place);
         }
     }
     if culprits.is_empty() {
@@ -60,9 +73,13 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str) -> Vec<Check> {
     let mut checks: Vec<Check> = culprits
         .iter()
         .take(LINES_MAX)
-        .map(|(name, (reasons, places))| {
-            let words: Vec<&str> = reasons.iter().map(|reason| reason.as_str()).collect();
-            let found = format!("{}, at {}", words.join(", "), places.join(", "));
+        .map(|(name, culprit)| {
+            let words: Vec<&str> = culprit.reasons.iter().map(|reason| reason.as_str()).collect();
+            let since = culprit
+                .since_us
+                .map(|since_us| format!(" {}", since(since_us, now_us)));
+            let (since, places) = (since.unwrap_or_default(), culprit.places.join(", "));
+            let found = format!("{}{since}, at {places}", words.join(", "));
             Check::failed(name, found, mend_of(words.iter().copied(), "what to do"))
         })
         .collect();
@@ -89,13 +106,16 @@ mod tests {
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
         let none = degraded(r#"{"holders":[],"holders_total":0}"#);
-        let checks = judge(&[("a", none)], "own");
+        let checks = judge(&[("a", none)], "own", 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, Outcome::Fine, "all are exact")
         );
         let holder = |namespace: &str, worker: &str, reason: &str| {
-            format!(r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"]}}"#)
+            let since_us = 1_800_000_000_000_000_u64;
+            format!(
+                r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],"since_us":{since_us}}}"#
+            )
         };
         let some = |holders: &[String], total: usize| {
             degraded(&format!(
@@ -111,14 +131,17 @@ mod tests {
             2,
         );
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
-        let checks = judge(&[("a", first), ("b", second)], "own");
+        let checks = judge(&[("a", first), ("b", second)], "own", 1_800_000_060_000_000);
         assert_eq!(checks.len(), 1);
         assert_eq!(checks[0].outcome(), Outcome::Failed);
-        assert_eq!(checks[0].found(), "gap, upstream_gap, at a, b");
+        assert_eq!(
+            checks[0].found(),
+            "gap, upstream_gap since 08:00:00 UTC (60 s), at a, b"
+        );
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
-        let checks = judge(&[("a", some(&many, 30))], "own");
+        let checks = judge(&[("a", some(&many, 30))], "own", 0);
         assert_eq!(checks.len(), LINES_MAX + 1);
         assert_eq!(checks[LINES_MAX].found(), "14 others are not exact, too");
     }

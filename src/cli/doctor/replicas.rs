@@ -190,7 +190,7 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
         Ok::<_, Failure>((daemon.authority(), degraded))
     });
     match try_join_all(asked).await {
-        Ok(known) => holders::judge(&known, own_namespace),
+        Ok(known) => holders::judge(&known, own_namespace, unix_time_us()),
         Err(failure) => vec![Check::skipped("holders", failure)],
     }
 }

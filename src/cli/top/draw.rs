@@ -239,13 +239,13 @@ mod tests {
             .map(|number| json!([number, 12_345, if number == 1 { 129 } else { 0 }, 1500, 0, 0]))
             .collect();
         let frame = json!({
-            "ready": true, "reasons": [],
+            "ready": true, "reasons": [], "now_us": 1_800_000_300_000_000_u64,
             "namespaces": [{"name": "n", "distinct_blocks": 1000, "held_blocks": 2_000_000}],
             "rates": {
                 "batches": 1.5, "stored": 20.0, "removed": 0.0, "dropped": 0.0, "queries": 48.2, "failed": 0.0,
                 "exact": 3.0, "degraded": 1.0, "query_p50_us": 120.0, "query_p99_us": 3300.0,
             },
-            "fleet": {"whole": true, "added": added, "profiles": [[1, "10.0.0.7:8000\u{1b}", {}]], "facts": facts, "gone": []},
+            "fleet": {"whole": true, "added": added, "profiles": [[1, "10.0.0.7:8000\u{1b}", {}]], "since": [[1, 1_800_000_000_000_000_u64]], "facts": facts, "gone": []},
         });
         model.take("frame", &frame.to_string());
         model
@@ -286,7 +286,10 @@ mod tests {
         assert_eq!(lines[3], "blocks +20/s -0/s  batches 1.5/s  dropped 0/s");
         assert_eq!(lines[6], "WORKER             RANK   BLOCKS      LAG STATE");
         // The degraded first; numbers by their value; control characters are gone.
-        assert_eq!(lines[7], "gpu-2                 0    12.3k   1.5 ms gap, stale");
+        assert_eq!(
+            lines[7],
+            "gpu-2                 0    12.3k   1.5 ms gap, stale (5 min)"
+        );
         let workers: Vec<&str> = lines[8..11]
             .iter()
             .filter_map(|line| line.split(' ').next())

@@ -13,6 +13,9 @@ pub(super) struct Hello {
 /// One frame.
 #[derive(Debug, Deserialize)]
 pub(super) struct Frame {
+    /// Microseconds since the Unix epoch.
+    #[serde(default)]
+    pub(super) now_us: u64,
     pub(super) ready: bool,
     /// Why it is not.
     pub(super) reasons: Vec<String>,
@@ -53,6 +56,9 @@ pub(super) struct FleetChange {
     /// Number, address, labels. An older daemon does not say them.
     #[serde(default)]
     pub(super) profiles: Vec<(u64, String, serde_json::Value)>,
+    /// Number, and since when it is not exact in microseconds since the Unix epoch, or 0. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) since: Vec<(u64, u64)>,
     /// Number, blocks, bits of the reasons, lag, time of the last batch, parked events.
     pub(super) facts: Vec<(u64, u64, u32, u64, u64, u32)>,
     pub(super) gone: Vec<u64>,

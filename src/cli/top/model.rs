@@ -6,7 +6,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
 
 use super::frames::{Frame, Hello, NamespaceFrame, Rates};
-use crate::cli::text::printable;
+use crate::cli::text::{SECOND_US, lasted, printable};
 
 /// Seconds of rates that are kept.
 const HISTORY_MAX: usize = 240;
@@ -31,6 +31,8 @@ pub(super) struct Holder {
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
     reasons: u32,
+    /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is, or where that is not known.
+    since_us: u64,
 }
 
 impl Holder {
@@ -63,6 +65,8 @@ pub(super) struct Model {
     pub(super) table: TableState,
     namespaces: Vec<NamespaceFrame>,
     holders: HashMap<u64, Holder>,
+    /// The time of the last frame, in microseconds since the Unix epoch.
+    now_us: u64,
     /// The one that is shown; all if none is.
     namespace: Option<String>,
 }
@@ -84,6 +88,7 @@ impl Model {
             table: TableState::default().with_selected(0),
             namespaces: Vec::new(),
             holders: HashMap::new(),
+            now_us: 0,
             namespace: None,
         }
     }
@@ -122,12 +127,18 @@ impl Model {
                 blocks: 0,
                 lag_us: 0,
                 reasons: 0,
+                since_us: 0,
             };
             self.holders.entry(number).or_insert(holder);
         }
         for (number, address, _) in change.profiles {
             if let Some(holder) = self.holders.get_mut(&number) {
                 holder.address = printable(&address).replace('\n', "");
+            }
+        }
+        for (number, since_us) in change.since {
+            if let Some(holder) = self.holders.get_mut(&number) {
+                holder.since_us = since_us;
             }
         }
         for (number, blocks, reasons, lag_us, ..) in change.facts {
@@ -149,6 +160,7 @@ impl Model {
                 self.queries.pop_front();
             }
         }
+        self.now_us = frame.now_us;
         self.is_ready = frame.ready;
         self.reasons = frame.reasons;
         self.rates = frame.rates;
@@ -212,7 +224,14 @@ impl Model {
             .filter(is_one)
             .map(|(_, word)| word.as_str())
             .collect();
-        words.join(", ")
+        let words = words.join(", ");
+        match holder.since_us {
+            0 => words,
+            since_us => {
+                let seconds = self.now_us.saturating_sub(since_us) / SECOND_US;
+                format!("{words} ({})", lasted(seconds))
+            }
+        }
     }
 
     /// Takes in a key.

@@ -31,6 +31,8 @@ pub struct HolderStatus {
     pub parked_events: AtomicCell<u32>,
     /// When the last batch was applied, in microseconds since the Unix epoch; 0 if none was.
     pub applied_at_us: AtomicCell<u64>,
+    /// Since when it has not been exact, in microseconds since the Unix epoch; 0 where it is, and where nobody notes that.
+    pub inexact_since_us: AtomicCell<u64>,
     /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
     pub lag_us: AtomicCell<u64>,
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot

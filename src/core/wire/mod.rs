@@ -78,7 +78,7 @@ pub use model::{
 pub use namespaces::NamespacesReply;
 pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};
 pub(crate) use positions::check_positions;
-pub use profile::{Address, Labels, Profile, ProfileError};
+pub use profile::{Address, LAYERS_LABEL, Labels, Profile, ProfileError};
 pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};

@@ -24,6 +24,8 @@ const LABEL_KEY_BYTES_MAX: usize = 64;
 const LABEL_VALUE_BYTES_MAX: usize = 128;
 /// Most bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
+/// The label that says which layers the holder's model has beside full attention: `windows`, `states`, or both with a plus between.
+pub const LAYERS_LABEL: &str = "kvatlas/layers";
 /// Schemes of an address that is a URL.
 const SCHEMES: [&str; 4] = ["http://", "https://", "grpc://", "grpcs://"];
 
@@ -184,6 +186,17 @@ impl Labels {
             return Err(ProfileError::LabelsTooLong { bytes });
         }
         Ok(Self((!map.is_empty()).then(|| Arc::new(map))))
+    }
+
+    /// These labels, and `key` with `value`.
+    ///
+    /// # Errors
+    ///
+    /// [`ProfileError`] as of [`Self::new`].
+    pub fn with(&self, key: &str, value: &str) -> Result<Self, ProfileError> {
+        let mut map = self.0.as_deref().cloned().unwrap_or_default();
+        map.insert(key.to_owned(), value.to_owned());
+        Self::new(map)
     }
 
     /// Whether there are none.
@@ -431,6 +444,15 @@ mod tests {
         let keys: Vec<String> = (0..17).map(|key| key.to_string()).collect();
         let many: Vec<(&str, &str)> = keys.iter().map(|key| (key.as_str(), "")).collect();
         assert_eq!(labels(&many), Err(ProfileError::TooManyLabels));
+        assert_eq!(
+            known.with("role", "decode").unwrap().get("role"),
+            Some("decode"),
+            "a value is replaced"
+        );
+        assert_eq!(
+            labels(&many[1..]).unwrap().with("k", "v"),
+            Err(ProfileError::TooManyLabels)
+        );
         assert!(labels(&many[1..]).is_ok());
     }
 

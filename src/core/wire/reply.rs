@@ -10,7 +10,9 @@ use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
-use super::profile::{Address, Labels, Profile, lenient_address, lenient_labels, write_profile};
+use super::profile::{
+    Address, LAYERS_LABEL, Labels, Profile, lenient_address, lenient_labels, write_profile,
+};
 use super::reasons::{DegradedReason, DegradedReasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::{encode, encode_into};
@@ -32,7 +34,11 @@ pub struct DropOut {
 pub enum Limit {
     /// Full attention: the holder lacks the next block.
     FullAttention,
-    /// A group of layers beside full attention: a sliding window has lost its blocks there, or there is no state.
+    /// A sliding window, which has lost its blocks there.
+    Window,
+    /// A recurrent state, of which there is none there.
+    State,
+    /// One of both, of a model that has both, or of which it is not known what it has.
     WindowOrState,
     /// The last token of the prompt, which a request always computes.
     LastToken,
@@ -46,6 +52,8 @@ impl Limit {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::FullAttention => "full_attention",
+            Self::Window => "window",
+            Self::State => "state",
             Self::WindowOrState => "window_or_state",
             Self::LastToken => "last_token",
             Self::Other => "other",
@@ -212,7 +220,11 @@ impl HolderMatch {
     pub fn limit(&self, query_blocks: u32, usable_max: u32) -> Option<Limit> {
         let usable = self.usable();
         if usable < self.matched_blocks.min(usable_max) {
-            Some(Limit::WindowOrState)
+            Some(match self.labels.get(LAYERS_LABEL) {
+                Some("windows") => Limit::Window,
+                Some("states") => Limit::State,
+                _ => Limit::WindowOrState,
+            })
         } else if usable == usable_max && usable < query_blocks {
             Some(Limit::LastToken)
         } else {

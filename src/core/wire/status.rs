@@ -35,6 +35,9 @@ pub struct HolderStatusReply {
     /// Why it is not; absent where it is.
     #[serde(default)]
     pub degraded: DegradedReasons,
+    /// Since when it is not, in microseconds since the Unix epoch; absent where it is, and where that is not known.
+    #[serde(default)]
+    pub since_us: Option<u64>,
     /// Where requests for it go; absent where that is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
@@ -115,6 +118,7 @@ impl Message for HolderStatusReply {
         }
         entries.flag("exact", self.exact)?;
         write_reasons(self.degraded, entries)?;
+        entries.optional_number("since_us", self.since_us)?;
         write_profile(self.address.as_ref(), &self.labels, entries)
     }
 }

@@ -12,7 +12,7 @@ pub(super) const ROUTES: &str = "kvatlas admin listener\n\n\
     GET /livez    200 while the process runs\n\
     GET /readyz   200 if the daemon can serve, else 503; JSON\n\
     GET /workers  workers, at most 1000 unless told otherwise; JSON\n\
-    \x20             ?namespace=NAME&state=exact|degraded&reason=REASON&limit=COUNT&after=NEXT\n\
+    \x20             ?namespace=NAME&worker=NAME&state=exact|degraded&reason=REASON&changes=true&limit=COUNT&after=NEXT\n\
     GET /index    sizes of the index by namespace; JSON\n\
     \nA browser gets a page about all of this at /.\n";
 

@@ -15,6 +15,8 @@ pub const WORKERS_LIMIT_MAX: usize = 10_000;
 /// | `namespace=NAME` | only those of this namespace |
 /// | `state=exact` or `state=degraded` | only those in this state |
 /// | `reason=REASON` | only those degraded for this reason, among others or alone |
+/// | `worker=NAME` | only those of this worker |
+/// | `changes=true` | with how their states have changed in the last hour, by the second, and in the last day, by the minute |
 /// | `limit=COUNT` | at most so many, 1 to [`WORKERS_LIMIT_MAX`] |
 /// | `after=NAMESPACE/WORKER/RANK` | the next page: what the last one gave as `next` |
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,10 @@ pub struct WorkersQuery {
     pub state: Option<StateFilter>,
     /// Only the holders that are degraded for this reason.
     pub reason: Option<DegradedReason>,
+    /// Only the holders of this worker.
+    pub worker: Option<String>,
+    /// Whether to tell how their states have changed.
+    pub has_changes: bool,
     /// At most so many holders, 1 to [`WORKERS_LIMIT_MAX`].
     pub limit: usize,
     /// Only holders behind this one, in the order of namespace, worker and rank.
@@ -76,6 +82,8 @@ impl Default for WorkersQuery {
             namespace: None,
             state: None,
             reason: None,
+            worker: None,
+            has_changes: false,
             limit: WORKERS_LIMIT_DEFAULT,
             after: None,
         }
@@ -89,6 +97,10 @@ pub(super) enum WorkersQueryError {
     Limit,
     #[error("namespace must not be empty; leave it out to get every namespace")]
     EmptyNamespace,
+    #[error("worker must not be empty; leave it out to get every worker")]
+    EmptyWorker,
+    #[error("changes must be true or false")]
+    Changes,
     #[error("state must be exact or degraded")]
     State,
     #[error("reason must be one of {}", reasons())]
@@ -99,7 +111,9 @@ pub(super) enum WorkersQueryError {
     Encoding,
     #[error("parameter {0} is given more than once; give it once")]
     Repeated(&'static str),
-    #[error("there are only the parameters namespace, state, reason, limit and after; leave others out")]
+    #[error(
+        "there are only the parameters namespace, worker, state, reason, changes, limit and after; leave others out"
+    )]
     UnknownParameter,
 }
 
@@ -112,6 +126,7 @@ impl WorkersQuery {
     pub(super) fn parse(query: Option<&str>) -> Result<Self, WorkersQueryError> {
         use WorkersQueryError as Fault;
         let (mut namespace, mut state, mut reason, mut limit, mut after) = (None, None, None, None, None);
+        let (mut worker, mut changes) = (None, None);
         for pair in query
             .unwrap_or_default()
             .split('&')
@@ -122,6 +137,13 @@ impl WorkersQuery {
             match key {
                 "namespace" if value.is_empty() => return Err(Fault::EmptyNamespace),
                 "namespace" => set_once(&mut namespace, "namespace", value)?,
+                "worker" if value.is_empty() => return Err(Fault::EmptyWorker),
+                "worker" => set_once(&mut worker, "worker", value)?,
+                "changes" => set_once(
+                    &mut changes,
+                    "changes",
+                    value.parse().map_err(|_| Fault::Changes)?,
+                )?,
                 "state" => set_once(&mut state, "state", parse_state(&value)?)?,
                 "reason" => set_once(&mut reason, "reason", parse_reason(&value)?)?,
                 "limit" => set_once(&mut limit, "limit", parse_limit(&value)?)?,
@@ -136,6 +158,8 @@ impl WorkersQuery {
             namespace,
             state,
             reason,
+            worker,
+            has_changes: changes.unwrap_or_default(),
             limit: limit.unwrap_or(WORKERS_LIMIT_DEFAULT),
             after,
         })
@@ -258,6 +282,9 @@ mod tests {
             ("namespace=%ff", WorkersQueryError::Encoding),
             ("namespaces=a", WorkersQueryError::UnknownParameter),
             ("state=", WorkersQueryError::State),
+            ("worker=", WorkersQueryError::EmptyWorker),
+            ("worker=a&worker=b", WorkersQueryError::Repeated("worker")),
+            ("changes=yes", WorkersQueryError::Changes),
             ("state=exact&state=exact", WorkersQueryError::Repeated("state")),
             ("reason=hunger", WorkersQueryError::Reason),
             ("after=a/b", WorkersQueryError::After),

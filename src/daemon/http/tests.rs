@@ -211,7 +211,7 @@ fn what_an_answer_always_has_is_required() {
                 "labels",
             ],
         ),
-        ("HolderStatus", &["address", "labels"]),
+        ("HolderStatus", &["address", "labels", "since_us"]),
         ("StatusReply", &["gathered"]),
         ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),

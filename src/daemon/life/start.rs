@@ -11,6 +11,7 @@ use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
 use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
 use crate::daemon::dynamo::start_dynamo;
+use crate::daemon::history::History;
 use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
@@ -162,6 +163,7 @@ async fn share(
         tracer: None,
         sample: Arc::default(),
         heavy_turns: Arc::default(),
+        history: History::new(),
         outcomes,
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
@@ -204,6 +206,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
     DaemonView {
         role: shared.config.gateway.role(),
         namespaces: Arc::clone(&shared.namespaces),
+        history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),

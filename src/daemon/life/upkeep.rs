@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::Live;
 use crate::daemon::lanes::{LanePool, TICK_INTERVAL};
+use kvatlas_client::unix_time_us;
 use kvatlas_core::index::give_back_memory;
 use kvatlas_core::stream::StreamTrust;
 
@@ -40,7 +41,12 @@ pub(super) async fn keep_up(
             _ = ticks.tick() => pool.tick(trust.followed().is_some()),
             _ = interval.tick() => {
                 let mut look = watch.look();
-                view.publish(|namespace, holder, reasons| look.saw(namespace, holder, reasons));
+                let mut noted = view.history.look(unix_time_us() / 1_000_000);
+                view.publish(|namespace, holder, reasons| {
+                    look.saw(namespace, &holder.id, reasons);
+                    noted.saw(namespace, holder, reasons);
+                });
+                noted.end();
                 look.end(Instant::now());
                 let empty_namespace = **empty_namespace.now();
                 if !empty_namespace.is_zero() {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::daemon::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
+use crate::daemon::history::{History, ShownChange};
 use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
@@ -20,7 +21,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::HolderStatus;
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatusReply, NamespaceName};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName};
 
 use crate::daemon::snapshots::SnapshotKeeper;
 
@@ -33,6 +34,7 @@ pub(super) struct DaemonView {
     /// What this process is among the daemons: `daemon`, or `gateway`.
     pub(super) role: &'static str,
     pub(super) namespaces: Arc<Namespaces>,
+    pub(super) history: Arc<History>,
     pub(super) outcomes: Arc<Outcomes>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
@@ -48,7 +50,7 @@ pub(super) struct DaemonView {
 
 impl DaemonView {
     /// Brings all gauges up to date. `seen` is told of every holder: where it is, and why it is not exact.
-    pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderId, DegradedReasons)) {
+    pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
         self.process.set_ready(self.readiness.report().is_ready());
         self.process.publish_usage();
         self.pool.publish_backlogs();
@@ -96,7 +98,7 @@ impl DaemonView {
         &self,
         namespace: &Namespace,
         gauges: &NamespaceGauges,
-        mut seen: impl FnMut(&NamespaceName, &HolderId, DegradedReasons),
+        mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons),
     ) -> u64 {
         let holders = namespace.indexer.holders();
         let freshness = self.pool.freshness();
@@ -106,7 +108,7 @@ impl DaemonView {
             .iter()
             .map(|holder| {
                 let reasons = report(holder, &self.trust, &look, &namespace.name).degraded;
-                seen(&namespace.name, &holder.id, reasons);
+                seen(&namespace.name, holder, reasons);
                 reasons.union(holder.status.own_reasons().of_some_queries())
             })
             .collect();
@@ -152,6 +154,9 @@ struct HolderJson {
     /// What exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<Tally>,
+    /// How its state has changed, the oldest first; only where that is asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changes: Vec<ShownChange>,
 }
 
 impl HolderJson {
@@ -215,13 +220,15 @@ impl AdminSource for DaemonView {
             let look = freshness.look(&namespace.name);
             for record in records {
                 let status = report(&record, &self.trust, &look, &namespace.name);
-                if !query.wants(status.degraded) {
+                let is_named = |worker: &String| worker == status.worker.as_str();
+                if !query.wants(status.degraded) || !query.worker.as_ref().is_none_or(is_named) {
                     continue;
                 }
                 total += 1;
                 let holder = HolderJson {
                     namespace: namespace.name.clone(),
                     outcomes: self.outcomes.lately(&namespace.name, &record.id, Instant::now()),
+                    changes: Vec::new(),
                     status,
                     applied_at_us: record.status.applied_at_us.load(),
                     lag_us: record.status.lag_us.load(),
@@ -238,7 +245,13 @@ impl AdminSource for DaemonView {
                     continue;
                 }
                 if holders.len() < query.limit {
-                    holders.push(holder);
+                    let changes = query
+                        .has_changes
+                        .then(|| self.history.of(&namespace.name, &record.id));
+                    holders.push(HolderJson {
+                        changes: changes.unwrap_or_default(),
+                        ..holder
+                    });
                 } else {
                     is_cut = true;
                 }

@@ -3,7 +3,7 @@
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
+    HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
     MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
     QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
     ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
@@ -39,6 +39,7 @@ groups! {
     GatherMetrics,
     MissingShardMetrics,
     SnapshotMetrics,
+    HistoryMetrics,
     StreamMetrics,
     LaneMetrics,
     ConnectionMetrics,

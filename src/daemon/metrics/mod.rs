@@ -26,6 +26,7 @@ mod event_metrics;
 mod gather_metrics;
 mod groups;
 mod histograms;
+mod history_metrics;
 mod http_metrics;
 pub mod labels;
 mod leased;
@@ -49,6 +50,7 @@ pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricK
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
+pub use history_metrics::HistoryMetrics;
 pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};

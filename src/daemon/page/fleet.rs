@@ -37,6 +37,10 @@ struct Entry {
     number: Number,
     facts: Facts,
     profile: Profile,
+    /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is.
+    since_us: u64,
+    /// The look at which that was last new.
+    dated: u64,
     added: u64,
     changed: u64,
     profiled: u64,
@@ -58,6 +62,7 @@ struct Facts {
 ///
 /// * `added`: number, namespace, worker, rank;
 /// * `profiles`: number, address, labels; of those that have either, or have lost it;
+/// * `since`: number, and since when it is not exact, in microseconds since the Unix epoch, or 0;
 /// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
@@ -65,6 +70,7 @@ pub(super) struct FleetChange<'a> {
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
     profiles: Vec<(Number, &'a str, &'a Labels)>,
+    since: Vec<(Number, u64)>,
     facts: Vec<(Number, u64, u32, u64, u64, u32)>,
     gone: Vec<Number>,
     shown: usize,
@@ -105,6 +111,7 @@ impl Fleet {
 
     fn note(&mut self, namespace: &NamespaceName, record: &HolderRecord, facts: Facts) {
         let (look, id, profile) = (self.look, &record.id, record.status.profile());
+        let since_us = record.status.inexact_since_us.load();
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.insert(namespace.clone(), HashMap::new());
         }
@@ -119,12 +126,17 @@ impl Fleet {
             if entry.profile != profile {
                 (entry.profile, entry.profiled) = (profile, look);
             }
+            if entry.since_us != since_us {
+                (entry.since_us, entry.dated) = (since_us, look);
+            }
             return;
         }
         self.next += 1;
         let entry = Entry {
             number: self.next,
             facts,
+            since_us,
+            dated: if since_us == 0 { 0 } else { look },
             added: look,
             changed: look,
             // Who has none is not listed.
@@ -158,6 +170,7 @@ impl Fleet {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };
         let (mut added, mut profiles, mut facts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut dates = Vec::new();
         for (namespace, entries) in &self.namespaces {
             for (id, entry) in entries {
                 if entry.added > since {
@@ -167,6 +180,9 @@ impl Fleet {
                     let Profile { address, labels } = &entry.profile;
                     let address = address.as_ref().map_or("", Address::as_str);
                     profiles.push((entry.number, address, labels));
+                }
+                if entry.dated > since {
+                    dates.push((entry.number, entry.since_us));
                 }
                 if entry.changed > since {
                     let known = &entry.facts;
@@ -189,6 +205,7 @@ impl Fleet {
             whole,
             added,
             profiles,
+            since: dates,
             facts,
             gone,
             shown: self.shown,
@@ -235,6 +252,7 @@ mod tests {
         assert!(!change.whole && change.facts.is_empty() && change.added.is_empty());
 
         first.status().degrade(DegradedReason::Gap);
+        first.status().inexact_since_us.store(7_000_000);
         fleet.look(std::iter::once(&*namespace), &trust);
         let mut late = 0;
         assert_eq!(fleet.change(&mut late).facts.len(), 2, "who is new hears all");
@@ -243,6 +261,7 @@ mod tests {
             panic!("one holder has changed: {change:?}");
         };
         assert_ne!(reasons & DegradedReason::Gap as u32, 0);
+        assert_eq!(change.since, [(number, 7_000_000)]);
 
         let tell = |address: &str| {
             first.status().set_profile(Profile {

@@ -4,7 +4,7 @@
 //! synced. So a file of that name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next snapshot
 //! removes.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::daemon::metrics::labels::SnapshotFailure;
 use kvatlas_core::snapshot::{SnapshotTotals, SnapshotWriter};
 
-use super::storage::{Disk, Storage, StorageFile};
+use super::storage::{Disk, Storage, StorageFile, open_regular};
 
 /// Names of snapshots: prefix, 20 digits, suffix. They sort by time.
 const PREFIX: &str = "snapshot-";
@@ -230,7 +230,32 @@ impl SnapshotDirectory {
         })
     }
 
-    /// Syncs a file, then gives it the name of a snapshot. Both survive a crash afterwards.
+    /// The content of a file that is no snapshot; none where there is no such file.
+    pub(super) fn read(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, DirectoryError> {
+        let path = self.path.join(name);
+        let read = || -> io::Result<Vec<u8>> {
+            let mut bytes = Vec::new();
+            open_regular(&path)?.take(bytes_max).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        match read() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(DirectoryAction::Read, &path)(error)),
+        }
+    }
+
+    /// Replaces a file that is no snapshot. At any moment it is whole, the old one or the new one.
+    pub(super) fn replace(&self, name: &str, content: &[u8]) -> Result<(), DirectoryError> {
+        let mut temporary = self.temporary()?;
+        let path = temporary.path.clone();
+        temporary
+            .write_all(content)
+            .map_err(failed(DirectoryAction::Write, &path))?;
+        self.persist(temporary, name).map(drop)
+    }
+
+    /// Syncs a file, then gives it its name. Both survive a crash afterwards.
     pub(super) fn persist(
         &self,
         mut temporary: Temporary<'_>,

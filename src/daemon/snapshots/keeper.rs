@@ -9,9 +9,12 @@ use tokio::runtime::Handle;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use kvatlas_client::unix_time_us;
+
 use crate::daemon::admin::Latch;
 use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
 use crate::daemon::config::ObjectStoreConfig;
+use crate::daemon::history::{FILE_BYTES_MAX, History, Saved};
 use crate::daemon::instance_name;
 use crate::daemon::lanes::snapshot_limits;
 use crate::daemon::metrics::SnapshotMetrics;
@@ -49,8 +52,12 @@ pub enum SnapshotStartError {
     Interrupted(#[from] tokio::task::JoinError),
 }
 
+/// The name of the file with the history of states.
+const HISTORY_FILE: &str = "states.history";
+
 /// Writes the snapshots of a running daemon.
 pub(crate) struct SnapshotKeeper {
+    history: Arc<History>,
     snapshotter: Arc<Snapshotter>,
     store: Option<SnapshotStore>,
     last_upload: Mutex<Option<Instant>>,
@@ -84,6 +91,7 @@ pub(crate) async fn start_snapshots(
             Ok(_) => {}
         }
     }
+    restore_history(shared, &directory).await?;
     let restored = restore(shared, directory.clone(), Arc::clone(&metrics)).await?;
     log_restored(restored.as_ref(), path);
     shared.readiness.set(Latch::SnapshotLoaded);
@@ -94,6 +102,7 @@ pub(crate) async fn start_snapshots(
         Arc::clone(&shared.trust),
     );
     let keeper = Arc::new(SnapshotKeeper {
+        history: Arc::clone(&shared.history),
         snapshotter: Arc::new(snapshotter),
         store,
         last_upload: Mutex::new(None),
@@ -136,6 +145,20 @@ async fn connect_store(
     ))
 }
 
+/// Reads the history of states, where there is one.
+async fn restore_history(shared: &Shared, directory: &SnapshotDirectory) -> Result<(), SnapshotStartError> {
+    let (history, directory) = (Arc::clone(&shared.history), directory.clone());
+    let restoring = tokio::task::spawn_blocking(move || match directory.read(HISTORY_FILE, FILE_BYTES_MAX) {
+        Ok(None) => {}
+        Ok(Some(bytes)) => match Saved::decode(&bytes) {
+            Ok(saved) => history.restore(saved),
+            Err(error) => history.file_failed(&error),
+        },
+        Err(error) => history.file_failed(&error),
+    });
+    Ok(restoring.await?)
+}
+
 async fn restore(
     shared: &Shared,
     directory: SnapshotDirectory,
@@ -174,6 +197,20 @@ fn log_restored(restored: Option<&Restored>, directory: &Path) {
     );
 }
 
+/// Writes the history of states beside a snapshot.
+fn save_history(history: &History, directory: &SnapshotDirectory) {
+    let saved = history.save(unix_time_us() / 1_000_000);
+    let written = match saved.encode() {
+        Ok(bytes) => directory
+            .replace(HISTORY_FILE, &bytes)
+            .map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = written {
+        history.file_failed(&error);
+    }
+}
+
 impl SnapshotKeeper {
     /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when that is due. At the stop it finishes
     /// writing; it breaks off sending.
@@ -198,9 +235,10 @@ impl SnapshotKeeper {
     /// Writes one snapshot, and counts how it went; says why there is none.
     pub(crate) async fn save(&self) -> Result<(), String> {
         let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
-        let runtime = Handle::current();
+        let (runtime, history) = (Handle::current(), Arc::clone(&self.history));
         let written = tokio::task::spawn_blocking(move || match snapshotter.save(&runtime) {
             Ok(saved) => {
+                save_history(&history, snapshotter.directory());
                 metrics.written(saved.bytes, saved.elapsed, SystemTime::now());
                 if let Some(error) = &saved.prune_error {
                     metrics.prune_failed(error);

@@ -188,10 +188,9 @@ impl Translator {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
-    /// Remembers what `name` stood for, where no block has it any more.
-    pub(super) fn remember(&mut self, lane: LaneId, name: u64, slot: Slot) {
+    /// Remembers what `name` stood for, which no block has any more.
+    pub(super) fn remember(&mut self, name: u64, slot: Slot) {
         if self.beyond.is_used
-            && self.groups.find_in(lane, name).is_none()
             && let Some(block) = self.chain.get(slot)
         {
             self.beyond.past.remember(name, block);
@@ -555,8 +554,9 @@ impl Translator {
             if is_published && was_within && !named.is_within_chunk {
                 // It can be loaded alone by now.
                 self.chain.touch(*slot);
-                if !has_tree && self.chain.set_resumable(*slot, tier, true) {
-                    output.push_resumable(tier.tier(), vec![named.block.sequence], true, None);
+                let told = (!has_tree).then(|| self.chain.set_resumable(*slot, tier, true));
+                if let Some(sequence) = told.flatten() {
+                    output.push_resumable(tier.tier(), vec![sequence], true, None);
                 }
             }
             if !is_published && self.groups.holds(*slot, tier) {

@@ -13,7 +13,7 @@ use super::tiers::{TierIndex, TierSet};
 use super::tree::Tree;
 
 /// Where a block is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Slot(u32);
 
 impl Slot {
@@ -111,6 +111,8 @@ pub(super) struct Chain {
     by_sequence: HashMap<SequenceHash, Slot>,
     /// Which follows which, for engines with several groups of layers.
     tree: Option<Box<Tree>>,
+    /// With a tree: the block that came last. The next one mostly follows it.
+    last: Option<Slot>,
     /// With a tree: the blocks that have been published as held since that was last asked, in order.
     fresh: Vec<Slot>,
     /// With a tree: the slots that have become free since that was last asked.
@@ -183,6 +185,7 @@ impl Chain {
         self.free.clear();
         self.by_sequence.clear();
         self.freed.clear();
+        self.last = None;
         if let Some(tree) = &mut self.tree {
             tree.clear();
         }
@@ -239,14 +242,15 @@ impl Chain {
             return;
         };
         let block = kept.block();
-        let up = block
-            .parent
-            .and_then(|parent| self.by_sequence.get(&parent).copied());
         let is_before = |up: &Slot| {
-            let up = self.kept.get(up.place());
-            up.is_some_and(|up| up.position.checked_add(1) == Some(block.position))
+            let up = self.kept.get(up.place()).filter(|up| !up.is_free);
+            up.is_some_and(|up| {
+                Some(up.sequence) == block.parent && up.position.checked_add(1) == Some(block.position)
+            })
         };
-        tree.enter(slot, block, up.filter(is_before));
+        let last = self.last.replace(slot).filter(is_before);
+        let named = || self.by_sequence.get(&block.parent?).copied();
+        tree.enter(slot, block, last.or_else(|| named().filter(is_before)));
     }
 
     /// Keeps a tree of the blocks from now on.
@@ -278,10 +282,22 @@ impl Chain {
         }
     }
 
-    /// Gives the blocks that have changed, and forgets them.
-    pub(super) fn take_touched(&mut self, into: &mut Vec<Slot>) {
+    /// The blocks that have changed, some of them several times.
+    pub(super) fn touched(&self) -> &[Slot] {
+        self.tree.as_ref().map_or(&[], |tree| tree.touched())
+    }
+
+    /// Notes that what groups of layers have of new blocks may have changed, too.
+    pub(super) fn touch_entered(&mut self) {
         if let Some(tree) = &mut self.tree {
-            tree.take_touched(into);
+            tree.touch_entered();
+        }
+    }
+
+    /// Forgets which blocks have changed.
+    pub(super) fn forget_touched(&mut self) {
+        if let Some(tree) = &mut self.tree {
+            tree.forget_touched();
         }
     }
 
@@ -319,17 +335,20 @@ impl Chain {
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
-    /// Notes whether the block is published as resumable in `tier`. Returns whether that is another than before.
-    pub(super) fn set_resumable(&mut self, slot: Slot, tier: TierIndex, is_resumable: bool) -> bool {
-        let Some(kept) = self.kept.get_mut(slot.place()) else {
-            return false;
-        };
+    /// Notes whether the block is published as resumable in `tier`. Returns the block where that is another than before.
+    pub(super) fn set_resumable(
+        &mut self,
+        slot: Slot,
+        tier: TierIndex,
+        is_resumable: bool,
+    ) -> Option<SequenceHash> {
+        let kept = self.kept.get_mut(slot.place())?;
         let before = kept.barred;
         match is_resumable {
             true => kept.barred &= !tier.bit(),
             false => kept.barred |= tier.bit(),
         }
-        kept.barred != before
+        (kept.barred != before).then_some(kept.sequence)
     }
 
     /// Whether the block lies within a chunk of `tier`, so that nothing can be loaded that ends there.
@@ -373,10 +392,9 @@ impl Chain {
         if kept.names == 0 && !kept.is_free {
             kept.is_free = true;
             kept.published = 0;
-            let block = kept.block();
-            self.by_sequence.remove(&block.sequence);
+            self.by_sequence.remove(&kept.sequence);
             if let Some(tree) = &mut self.tree {
-                tree.leave(slot, block);
+                tree.leave(slot, kept.block());
                 self.freed.push(slot);
             }
             self.free.push(slot);

@@ -7,7 +7,7 @@ use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
 use super::chain::{Block, Chain, Slot};
-use super::lane::{Added, Lane};
+use super::lane::{Added, Lane, Taken};
 use super::saved::{SavedError, SavedGroups};
 use super::tiers::TierIndex;
 
@@ -255,10 +255,9 @@ impl Groups {
         lane.add(name, block, tier, chain)
     }
 
-    pub(super) fn take(&mut self, lane: LaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> bool {
-        self.lanes
-            .get_mut(lane.0)
-            .is_some_and(|(_, lane)| lane.take(name, tier, chain))
+    pub(super) fn take(&mut self, lane: LaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
+        let lane = self.lanes.get_mut(lane.0);
+        lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
     /// Whether a prefix with the block can be used from `tier`: all groups have it there.

@@ -33,6 +33,17 @@ pub(super) struct Added {
     pub(super) is_alias: bool,
 }
 
+/// What came of taking a copy away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// There was none.
+    Nothing,
+    /// A copy. The name has others.
+    Copy,
+    /// The last copy, and the name with it.
+    Name,
+}
+
 /// The names of one group.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
@@ -233,15 +244,15 @@ impl Lane {
         }
     }
 
-    /// Takes a copy away. Returns whether there was one. The name goes with its last copy.
-    pub(super) fn take(&mut self, name: u64, tier: TierIndex, chain: &mut Chain) -> bool {
+    /// Takes a copy away, if there is one. The name goes with its last copy.
+    pub(super) fn take(&mut self, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
-            return false;
+            return Taken::Nothing;
         };
         let (slot, was_unclear) = (entry.get().slot, entry.get().is_unclear());
         let name = entry.get_mut();
         let Some(copies) = name.copies.get_mut(tier.place()).filter(|copies| **copies > 0) else {
-            return false;
+            return Taken::Nothing;
         };
         *copies -= 1;
         let is_last = *copies == 0;
@@ -263,12 +274,13 @@ impl Lane {
                 *names = names.saturating_sub(1);
             }
         }
-        if entry.get().copies == [0; TIERS] {
-            entry.remove();
-            chain.drop_name(slot);
-            self.aliases -= usize::from(self.holds_anywhere(slot));
+        if entry.get().copies != [0; TIERS] {
+            return Taken::Copy;
         }
-        true
+        entry.remove();
+        chain.drop_name(slot);
+        self.aliases -= usize::from(self.holds_anywhere(slot));
+        Taken::Name
     }
 
     /// Takes all names away.

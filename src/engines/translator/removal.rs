@@ -7,6 +7,7 @@ use crate::reason::Reason;
 
 use super::Translator;
 use super::groups::LaneId;
+use super::lane::Taken;
 use super::output::Translation;
 use super::tiers::{TierIndex, TierSet};
 
@@ -57,18 +58,22 @@ impl Translator {
             let Some(slot) = self.groups.find_in(lane, name) else {
                 continue;
             };
+            let mut is_gone = false;
             for tier in tiers.iter() {
                 if let Some(before) = before {
                     self.groups.set_copies(lane, name, tier, before);
                 }
-                has_found |= self.groups.take(lane, name, tier, &mut self.chain);
+                let taken = self.groups.take(lane, name, tier, &mut self.chain);
+                has_found |= taken != Taken::Nothing;
+                is_gone |= taken == Taken::Name;
                 if !self.groups.holds(slot, tier) {
                     self.chain.withdraw(slot, tier, output);
                 }
             }
-            self.note_gone(lane, name, slot);
-            self.remember(lane, name, slot);
-            self.chain.free_unnamed(slot);
+            if is_gone {
+                self.remember(name, slot);
+                self.free_later(name, slot);
+            }
         }
         has_found
     }

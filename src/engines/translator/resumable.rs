@@ -5,6 +5,9 @@
 //! its own. An event that skips no block says by its parent and its tokens where they stand. In one that does, those before a name that main
 //! attention knows are the blocks just before it, in a row.
 
+use std::cell::OnceCell;
+use std::cmp::Reverse;
+
 use hashbrown::HashMap;
 
 use kvatlas_core::hash::HashSeed;
@@ -16,7 +19,7 @@ use crate::batch::{
 use crate::reason::Reason;
 
 use super::chain::Slot;
-use super::groups::{LaneId, STAND_IN};
+use super::groups::STAND_IN;
 use super::output::{Mark, Translation};
 use super::spots::Reach;
 use super::tiers::{TierIndex, TierSet};
@@ -28,11 +31,14 @@ use super::{Start, Translator};
 pub(super) struct Step {
     /// The changes of groups beside main attention.
     waiting: Vec<EngineChange>,
-    /// What names of main attention stand for that were removed in this step. The blocks are kept until its end.
-    gone: HashMap<u64, Slot>,
+    /// What names of main attention stand for that were removed in this step, in order. The blocks are kept until its end.
+    gone: Vec<(u64, Slot)>,
+    /// The same by name. Few steps ask.
+    gone_by_name: OnceCell<HashMap<u64, Slot>>,
     /// Whether what a request needs has changed, so that every block has to be looked at.
     has_new_rules: bool,
     /// Lists for the computation, kept for the next step.
+    touched: Vec<(Reverse<u32>, Slot)>,
     stack: Vec<Slot>,
     changed: Vec<Slot>,
     places: Vec<Option<Place>>,
@@ -43,6 +49,13 @@ impl Step {
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.gone.clear();
+        self.gone_by_name.take();
+    }
+
+    /// What `name` stood for before it was removed in this step. To be asked when no more names go.
+    fn gone(&self, name: u64) -> Option<Slot> {
+        let by_name = || self.gone.iter().copied().collect();
+        self.gone_by_name.get_or_init(by_name).get(&name).copied()
     }
 }
 
@@ -137,13 +150,15 @@ impl Translator {
         }
     }
 
-    /// Notes what `name` of main attention stood for, as long as the step lasts, where the lane has it no longer.
-    pub(super) fn note_gone(&mut self, lane: LaneId, name: u64, slot: Slot) {
-        if self.chain.has_tree() && self.groups.find_in(lane, name).is_none() {
-            self.chain.add_name(slot);
-            if let Some(before) = self.step.gone.insert(name, slot) {
-                self.chain.drop_name(before);
+    /// Forgets the block that `name` of main attention stood for, if it has no other. With groups beside main attention it is kept as long as the
+    /// step lasts: events of theirs may name it.
+    pub(super) fn free_later(&mut self, name: u64, slot: Slot) {
+        match self.chain.has_tree() {
+            true => {
+                self.chain.add_name(slot);
+                self.step.gone.push((name, slot));
             }
+            false => self.chain.free_unnamed(slot),
         }
     }
 
@@ -191,7 +206,8 @@ impl Translator {
             }
         }
         self.step.waiting = waiting;
-        for (_, slot) in self.step.gone.drain() {
+        self.step.gone_by_name.take();
+        for (_, slot) in self.step.gone.drain(..) {
             self.chain.drop_name(slot);
             self.chain.free_unnamed(slot);
         }
@@ -284,7 +300,7 @@ impl Translator {
         self.groups
             .find_any(name)
             .or_else(|| self.windows.slot_of(name))
-            .or_else(|| self.step.gone.get(&name).copied())
+            .or_else(|| self.step.gone(name))
     }
 
     /// Where the block `name` of a group ends. `walked` is where the tokens say that it does, `behind` where the next one of its event does.
@@ -400,11 +416,23 @@ impl Translator {
             std::mem::take(&mut self.step.stack),
             std::mem::take(&mut self.step.changed),
         );
-        self.chain.take_touched(&mut stack);
-        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
+        // Of a new block no group has anything, unless it is touched, or within a block of the group that began before.
+        if self.windows.has_wide_blocks() {
+            self.chain.touch_entered();
+        }
         // Parents come first: what follows is computed once. One that has many small blocks is touched for each of them.
-        stack.sort_unstable_by_key(|slot| (std::cmp::Reverse(position(slot)), slot.number()));
-        stack.dedup();
+        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
+        let touched = &mut self.step.touched;
+        touched.extend(
+            self.chain
+                .touched()
+                .iter()
+                .map(|slot| (Reverse(position(slot)), *slot)),
+        );
+        touched.sort_unstable();
+        touched.dedup();
+        stack.extend(touched.drain(..).map(|(_, slot)| slot));
+        self.chain.forget_touched();
         changed.extend_from_slice(&stack);
         while let Some(slot) = stack.pop() {
             let Some(block) = self.chain.get(slot) else {
@@ -460,21 +488,20 @@ impl Translator {
     /// `begun`, before all else, where that is given.
     fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
-        let tiers = self.chain.published_of(&changed);
-        for is_resumable in [false, true] {
-            for tier in tiers.iter() {
-                let mut told = Vec::new();
-                for slot in &changed {
-                    let differs = self.chain.is_published(*slot, tier)
-                        && self.is_resumable(*slot, tier) == is_resumable
-                        && self.chain.set_resumable(*slot, tier, is_resumable);
-                    if let Some(block) = self.chain.get(*slot).filter(|_| differs) {
-                        told.push(block.sequence);
-                    }
+        for tier in self.chain.published_of(&changed).iter() {
+            let (mut resumable, mut barred) = (Vec::new(), Vec::new());
+            for slot in &changed {
+                if !self.chain.is_published(*slot, tier) {
+                    continue;
                 }
-                let at = begun.filter(|_| !is_resumable);
-                output.push_resumable(tier.tier(), told, is_resumable, at);
+                let is_resumable = self.is_resumable(*slot, tier);
+                if let Some(sequence) = self.chain.set_resumable(*slot, tier, is_resumable) {
+                    let told = if is_resumable { &mut resumable } else { &mut barred };
+                    told.push(sequence);
+                }
             }
+            output.push_resumable(tier.tier(), barred, false, begun);
+            output.push_resumable(tier.tier(), resumable, true, None);
         }
         changed.clear();
         self.step.changed = changed;

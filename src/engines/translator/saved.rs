@@ -240,7 +240,7 @@ impl Translator {
         if has_tree {
             chain.grow_tree();
             // Nothing has changed.
-            chain.take_touched(&mut Vec::new());
+            chain.forget_touched();
         }
         Ok(Self {
             chain,

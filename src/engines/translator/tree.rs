@@ -40,15 +40,17 @@ pub(super) struct Tree {
     links: Vec<Links>,
     /// The first of those whose parent is not kept.
     orphans: HashMap<Missing, u32>,
-    /// Blocks that are new, or have got or lost their parent.
+    /// Blocks that have got or lost their parent, or of which a group of layers has something else.
     touched: Vec<Slot>,
+    /// Blocks that have been entered.
+    entered: Vec<Slot>,
 }
 
 impl Tree {
     pub(super) fn clear(&mut self) {
         self.links.clear();
         self.orphans.clear();
-        self.touched.clear();
+        self.forget_touched();
     }
 
     fn get(&self, place: u32) -> Links {
@@ -82,9 +84,20 @@ impl Tree {
         self.touched.push(slot);
     }
 
-    /// Gives the blocks that have been touched, and forgets them.
-    pub(super) fn take_touched(&mut self, into: &mut Vec<Slot>) {
-        into.append(&mut self.touched);
+    /// The blocks that have been touched, some of them several times.
+    pub(super) fn touched(&self) -> &[Slot] {
+        &self.touched
+    }
+
+    /// Counts those as touched that have been entered.
+    pub(super) fn touch_entered(&mut self) {
+        self.touched.append(&mut self.entered);
+    }
+
+    /// Forgets which blocks have been touched or entered.
+    pub(super) fn forget_touched(&mut self) {
+        self.touched.clear();
+        self.entered.clear();
     }
 
     /// Enters `block`, whose parent is in `up` if that is kept.
@@ -103,10 +116,13 @@ impl Tree {
             (None, None) => NONE,
         };
         self.change(next, |next| next.before = place);
-        let first = self
-            .orphans
-            .remove(&(block.sequence, block.position))
-            .unwrap_or(NONE);
+        let first = match self.orphans.is_empty() {
+            true => NONE,
+            false => self
+                .orphans
+                .remove(&(block.sequence, block.position))
+                .unwrap_or(NONE),
+        };
         self.change(place, |links| {
             *links = Links {
                 up: up.map_or(NONE, Slot::number),
@@ -116,7 +132,7 @@ impl Tree {
             };
         });
         self.move_children(first, place);
-        self.touched.push(slot);
+        self.entered.push(slot);
     }
 
     /// Takes out `block`. Its children stay, as orphans.

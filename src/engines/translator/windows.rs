@@ -16,14 +16,11 @@ use crate::reason::Reason;
 
 use super::chain::{Chain, Slot};
 use super::saved::{SavedEnd, SavedError, SavedWindow, SavedWindows};
+use super::shape::{Shape, lcm};
 use super::spots::{Reach, Spots, Within};
 
 /// Most groups.
 const WINDOWS_MAX: usize = 32;
-/// Most of a group's blocks within one of the contract: as many as a mask has bits.
-const FAN_MAX: u64 = 64;
-/// Longest window, in blocks of its own.
-const NEED_MAX: u64 = 1 << 24;
 /// Marks a run whose own block is held, for groups with one block or less for a block of the contract.
 const HELD: u32 = 1 << 31;
 
@@ -38,17 +35,6 @@ pub(super) enum Place {
     End(Slot),
     /// Within each block of the contract that begins so. One of them is given where there is one and it is known.
     Within(Within, Option<Slot>),
-}
-
-/// What a group of layers needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    /// How many blocks of its own, in a row.
-    need: u32,
-    /// How many of them are in a block of the contract, at least one.
-    fan: u32,
-    /// How many blocks of the contract one of them spans, at least one.
-    step: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -151,9 +137,19 @@ impl Windows {
         self.all.iter().map(|window| window.index).collect()
     }
 
+    /// The kinds of all groups.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = GroupKind> {
+        self.all.iter().map(|window| window.kind)
+    }
+
     /// Whether there is no such group.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// Whether a group has blocks that span several of the contract.
+    pub(super) fn has_wide_blocks(&self) -> bool {
+        self.stride > 1
     }
 
     /// Whether a group has blocks smaller than main attention's.
@@ -327,11 +323,16 @@ impl Windows {
         self.unlisted.remove(&slot);
     }
 
-    /// Forgets of which small blocks those blocks consisted that are gone.
+    /// Forgets what there was of blocks that are gone. Blocks that take their places begin with nothing.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
-            self.unlisted.remove(&slot);
+            if !self.unlisted.is_empty() {
+                self.unlisted.remove(&slot);
+            }
             for window in &mut self.all {
+                if let Some(run) = window.runs.get_mut(slot.place()) {
+                    *run = 0;
+                }
                 if let Some(spots) = &mut window.spots {
                     spots.unlist(slot);
                     window.set_mask(slot, 0);
@@ -402,38 +403,6 @@ impl Windows {
     pub(super) fn allow(&self, slot: Slot, position: u32) -> bool {
         let blocks = u64::from(position) + 1;
         blocks.is_multiple_of(self.stride) && self.all.iter().all(|window| window.allows(slot, blocks))
-    }
-}
-
-impl Shape {
-    /// None where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
-    fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
-        let small = |number: u64| u32::try_from(number).ok();
-        if block == 0 || size == 0 {
-            return None;
-        }
-        let (fan, step) = match (size.is_multiple_of(block), block.is_multiple_of(size)) {
-            (true, _) => (size / block, 1),
-            (_, true) => (1, block / size),
-            _ => return None,
-        };
-        let need = match kind {
-            GroupKind::Window(tokens) => u64::from(tokens).saturating_sub(1).div_ceil(block),
-            GroupKind::State => 1,
-            GroupKind::Main | GroupKind::Other => return None,
-        };
-        let fits = fan <= FAN_MAX && need <= NEED_MAX && step <= NEED_MAX;
-        fits.then_some(Self {
-            need: small(need)?,
-            fan: small(fan)?,
-            step: small(step)?,
-        })
-    }
-
-    /// A table for the group's small blocks of so many tokens, if they are small.
-    fn spots(self, block: u64) -> Option<Spots> {
-        let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
-        Some(Spots::new(block, self.fan, self.need))
     }
 }
 
@@ -586,12 +555,4 @@ impl Window {
         let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
         u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)
     }
-}
-
-fn lcm(one: u64, other: u64) -> Option<u64> {
-    let (mut a, mut b) = (one, other);
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    one.checked_mul(other / a.max(1))
 }

@@ -176,7 +176,7 @@ class HolderMatch:
     :param exact: whether what is said of it is known for certain.
     :param degraded: why it is not. Where there is nothing but :data:`BEYOND_DEVICE`, what is said of nearer tiers is certain.
     :param dropped_out: with ``explain``, unless it holds the whole query.
-    :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window_or_state`` or ``last_token``; ``None``
+    :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window``, ``state``, ``window_or_state`` or ``last_token``; ``None``
         where the whole query is.
     :param address: where requests for it go; ``None`` where that is not known.
     :param labels: such as its role, zone and model.
@@ -302,6 +302,7 @@ class HolderStatus:
     """How far a daemon has followed one holder. ``cursor`` is the last batch applied.
 
     :param epoch_ahead_s: how far its epoch lies ahead of the daemon's clock, in seconds; 0 where clocks may differ by that.
+    :param since_us: since when it is not exact, in microseconds since the Unix epoch; ``None`` where it is, or where that is not known.
     :param address: where requests for it go; ``None`` where that is not known.
     :param labels: such as its role, zone and model.
     """
@@ -318,6 +319,7 @@ class HolderStatus:
     fields: dict[str, Any]
     address: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    since_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +515,7 @@ def _holder_status(value: object) -> HolderStatus:
         fields=found.fields,
         address=found.optional("address", _text),
         labels=_labels(found),
+        since_us=found.number("since_us"),
     )
 
 

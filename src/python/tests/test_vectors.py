@@ -265,7 +265,7 @@ def test_status_replies(vector: dict[str, Any]) -> None:
     for found, holder in zip(status.holders, expected["holders"], strict=True):
         assert found.cursor == Cursor(holder["epoch"], holder["seq"])
         assert list(found.degraded) == holder["degraded"]
-        keys = ("worker", "rank", "blocks", "parked_events", "foreign_chain", "epoch_ahead_s", "exact", "address", "labels")
+        keys = ("worker", "rank", "blocks", "parked_events", "foreign_chain", "epoch_ahead_s", "since_us", "exact", "address", "labels")
         for key in keys:
             assert getattr(found, key) == holder[key]
 

@@ -28,6 +28,9 @@ const SETS_SHIFT: u32 = 32;
 /// What a stretch takes beside the array, in the holder's own part, in bytes.
 const STRETCH_BYTES: i64 = 12;
 
+/// How many rows from where a row is guessed it is looked for first.
+const GUESSED: usize = 2;
+
 /// Blocks of one holder from an offset up to another that are not resumable in some of the [`STEPS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Barred {
@@ -80,9 +83,19 @@ impl<'g> Bars<'g> {
         u32::try_from(word_at(self.row(row), 0)).unwrap_or(0)
     }
 
-    /// The row with the block at `offset`.
-    pub(crate) fn row_of(self, offset: u32) -> usize {
+    /// The row with the block at `offset` of a run of `blocks`.
+    pub(crate) fn row_of(self, offset: u32, blocks: u16) -> usize {
         let (mut low, mut high) = (0, self.rows);
+        // Mostly rows are spread evenly.
+        let guess = offset as usize * self.rows / usize::from(blocks.max(1));
+        let last = self.rows.saturating_sub(1);
+        for near in [guess.saturating_sub(GUESSED), guess + GUESSED] {
+            let near = near.min(last);
+            match self.from(near) <= offset {
+                true => low = low.max(near),
+                false => high = high.min(near),
+            }
+        }
         while low + 1 < high {
             let middle = usize::midpoint(low, high);
             match self.from(middle) <= offset {
@@ -137,7 +150,7 @@ pub(crate) fn split_by_usable<'g, S: SlotBits>(
         if bars.is_empty() {
             return found(end, slots);
         }
-        let mut row = bars.row_of(end - start - 1);
+        let mut row = bars.row_of(end - start - 1, run.len());
         loop {
             let resumable = bars.take_free(row, step, &mut slots);
             if !resumable.is_empty() {
@@ -377,7 +390,9 @@ mod tests {
                 let is_free = model.iter().flatten().flatten().all(|is_barred| !is_barred);
                 assert_eq!(bars.is_empty(), is_free);
                 for offset in 0..if is_free { 0 } else { BLOCKS } {
-                    let row = bars.row_of(u32::try_from(offset).unwrap());
+                    // The length can be another one by now.
+                    let blocks = [0, 1, 40, 1024][random.below(4)];
+                    let row = bars.row_of(u32::try_from(offset).unwrap(), blocks);
                     for step in 0..STEPS {
                         let mut found = SlotSet::from_words(vec![u64::MAX; slots.div_ceil(64)].into_iter());
                         let free = bars.take_free(row, u32::try_from(step).unwrap(), &mut found);

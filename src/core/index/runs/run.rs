@@ -301,6 +301,21 @@ impl Run {
         Bars::new(self.bars.get(guard))
     }
 
+    /// Asks for the word that [`Self::prefetch_bars`] looks at.
+    #[inline]
+    pub(crate) fn prefetch_bars_word(&self) {
+        super::prefetch(&self.bars);
+    }
+
+    /// Asks for what a search needs that has found `agreed` of the blocks, at least one.
+    #[inline]
+    pub(crate) fn prefetch_bars(&self, agreed: usize, guard: &Guard) {
+        let array = self.bars.get(guard);
+        let guess = array.len() * (agreed - 1) / usize::from(self.len().max(1));
+        let near = array.get(guess).or(array.last());
+        array.first().into_iter().chain(near).for_each(super::prefetch);
+    }
+
     /// Whether some holder cannot resume behind some block. Looks at nothing but the run itself.
     #[inline]
     pub(crate) fn has_bars(&self, guard: &Guard) -> bool {

@@ -46,7 +46,10 @@ pub(crate) fn finish<S: SlotBits>(
         group.slots.intersect(&taken);
         !group.slots.is_empty()
     });
-    groups.sort_unstable_by_key(|group| std::cmp::Reverse([group.usable_blocks, group.matched_blocks]));
+    // Both in one number: it is compared more quickly.
+    let blocks =
+        |group: &MatchGroup<S>| u64::from(group.usable_blocks) << 32 | u64::from(group.matched_blocks);
+    groups.sort_unstable_by_key(|group| std::cmp::Reverse(blocks(group)));
     groups
 }
 

@@ -265,7 +265,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             return self.follow_branches(candidates);
         }
         let mut candidates = [(); STEPS].map(|()| candidates.cloned());
-        let tick = self.store.tick();
+        let (tick, has_bars) = (self.store.tick(), self.store.has_bars());
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
         loop {
             point();
@@ -280,6 +280,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             if let Some(tick) = tick {
                 run.touch(tick);
             }
+            if has_bars {
+                run.prefetch_bars_word();
+            }
             point();
             let agreed = match self.whole_agreement(run, start) {
                 Some(agreed) => agreed,
@@ -287,6 +290,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             };
             if agreed == 0 {
                 break;
+            }
+            if has_bars {
+                run.prefetch_bars(agreed, self.guard);
             }
             let end = start + agreed;
             point();

@@ -190,6 +190,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         address: profile().address,
         labels: profile().labels,
         degraded: DegradedReasons::of(DegradedReason::UnknownParent),
+        since_us: Some(1_800_000_000_500_000),
     };
     let meaning = json!({
         "block_size": 16,
@@ -208,6 +209,7 @@ pub(super) fn status_replies() -> Vec<Value> {
             "epoch_ahead_s": holder.epoch_ahead_s,
             "exact": holder.exact,
             "degraded": words(holder.degraded),
+            "since_us": holder.since_us,
             "address": holder.address,
             "labels": holder.labels,
         }],

@@ -370,7 +370,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
         (number(), number(), number(), number()),
         any::<u32>(),
         any::<(bool, bool)>(),
-        degraded(),
+        (degraded(), of(number())),
         profile(),
     )
         .prop_map(
@@ -380,7 +380,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                 (epoch, seq, blocks, epoch_ahead_s),
                 parked_events,
                 (foreign_chain, exact),
-                degraded,
+                (degraded, since_us),
                 Profile { address, labels },
             )| {
                 HolderStatusReply {
@@ -394,6 +394,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     epoch_ahead_s,
                     exact,
                     degraded,
+                    since_us,
                     address,
                     labels,
                 }

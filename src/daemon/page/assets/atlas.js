@@ -232,7 +232,7 @@ function loss(found) {
   return list;
 }
 
-const LIMITS = { full_attention: "full attention", window_or_state: "a window or a state", last_token: "the last token" };
+const LIMITS = { full_attention: "full attention", window: "a sliding window", state: "a recurrent state", window_or_state: "a window or a state", last_token: "the last token" };
 
 /** Holders with bars for their depths. */
 export function holderTable(holders, total) {

@@ -1,5 +1,8 @@
 // The fleet: a table of which only the visible rows exist.
-import { count, counted, make, say, time } from "./text.js";
+import { clock, count, counted, make, say, since, time } from "./text.js";
+
+/** Changes of a holder's state that are listed at most. */
+const CHANGES_MAX = 20;
 
 const ROW_HEIGHT = 28;
 const COLUMNS = [
@@ -75,13 +78,17 @@ export class Fleet {
   apply(change, nowUs) {
     if (change.whole) this.#holders.clear();
     for (const [number, namespace, worker, rank] of change.added) {
-      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, place: 0, address: "", labels: "", low: worker.toLowerCase() });
+      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, since: 0, place: 0, address: "", labels: "", low: worker.toLowerCase() });
     }
     for (const [number, address, labels] of change.profiles ?? []) {
       const holder = this.#holders.get(number);
       if (!holder) continue;
       const named = Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ");
       Object.assign(holder, { address, labels: named, low: `${holder.worker} ${address} ${named}`.toLowerCase() });
+    }
+    for (const [number, since] of change.since ?? []) {
+      const holder = this.#holders.get(number);
+      if (holder) holder.since = since;
     }
     for (const [number, blocks, bits, lag, applied, parked] of change.facts) {
       const holder = this.#holders.get(number);
@@ -211,7 +218,7 @@ export class Fleet {
     const texts = [holder.worker, String(holder.rank), state, holder.address || "–", count(holder.blocks), time(holder.lag), age];
     row.cells.forEach((cell, index) => say(cell, texts[index]));
     row.cells[0].title = holder.worker;
-    row.cells[2].title = state;
+    row.cells[2].title = holder.since > 0 ? `${state} ${since(holder.since, this.#now)}` : state;
     row.cells[3].title = holder.labels;
     row.cells[2].className = holder.bits === 0 ? "state-exact" : "state-degraded";
   }
@@ -248,6 +255,28 @@ export class Fleet {
   #choose() {
     this.#told = this.#shown[this.#current]?.number ?? null;
     this.#tell();
+    this.#list();
+  }
+
+  /** Lists how the state of the chosen holder has changed, the newest first. */
+  async #list() {
+    const list = document.getElementById("changes");
+    list.replaceChildren();
+    list.hidden = true;
+    const holder = this.#holders.get(this.#told);
+    if (!holder) return;
+    const asked = new URLSearchParams({ namespace: holder.namespace, worker: holder.worker, changes: "true" });
+    const answer = await fetch(`/workers?${asked}`).catch(() => null);
+    if (!answer?.ok) return;
+    const { holders } = await answer.json();
+    const changes = holders.find(({ rank }) => rank === holder.rank)?.changes ?? [];
+    // Another one may have been chosen meanwhile.
+    if (this.#told !== holder.number) return;
+    for (const { at_us: at, state, degraded } of changes.slice(-CHANGES_MAX).reverse()) {
+      const words = { unwatched: "no daemon was there to look", gone: "removed" }[state] ?? state;
+      list.append(make("li", { textContent: `${clock(at)} ${words}${degraded ? `: ${degraded.join(", ")}` : ""}` }));
+    }
+    list.hidden = list.childElementCount === 0;
   }
 
   #tell() {
@@ -256,7 +285,8 @@ export class Fleet {
     element.hidden = !holder;
     if (!holder) return;
     const words = this.#words(holder.bits);
-    const state = words.length === 0 ? "exact" : `degraded: ${words.join(", ")}`;
+    const begun = holder.since > 0 ? ` ${since(holder.since, this.#now)}` : "";
+    const state = words.length === 0 ? "exact" : `degraded: ${words.join(", ")}${begun}`;
     const where = holder.address ? ` at ${holder.address}` : "";
     const labels = holder.labels ? `; ${holder.labels}` : "";
     say(element, `${holder.worker}${where}, rank ${holder.rank}, namespace ${holder.namespace}: ${state}${labels}; ` +

@@ -34,6 +34,18 @@ export function time(us) {
   return `${Math.round(us / 3.6e9)} h`;
 }
 
+/** A moment in microseconds since the Unix epoch, as a clock says it, and how long ago it was. */
+export function since(us, nowUs) {
+  return `since ${clock(us)} (${time(Math.max(0, nowUs - us))})`;
+}
+
+/** The time of day of a moment, with the date where that is another one than today. */
+export function clock(us) {
+  const at = new Date(us / 1e3);
+  const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString("en-CA")} `;
+  return `${day}${at.toLocaleTimeString("en-GB")}`;
+}
+
 export function bytes(number) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;

@@ -1,5 +1,5 @@
 // What is wrong, who it is, since when, and what to do: the first thing on the page, and absent while all is well.
-import { counted, make, say, time } from "./text.js";
+import { counted, make, say, since, time } from "./text.js";
 
 /** Rows that are shown, and names in a row, at most. */
 const ROWS_MAX = 8;
@@ -31,7 +31,7 @@ export class Trouble {
       row.element.remove();
       this.#rows.delete(key);
     }
-    for (const one of found) this.#show(one, frame.now_us - this.#since.get(one.key));
+    for (const one of found) this.#show(one, frame.now_us);
     this.#section.hidden = found.length === 0;
   }
 
@@ -61,6 +61,8 @@ export class Trouble {
       const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
       row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}`;
       row.mend = this.#mends.get(row.word) ?? "";
+      // The daemon knows, unless it has just begun to look.
+      row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
     }
     return rows;
   }
@@ -77,7 +79,7 @@ export class Trouble {
     return rows;
   }
 
-  #show({ key, what, who, mend, word }, age) {
+  #show({ key, what, who, mend, word, since: begun }, nowUs) {
     let row = this.#rows.get(key);
     if (!row) {
       row = { who: make("span"), age: make("span", { className: "quiet" }), mend: make("span") };
@@ -91,7 +93,9 @@ export class Trouble {
     // In the order of what is found.
     this.#list.append(row.element);
     say(row.who, who);
-    say(row.age, age < 1e6 ? "" : `for at least ${time(age)}`);
+    const age = nowUs - this.#since.get(key);
+    const seen = age < 1e6 ? "" : `for at least ${time(age)}`;
+    say(row.age, Number.isFinite(begun) ? since(begun, nowUs) : seen);
     say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
   }
 }

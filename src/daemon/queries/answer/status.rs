@@ -72,6 +72,7 @@ pub(crate) fn report(
         epoch_ahead_s: epoch_ahead_s(cursor.epoch, unix_time_us()),
         exact: degraded.is_empty(),
         degraded,
+        since_us: Some(status.inexact_since_us.load()).filter(|since| *since > 0 && !degraded.is_empty()),
         address,
         labels,
     }

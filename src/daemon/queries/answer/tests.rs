@@ -2,7 +2,9 @@
 
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
-use kvatlas_core::wire::{Event, HolderId, Limit, QueryResult, Resumable, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{
+    Event, HolderId, LAYERS_LABEL, Labels, Limit, QueryResult, Resumable, StoredBlocks, Tier, WorkerName,
+};
 
 use super::*;
 
@@ -340,6 +342,23 @@ fn an_explanation_names_what_limits_a_holder() {
     assert_eq!(limit(10, Some(160)), Some(Limit::LastToken));
     // The last token forbids the eighth block, and the windows those before it.
     assert_eq!(limit(8, Some(128)), Some(Limit::WindowOrState));
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    let holders = namespace
+        .indexer
+        .holders_of(&[WorkerName::new("partly").unwrap()]);
+    let holder = holders.iter().next().unwrap();
+    for (layers, expected) in [
+        ("windows", Limit::Window),
+        ("states", Limit::State),
+        ("windows+states", Limit::WindowOrState),
+    ] {
+        holder.status.set_profile(Profile {
+            address: None,
+            labels: Labels::NONE.with(LAYERS_LABEL, layers).unwrap(),
+        });
+        assert_eq!(limit(7, None), Some(expected));
+        assert_eq!(limit(12, None), Some(Limit::FullAttention));
+    }
 }
 
 #[test]

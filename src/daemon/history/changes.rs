@@ -1,0 +1,207 @@
+//! The changes of one holder's state.
+
+use std::collections::VecDeque;
+
+use kvatlas_core::wire::DegradedReasons;
+
+/// Seconds in which changes are kept by the second.
+const BY_SECOND_S: u64 = 60 * 60;
+/// Seconds in which they are kept by the minute.
+const BY_MINUTE_S: u64 = 24 * 60 * 60;
+/// Most changes of a holder: one that changes all the time is known for a shorter time.
+const CHANGES_MAX: usize = 256;
+
+/// A holder's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Exact where there is no reason.
+    Known(DegradedReasons),
+    /// The holder was removed.
+    Gone,
+    /// No daemon was there to look.
+    Unwatched,
+}
+
+/// Bits beyond those of reasons.
+const GONE: u32 = 1 << 31;
+const UNWATCHED: u32 = 1 << 30;
+
+impl State {
+    pub(super) fn bits(self) -> u32 {
+        match self {
+            Self::Known(reasons) => reasons.bits(),
+            Self::Gone => GONE,
+            Self::Unwatched => UNWATCHED,
+        }
+    }
+
+    pub(super) fn from_bits(bits: u32) -> Self {
+        match bits {
+            GONE => Self::Gone,
+            UNWATCHED => Self::Unwatched,
+            _ => Self::Known(DegradedReasons::from_bits(bits)),
+        }
+    }
+
+    fn is_inexact(self) -> bool {
+        matches!(self, Self::Known(reasons) if !reasons.is_empty())
+    }
+}
+
+/// A state, and from when on, in seconds since the Unix epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) at_s: u64,
+    pub(crate) state: State,
+}
+
+/// A holder's changes, the oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Changes(VecDeque<Change>);
+
+impl Changes {
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Change> {
+        self.0.iter()
+    }
+
+    pub(super) fn last(&self) -> Option<Change> {
+        self.0.back().copied()
+    }
+
+    /// Notes the state at a time. Returns how many changes there are more than before; fewer where old ones have gone.
+    pub(super) fn note(&mut self, at_s: u64, state: State) -> isize {
+        if self.last().is_some_and(|last| last.state == state) {
+            return 0;
+        }
+        let before = self.0.len();
+        // Clocks can be set back.
+        let at_s = at_s.max(self.last().map_or(0, |last| last.at_s));
+        self.0.push_back(Change { at_s, state });
+        self.compact(at_s);
+        self.0.len().cast_signed() - before.cast_signed()
+    }
+
+    /// Makes room for another one.
+    pub(super) fn drop_first(&mut self) {
+        self.0.pop_front();
+    }
+
+    /// Since when the holder has not been exact, where it is not: while nobody looked it counts as it was before.
+    pub(super) fn inexact_since_s(&self) -> Option<u64> {
+        let mut since = None;
+        for change in self.0.iter().rev() {
+            match change.state {
+                State::Unwatched => {}
+                state if state.is_inexact() => since = Some(change.at_s),
+                _ => break,
+            }
+        }
+        self.last().filter(|last| last.state.is_inexact()).and(since)
+    }
+
+    /// Keeps one change a minute of those that are older than an hour, and of those older than a day the last one: it says how the day began.
+    fn compact(&mut self, now_s: u64) {
+        let (by_minute, forgotten) = (
+            now_s.saturating_sub(BY_SECOND_S),
+            now_s.saturating_sub(BY_MINUTE_S),
+        );
+        let mut kept: VecDeque<Change> = VecDeque::with_capacity(self.0.len());
+        for change in self.0.drain(..) {
+            let replaces = kept.back().is_some_and(|last| {
+                change.at_s <= forgotten || change.at_s <= by_minute && last.at_s / 60 == change.at_s / 60
+            });
+            if replaces {
+                kept.pop_back();
+            }
+            kept.push_back(change);
+        }
+        while kept.len() > CHANGES_MAX {
+            kept.pop_front();
+        }
+        self.0 = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::DegradedReason;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gap() -> State {
+        State::Known(DegradedReasons::of(DegradedReason::Gap))
+    }
+
+    fn stale() -> State {
+        State::Known(DegradedReasons::of(DegradedReason::Stale))
+    }
+
+    fn exact() -> State {
+        State::Known(DegradedReasons::default())
+    }
+
+    fn times(changes: &Changes) -> Vec<u64> {
+        changes.iter().map(|change| change.at_s).collect()
+    }
+
+    #[test]
+    fn a_state_lasts_from_its_first_doubt() {
+        let mut changes = Changes::default();
+        for (at_s, state, since) in [
+            (100, exact(), None),
+            (110, gap(), Some(110)),
+            (111, gap(), Some(110)),
+            (120, stale(), Some(110)),
+            (130, State::Unwatched, None),
+            (140, stale(), Some(110)),
+            (150, exact(), None),
+            (160, State::Unwatched, None),
+            (170, gap(), Some(170)),
+            (180, State::Gone, None),
+        ] {
+            changes.note(at_s, state);
+            assert_eq!(changes.inexact_since_s(), since, "at {at_s}");
+        }
+        assert_eq!(times(&changes), [100, 110, 120, 130, 140, 150, 160, 170, 180]);
+    }
+
+    #[test]
+    fn old_changes_become_coarser_and_then_go() {
+        let mut changes = Changes::default();
+        for second in 0..10 {
+            changes.note(600 + second, if second % 2 == 0 { gap() } else { exact() });
+        }
+        assert_eq!(changes.iter().len(), 10);
+        changes.note(600 + BY_SECOND_S + 60, gap());
+        assert_eq!(times(&changes), [609, 600 + BY_SECOND_S + 60]);
+        changes.note(700 + BY_MINUTE_S, exact());
+        changes.note(800 + BY_MINUTE_S + BY_SECOND_S, gap());
+        assert_eq!(
+            times(&changes),
+            [
+                600 + BY_SECOND_S + 60,
+                700 + BY_MINUTE_S,
+                800 + BY_MINUTE_S + BY_SECOND_S
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_last_state_is_known_and_memory_is_bounded(steps in prop::collection::vec((0..5000_u64, 0..4_usize), 1..600)) {
+            let (mut changes, mut now_s, mut count) = (Changes::default(), 1_000_000, 0);
+            for (seconds, state) in steps {
+                now_s += seconds;
+                let state = [exact(), gap(), stale(), State::Gone][state];
+                count += changes.note(now_s, state);
+                prop_assert_eq!(changes.last().map(|last| last.state), Some(state));
+                prop_assert_eq!(changes.iter().len().cast_signed(), count);
+                prop_assert!(changes.iter().len() <= CHANGES_MAX);
+                prop_assert!(changes.iter().is_sorted_by_key(|change| change.at_s));
+                let day_began_s = changes.last().map_or(0, |last| last.at_s.saturating_sub(BY_MINUTE_S));
+                prop_assert!(changes.iter().skip(1).all(|change| change.at_s > day_began_s));
+            }
+        }
+    }
+}

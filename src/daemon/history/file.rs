@@ -1,0 +1,158 @@
+//! The history in a file, so that it outlives the daemon.
+//!
+//! A MessagePack value and behind it its xxh3 hash, little-endian. What cannot be read is left out, and said: a history is worth no failed start.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use kvatlas_core::wire::{HolderId, NamespaceName, Rank, WorkerName};
+
+use super::changes::{Changes, State};
+use super::{Entry, History};
+
+/// The version of the form.
+const VERSION: u64 = 1;
+/// Bytes of the hash.
+const HASH_BYTES: usize = 8;
+/// Most bytes of a file that is read: as many as the bounds allow.
+pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Why a file has no history.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HistoryError {
+    /// It is cut off, or damaged.
+    #[error("its hash is not that of its content")]
+    Damaged,
+    /// It has another form.
+    #[error("it is none that this version writes: {0}")]
+    Form(String),
+}
+
+/// A history as a file has it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    v: u64,
+    /// When it was saved, in seconds since the Unix epoch.
+    saved_s: u64,
+    holders: Vec<SavedHolder>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedHolder {
+    namespace: NamespaceName,
+    worker: WorkerName,
+    rank: Rank,
+    /// Seconds since the Unix epoch, and the state as a number.
+    changes: Vec<(u64, u32)>,
+}
+
+impl Saved {
+    /// The content of a file.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, HistoryError> {
+        let mut bytes = rmp_serde::to_vec(self).map_err(|error| HistoryError::Form(error.to_string()))?;
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// What a file has.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, HistoryError> {
+        let (content, hash) = bytes
+            .split_last_chunk::<HASH_BYTES>()
+            .ok_or(HistoryError::Damaged)?;
+        if xxh3_64(content).to_le_bytes() != *hash {
+            return Err(HistoryError::Damaged);
+        }
+        let saved: Self =
+            rmp_serde::from_slice(content).map_err(|error| HistoryError::Form(error.to_string()))?;
+        match saved.v {
+            VERSION => Ok(saved),
+            other => Err(HistoryError::Form(format!("its version is {other}"))),
+        }
+    }
+}
+
+impl History {
+    /// The history as it is now.
+    pub(crate) fn save(&self, now_s: u64) -> Saved {
+        let book = self.book.lock();
+        let holders = book.holders.iter().flat_map(|(namespace, holders)| {
+            holders.iter().map(|(id, entry)| SavedHolder {
+                namespace: namespace.clone(),
+                worker: id.worker.clone(),
+                rank: id.rank,
+                changes: entry
+                    .changes
+                    .iter()
+                    .map(|change| (change.at_s, change.state.bits()))
+                    .collect(),
+            })
+        });
+        Saved {
+            v: VERSION,
+            saved_s: now_s,
+            holders: holders.collect(),
+        }
+    }
+
+    /// Takes over what was saved. Nobody has looked since then.
+    pub(crate) fn restore(&self, saved: Saved) {
+        let mut book = self.book.lock();
+        for SavedHolder {
+            namespace,
+            worker,
+            rank,
+            changes,
+        } in saved.holders
+        {
+            let id = HolderId { worker, rank };
+            for (at_s, bits) in changes {
+                book.note(&namespace, &id, at_s, State::from_bits(bits));
+            }
+            let was_there = book.last(&namespace, &id) != Some(State::Gone);
+            if was_there {
+                book.note(&namespace, &id, saved.saved_s, State::Unwatched);
+            }
+        }
+    }
+}
+
+impl super::Book {
+    fn last(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<State> {
+        let entry: &Entry = self.holders.get(namespace)?.get(holder)?;
+        Changes::last(&entry.changes).map(|last| last.state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+
+    use super::*;
+
+    #[test]
+    fn a_history_outlives_its_daemon() {
+        let (namespace, worker) = (NamespaceName::new("n").unwrap(), WorkerName::new("w").unwrap());
+        let id = HolderId { worker, rank: 3 };
+        let before = History::new();
+        let gap = State::Known(DegradedReasons::of(DegradedReason::Gap));
+        before.book.lock().note(&namespace, &id, 100, gap);
+        let bytes = before.save(120).encode().unwrap();
+        let after = History::new();
+        after.restore(Saved::decode(&bytes).unwrap());
+        let since = after.book.lock().note(&namespace, &id, 130, gap);
+        assert_eq!(since, Some(Some(100)));
+        let shown = serde_json::to_value(after.of(&namespace, &id)).unwrap();
+        let expected = serde_json::json!([
+            {"at_us": 100_000_000, "state": "degraded", "degraded": ["gap"]},
+            {"at_us": 120_000_000, "state": "unwatched"},
+            {"at_us": 130_000_000, "state": "degraded", "degraded": ["gap"]},
+        ]);
+        assert_eq!(shown, expected);
+        for cut in 0..bytes.len() {
+            assert!(Saved::decode(&bytes[..cut]).is_err(), "{cut} bytes");
+        }
+        let mut damaged = bytes.clone();
+        damaged[3] ^= 1;
+        assert!(matches!(Saved::decode(&damaged), Err(HistoryError::Damaged)));
+    }
+}

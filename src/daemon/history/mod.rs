@@ -1,0 +1,278 @@
+//! When holders were exact, and when and why they were not: an hour by the second, a day by the minute.
+//!
+//! A look at all holders each second notes the states that have changed. With a snapshot directory a file there has the history, so that it
+//! outlives the daemon.
+//!
+//! All is bounded: changes of a holder ([`changes`]), of all together, and holders. What there is no room for is counted.
+
+mod changes;
+mod file;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use serde::Serialize;
+
+use kvatlas_core::index::HolderRecord;
+use kvatlas_core::wire::{DegradedReasons, HolderId, NamespaceName};
+
+use crate::daemon::metrics::HistoryMetrics;
+
+pub(crate) use file::{FILE_BYTES_MAX, Saved};
+
+use changes::{Change, Changes, State};
+
+/// Most holders that have a history, those that have gone too.
+const HOLDERS_MAX: usize = 65_536;
+/// Most changes of all holders: 16 MiB.
+const CHANGES_MAX: usize = 1 << 20;
+/// Seconds after which a holder that has gone is forgotten.
+const GONE_S: u64 = 24 * 60 * 60;
+
+/// The history of all holders.
+pub(crate) struct History {
+    book: Mutex<Book>,
+    metrics: HistoryMetrics,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    holders: HashMap<NamespaceName, HashMap<HolderId, Entry>>,
+    look: u64,
+    count: usize,
+    changes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    changes: Changes,
+    /// The last look that has seen the holder.
+    seen: u64,
+}
+
+/// A change, as it is shown.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShownChange {
+    at_us: u64,
+    state: &'static str,
+    #[serde(skip_serializing_if = "DegradedReasons::is_empty")]
+    degraded: DegradedReasons,
+}
+
+impl From<&Change> for ShownChange {
+    fn from(change: &Change) -> Self {
+        let (state, degraded) = match change.state {
+            State::Known(reasons) if reasons.is_empty() => ("exact", reasons),
+            State::Known(reasons) => ("degraded", reasons),
+            State::Gone => ("gone", DegradedReasons::default()),
+            State::Unwatched => ("unwatched", DegradedReasons::default()),
+        };
+        Self {
+            at_us: microseconds(change.at_s),
+            state,
+            degraded,
+        }
+    }
+}
+
+fn microseconds(seconds: u64) -> u64 {
+    seconds.saturating_mul(1_000_000)
+}
+
+impl History {
+    /// A history in which nothing has happened.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            book: Mutex::default(),
+            metrics: HistoryMetrics::new(),
+        })
+    }
+
+    /// Begins a look at all holders, at a time in seconds since the Unix epoch.
+    pub(crate) fn look(&self, now_s: u64) -> Look<'_> {
+        let mut book = self.book.lock();
+        book.look += 1;
+        Look {
+            book,
+            now_s,
+            dropped: 0,
+            metrics: &self.metrics,
+        }
+    }
+
+    /// Counts a file that could not be written or read.
+    pub(crate) fn file_failed(&self, error: &dyn fmt::Display) {
+        self.metrics.file_failed(error);
+    }
+
+    /// The changes of a holder, the oldest first.
+    pub(crate) fn of(&self, namespace: &NamespaceName, holder: &HolderId) -> Vec<ShownChange> {
+        let book = self.book.lock();
+        let entry = book
+            .holders
+            .get(namespace)
+            .and_then(|holders| holders.get(holder));
+        let changes = entry.map(|entry| entry.changes.iter().map(ShownChange::from).collect());
+        changes.unwrap_or_default()
+    }
+}
+
+/// One look at all holders.
+pub(crate) struct Look<'h> {
+    book: MutexGuard<'h, Book>,
+    now_s: u64,
+    dropped: u64,
+    metrics: &'h HistoryMetrics,
+}
+
+impl Look<'_> {
+    /// Notes why a holder is not exact, if it is not. Tells its status since when.
+    pub(crate) fn saw(&mut self, namespace: &NamespaceName, record: &HolderRecord, reasons: DegradedReasons) {
+        let noted = self
+            .book
+            .note(namespace, &record.id, self.now_s, State::Known(reasons));
+        self.dropped += u64::from(noted.is_none());
+        let since_us = noted.flatten().map_or(0, microseconds);
+        record.status.inexact_since_us.store(since_us);
+    }
+
+    /// Ends the look: all holders that there are have been seen.
+    pub(crate) fn end(mut self) {
+        self.book.end_look(self.now_s);
+        self.metrics.dropped(self.dropped);
+    }
+}
+
+impl Book {
+    /// Notes a holder's state, and gives since when it is not exact. None where there is no room for one that is new.
+    fn note(
+        &mut self,
+        namespace: &NamespaceName,
+        holder: &HolderId,
+        now_s: u64,
+        state: State,
+    ) -> Option<Option<u64>> {
+        let look = self.look;
+        let known = self
+            .holders
+            .get_mut(namespace)
+            .and_then(|holders| holders.get_mut(holder));
+        let entry = match known {
+            Some(entry) => entry,
+            None if self.count >= HOLDERS_MAX || self.changes >= CHANGES_MAX => return None,
+            None => {
+                self.count += 1;
+                let holders = self.holders.entry(namespace.clone()).or_default();
+                holders.entry(holder.clone()).or_default()
+            }
+        };
+        entry.seen = look;
+        let is_news = entry.changes.last().is_none_or(|last| last.state != state);
+        if is_news && self.changes >= CHANGES_MAX {
+            entry.changes.drop_first();
+            self.changes -= 1;
+        }
+        let more = entry.changes.note(now_s, state);
+        self.changes = self.changes.saturating_add_signed(more);
+        Some(entry.changes.inexact_since_s())
+    }
+
+    /// Notes who has gone, and forgets who went long ago.
+    fn end_look(&mut self, now_s: u64) {
+        let Self {
+            holders,
+            look,
+            count,
+            changes,
+        } = self;
+        for holders in holders.values_mut() {
+            holders.retain(|_, entry| {
+                if entry.seen == *look {
+                    return true;
+                }
+                *changes = changes.saturating_add_signed(entry.changes.note(now_s, State::Gone));
+                let is_kept = entry
+                    .changes
+                    .last()
+                    .is_some_and(|last| last.at_s.saturating_add(GONE_S) > now_s);
+                if !is_kept {
+                    *count -= 1;
+                    *changes -= entry.changes.iter().len();
+                }
+                is_kept
+            });
+        }
+        holders.retain(|_, holders| !holders.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{DegradedReason, WorkerName};
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+
+    fn holder(number: usize) -> HolderId {
+        let worker = WorkerName::new(&format!("w-{number}")).unwrap();
+        HolderId { worker, rank: 0 }
+    }
+
+    #[test]
+    fn counts_equal_what_there_is() {
+        let (mut book, mut random) = (Book::default(), Random::new(3));
+        let namespaces = ["a", "b"].map(|name| NamespaceName::new(name).unwrap());
+        let mut now_s = 1_000_000;
+        for _ in 0..4_000 {
+            now_s += random.below(400) as u64;
+            book.look += 1;
+            for number in 0..6 {
+                if random.chance(70) {
+                    let reason = [DegradedReason::Gap, DegradedReason::Stale][random.below(2)];
+                    let reasons = match random.chance(50) {
+                        true => DegradedReasons::of(reason),
+                        false => DegradedReasons::default(),
+                    };
+                    let since = book.note(
+                        &namespaces[number % 2],
+                        &holder(number),
+                        now_s,
+                        State::Known(reasons),
+                    );
+                    assert_eq!(since.unwrap().is_some(), !reasons.is_empty());
+                }
+            }
+            book.end_look(now_s);
+            let all = || book.holders.values().flat_map(HashMap::values);
+            assert_eq!(book.count, all().count());
+            assert_eq!(
+                book.changes,
+                all().map(|entry| entry.changes.iter().len()).sum::<usize>()
+            );
+        }
+        book.look += 1;
+        book.end_look(now_s);
+        book.look += 1;
+        book.end_look(now_s + GONE_S);
+        assert_eq!((book.count, book.changes, book.holders.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn no_room_is_said_and_whoever_has_a_place_keeps_it() {
+        let namespace = NamespaceName::new("n").unwrap();
+        let mut book = Book {
+            count: HOLDERS_MAX - 1,
+            ..Book::default()
+        };
+        let gap = State::Known(DegradedReasons::of(DegradedReason::Gap));
+        assert_eq!(book.note(&namespace, &holder(0), 5, gap), Some(Some(5)));
+        assert_eq!(book.note(&namespace, &holder(1), 6, gap), None);
+        assert_eq!(book.note(&namespace, &holder(0), 7, gap), Some(Some(5)));
+        book.changes = CHANGES_MAX;
+        let exact = State::Known(DegradedReasons::default());
+        assert_eq!(book.note(&namespace, &holder(0), 8, exact), Some(None));
+        assert_eq!(book.changes, CHANGES_MAX, "the oldest makes room");
+    }
+}

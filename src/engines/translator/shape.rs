@@ -1,0 +1,62 @@
+//! What a group of layers beside main attention needs, in blocks of its own.
+
+use crate::batch::GroupKind;
+
+use super::spots::Spots;
+
+/// Most of a group's blocks within one of the contract: as many as a mask has bits.
+const FAN_MAX: u64 = 64;
+/// Longest window, in blocks of its own.
+const NEED_MAX: u64 = 1 << 24;
+
+/// What a group of layers needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// How many blocks of its own, in a row.
+    pub(super) need: u32,
+    /// How many of them are in a block of the contract, at least one.
+    pub(super) fan: u32,
+    /// How many blocks of the contract one of them spans, at least one.
+    pub(super) step: u32,
+}
+
+impl Shape {
+    /// None where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
+    pub(super) fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
+        let small = |number: u64| u32::try_from(number).ok();
+        if block == 0 || size == 0 {
+            return None;
+        }
+        let (fan, step) = match (size.is_multiple_of(block), block.is_multiple_of(size)) {
+            (true, _) => (size / block, 1),
+            (_, true) => (1, block / size),
+            _ => return None,
+        };
+        let need = match kind {
+            GroupKind::Window(tokens) => u64::from(tokens).saturating_sub(1).div_ceil(block),
+            GroupKind::State => 1,
+            GroupKind::Main | GroupKind::Other => return None,
+        };
+        let fits = fan <= FAN_MAX && need <= NEED_MAX && step <= NEED_MAX;
+        fits.then_some(Self {
+            need: small(need)?,
+            fan: small(fan)?,
+            step: small(step)?,
+        })
+    }
+
+    /// A table for the group's small blocks of so many tokens, if they are small.
+    pub(super) fn spots(self, block: u64) -> Option<Spots> {
+        let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
+        Some(Spots::new(block, self.fan, self.need))
+    }
+}
+
+/// The least common multiple; none beyond 64 bits.
+pub(super) fn lcm(one: u64, other: u64) -> Option<u64> {
+    let (mut a, mut b) = (one, other);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    one.checked_mul(other / a.max(1))
+}
