@@ -116,6 +116,11 @@ impl Addresses {
         }
     }
 
+    /// Tells whether engines without an address of their own have some, too.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.base.is_some()
+    }
+
     /// Gives an engine the next pair, unless it has one.
     pub(super) fn assign(&mut self, instance: &str, rank: Rank) {
         let key = (instance.to_owned(), rank);

@@ -116,10 +116,12 @@ impl Republisher {
             return None;
         }
         let Some(sockets) = self.sockets_of(engine) else {
-            tracing::warn!(
-                engine = %engine.key,
-                "not republished, as it has no address of its own: give --republish NAME=tcp://HOST:PORT"
-            );
+            if self.addresses.lock().is_for_all() {
+                tracing::warn!(
+                    engine = %engine.key,
+                    "not republished, as it has no place in the order of flags and file: give --republish NAME=tcp://HOST:PORT"
+                );
+            }
             return None;
         };
         let mirror = MirrorSettings {
