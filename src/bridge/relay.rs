@@ -335,6 +335,9 @@ impl Relay {
     pub(super) async fn tell(&mut self) -> Result<(), PublisherError> {
         // The blocks stay locked until the publisher has all of their events.
         let untold = self.untold.take();
+        if let Some(tap) = &self.tap {
+            tap.publish();
+        }
         for (reason, times) in self.translation.reasons.iter() {
             self.metrics.left_out(reason, times, &self.name);
         }
@@ -353,9 +356,6 @@ impl Relay {
         }
         self.translation.clear();
         drop(untold);
-        if let Some(tap) = &self.tap {
-            tap.publish();
-        }
         self.tell_doubts_if_new().await?;
         self.tell_profile_if_new().await
     }

@@ -22,7 +22,6 @@ use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, next_sequence_hash};
 use kvatlas_core::wire::{BlockNames, Event, Tier};
 
 use crate::batch::{Content, EngineBatch, EngineChange, EngineStored};
-use crate::reason::ReasonCounts;
 use crate::translator::{Translation, Translator, content_hashes};
 
 use list::ListWriter;
@@ -117,7 +116,6 @@ impl Mirror {
                 self.learn(translator, batch, stored);
             }
         }
-        let doubts = doubts_of(&output.reasons);
         // What follows begins events of its own, so that it can be told from what was there.
         output.seal();
         let mark = output.mark();
@@ -126,7 +124,9 @@ impl Mirror {
             events.iter().for_each(|event| self.follow(tier, event));
         }
         self.confirm(translator);
-        if doubts_of(&output.reasons) > doubts && translator.lasting_doubt().is_some() {
+        // What could not be read may have been a removal. What the translator leaves out for other reasons makes it know less, and not wrong.
+        let hides_events = batch.doubts().iter().any(|doubt| doubt.tier.is_none());
+        if hides_events && translator.lasting_doubt().is_some() {
             self.doubt();
         }
     }
@@ -356,10 +356,4 @@ impl Mirror {
         gone.into_iter().for_each(|sequence| writer.remove(sequence));
         writer.finish()
     }
-}
-
-/// Counts the events that were left out so that the holder is in doubt.
-fn doubts_of(reasons: &ReasonCounts) -> u64 {
-    let degrading = reasons.iter().filter(|(reason, _)| reason.degrades());
-    degrading.map(|(_, times)| times).sum()
 }

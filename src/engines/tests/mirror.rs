@@ -406,6 +406,26 @@ fn after_a_doubt_only_what_is_stored_again_is_held() {
 }
 
 #[test]
+fn a_block_behind_an_unknown_one_leaves_the_others() {
+    let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
+    sides.apply(&[stored(1, 0, 4), stored(2, 1, 3)]);
+    assert!(!sides.tell(&mut router));
+    assert_eq!(sides.translator.doubt(), Some(Reason::UnknownParent));
+    assert_eq!(
+        (&router.held, &sides.joined()),
+        (&paths(1, 0..4), &paths(1, 0..4))
+    );
+    assert_eq!(sides.mirror.take_omissions().unknown, 2);
+    // What cannot be read may have been a removal.
+    let unknown = Change::Store(Store {
+        medium: None,
+        ..Store::new(&[30, 31], None, &[3, 0, 3], SIZE)
+    });
+    sides.apply(&[unknown]);
+    assert!(sides.tell(&mut router) && router.held.is_empty());
+}
+
+#[test]
 fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
     let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
     sides.apply(&[stored(1, 0, 4)]);
