@@ -288,7 +288,11 @@ impl Sides {
     }
 
     fn apply(&mut self, changes: &[Change]) {
-        let batch = decode(Format::Vllm, &Engine::PLAIN.payload(changes));
+        self.apply_payload(&Engine::PLAIN.payload(changes));
+    }
+
+    fn apply_payload(&mut self, payload: &[u8]) {
+        let batch = decode(Format::Vllm, payload);
         self.mirror
             .translate(&mut self.translator, &batch, &mut self.output);
     }
@@ -417,11 +421,8 @@ fn a_block_behind_an_unknown_one_leaves_the_others() {
     );
     assert_eq!(sides.mirror.take_omissions().unknown, 2);
     // What cannot be read may have been a removal.
-    let unknown = Change::Store(Store {
-        medium: None,
-        ..Store::new(&[30, 31], None, &[3, 0, 3], SIZE)
-    });
-    sides.apply(&[unknown]);
+    let nameless = serde_json::json!([1.5, [{"type": "BlockRemoved", "medium": "GPU"}], 0]);
+    sides.apply_payload(&rmp_serde::to_vec(&nameless).unwrap());
     assert!(sides.tell(&mut router) && router.held.is_empty());
 }
 
