@@ -55,13 +55,17 @@ impl Inner {
             .state
             .clone()
             .map(|directory| Keeper::new(directory, holder.clone(), names_max));
-        let (relay, before) = match kept {
+        let name = name_of(&holder);
+        let (mut relay, before) = match kept {
             Some((before, heard)) => (self.go_on(engine, holder, before, nats).await?, Some(heard)),
             None => {
                 let PublishedHolder { worker, rank, .. } = holder;
                 (self.relay(engine, worker, rank, nats).await?, None)
             }
         };
+        if let Some(republisher) = &self.republisher {
+            relay.set_tap(republisher.tap(engine, &name, &self.translator_settings(engine)?));
+        }
         Ok(Begun {
             relay,
             before,

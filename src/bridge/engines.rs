@@ -35,6 +35,7 @@ use super::holders::{Holders, StartRelay};
 use super::hosts::{AllowedHosts, host_of};
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
+use super::republish::{RepublishOptions, Republisher, SocketPair};
 use super::server::Origin;
 use super::sources::{Source, SourceTask};
 use super::stalls::{BridgeClock, StallWatch};
@@ -65,6 +66,8 @@ pub struct BridgeOptions {
     pub state: Option<StateDirectory>,
     /// Where other bridges follow the same engines: how they agree who speaks.
     pub lease: Option<LeaseOptions>,
+    /// The sockets at which engines' events are published once more, if anywhere.
+    pub republish: Option<RepublishOptions>,
 }
 
 impl Default for BridgeOptions {
@@ -84,6 +87,7 @@ impl Default for BridgeOptions {
             clock: BridgeClock::default(),
             state: None,
             lease: None,
+            republish: None,
         }
     }
 }
@@ -147,6 +151,7 @@ pub(super) struct Inner {
     /// Where other bridges follow the same engines.
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
+    pub(super) republisher: Option<Republisher>,
     /// Ends the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
@@ -226,8 +231,11 @@ impl Bridge {
             kept: kept.unwrap_or_default(),
             ..State::default()
         };
+        let metrics = Arc::new(BridgeMetrics::new());
+        let republished = options.republish.as_ref();
         Self {
             inner: Arc::new(Inner {
+                republisher: republished.map(|republish| Republisher::new(republish, Arc::clone(&metrics))),
                 subjects,
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
@@ -235,7 +243,7 @@ impl Bridge {
                 stop: CancellationToken::new(),
                 runtime: Handle::current(),
                 tasks: TaskTracker::new(),
-                metrics: Arc::new(BridgeMetrics::new()),
+                metrics,
                 state: Mutex::new(state),
             }),
         }
@@ -375,6 +383,18 @@ impl Bridge {
             .iter()
             .map(Reports::state)
             .collect()
+    }
+
+    /// Gives engines that have none the next addresses at which their events are published once more, in the order of `engines`.
+    pub fn assign_republished(&self, engines: &[GivenEngine]) {
+        if let Some(republisher) = &self.inner.republisher {
+            republisher.assign(engines);
+        }
+    }
+
+    /// The sockets at which an engine's events are published once more, if they are.
+    pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
+        self.inner.republisher.as_ref()?.sockets_of(engine)
     }
 
     pub(super) fn add_source(&self, reports: Reports) {

@@ -21,6 +21,7 @@ use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
 use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
+use super::republish::Tap;
 
 /// What is handed to the publisher at once; it has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
@@ -116,6 +117,8 @@ pub(super) struct Relay {
     told: DegradedReasons,
     /// Absent where no other bridge follows the holder.
     share: Option<Share>,
+    /// Absent where the engine's events are not published once more.
+    tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
 }
@@ -204,9 +207,15 @@ impl Relay {
             was_seen: false,
             told: DegradedReasons::default(),
             share,
+            tap: None,
             metrics,
             engine_metrics,
         })
+    }
+
+    /// Passes all that is applied from now on through `tap`.
+    pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
+        self.tap = tap;
     }
 
     /// Whether what the engine has is known for certain.
@@ -255,11 +264,16 @@ impl Relay {
             Ok(()) if is_of_other_rank(&mut self.rank, &self.batch) => {
                 self.batch.reasons.count(Reason::OtherRank);
                 blocks.0.note_reasons(&self.batch.reasons, &mut self.translation);
+                self.doubt_tap();
             }
-            Ok(()) => blocks.0.translate(&self.batch, &mut self.translation),
+            Ok(()) => match &self.tap {
+                None => blocks.0.translate(&self.batch, &mut self.translation),
+                Some(tap) => tap.translate(&mut blocks.0, &self.batch, &mut self.translation),
+            },
             Err(error) => {
                 self.metrics.undecodable(&self.name, &error);
                 blocks.0.note_doubt(Reason::Malformed);
+                self.doubt_tap();
             }
         }
         untold.payload_bytes += payload.len();
@@ -270,6 +284,13 @@ impl Relay {
             return self.tell().await;
         }
         Ok(())
+    }
+
+    /// Notes that what was published once more may be wrong.
+    fn doubt_tap(&self) {
+        if let Some(tap) = &self.tap {
+            tap.doubt();
+        }
     }
 
     /// Locks the blocks, unless they are locked for what has not been told yet.
@@ -314,6 +335,9 @@ impl Relay {
     pub(super) async fn tell(&mut self) -> Result<(), PublisherError> {
         // The blocks stay locked until the publisher has all of their events.
         let untold = self.untold.take();
+        if let Some(tap) = &self.tap {
+            tap.publish();
+        }
         for (reason, times) in self.translation.reasons.iter() {
             self.metrics.left_out(reason, times, &self.name);
         }
@@ -427,6 +451,7 @@ impl Relay {
         // The translator's doubt ends with a clear, as this one has to.
         let mut untold = self.take_untold().await;
         untold.blocks.0.note_doubt(reason);
+        self.doubt_tap();
         self.keep(untold);
         self.tell().await
     }
@@ -435,6 +460,7 @@ impl Relay {
     pub(super) async fn refuse(&mut self, reason: Reason) -> Result<(), PublisherError> {
         let mut untold = self.take_untold().await;
         untold.blocks.0.note_doubt(reason);
+        self.doubt_tap();
         self.translation.reasons.count(reason);
         self.keep(untold);
         self.tell().await
@@ -448,6 +474,9 @@ impl Relay {
     /// The engine is out of sight.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
+        if let Some(tap) = &self.tap {
+            tap.set_in_sight(false);
+        }
         if was_lost && !self.has_untold() {
             return self.tell_profile_if_new().await;
         }
@@ -464,6 +493,9 @@ impl Relay {
         // What was applied while it was out of sight is told as such.
         self.tell().await?;
         (self.is_lost, self.was_seen) = (false, true);
+        if let Some(tap) = &self.tap {
+            tap.set_in_sight(true);
+        }
         self.engine_metrics.set_speaks(self.speaks());
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
@@ -473,12 +505,16 @@ impl Relay {
     /// missing already, for this reason.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
+        if let Some(tap) = &self.tap {
+            tap.clear();
+        }
         self.begin_anew(doubt, Translator::reset).await
     }
 
     /// Batches of the engine are out of reach: a new epoch begins, of which nothing is known. What names stood for is remembered: it may be the same
     /// process.
     pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
+        self.doubt_tap();
         self.begin_anew(None, Translator::reset_but_names).await
     }
 
@@ -511,6 +547,9 @@ impl Relay {
 
     /// Daemons forget the holder.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
+        if let Some(tap) = &self.tap {
+            tap.clear();
+        }
         self.tell().await?;
         self.publisher.say_goodbye().await
     }

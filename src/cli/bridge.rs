@@ -123,6 +123,9 @@ impl AdminSource for View {
                     "endpoint": state.engine.endpoint,
                     "status": format!("{:?}", state.status).to_lowercase(),
                     "last_error": state.last_error,
+                    "republished": self.bridge.republished_at(&state.engine).map(|sockets| {
+                        serde_json::json!({ "events": sockets.events(), "replay": sockets.replay() })
+                    }),
                 })
             })
             .collect();

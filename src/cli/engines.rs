@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas::bridge::{
     AllowedHosts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults, FollowOptions,
-    LeaseOptions, LeaseTimes, SpecError, StateDirectory, parse_engine, parse_engines_file,
+    LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory, parse_engine,
+    parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{GivenEngine, follow_patiently};
@@ -67,6 +68,16 @@ pub(super) struct EngineArguments {
     /// Name that all bridges have which follow the same engines: one of them tells daemons of an engine, and another does when it dies.
     #[arg(long, value_name = "NAME", value_parser = parse_group)]
     lease: Option<String>,
+    /// Publish engines' events once more, for routers with an index of their own: tcp://HOST:PORT, on which the engines of flags and file have
+    /// two ports each in their order, events and replays; or NAME=tcp://HOST:PORT for one engine. May be given many times.
+    #[arg(long = "republish", value_name = "ADDRESS")]
+    republish: Vec<RepublishAddress>,
+    /// Publish blocks with a salt, an adapter or an image, too. vLLM's router credits them to prompts without.
+    #[arg(long)]
+    republish_everything: bool,
+    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 112.
+    #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
+    republish_max_bytes: usize,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
@@ -127,6 +138,17 @@ impl EngineArguments {
         }
     }
 
+    /// Where engines' events are published once more, if anywhere.
+    fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
+        let options = RepublishOptions {
+            addresses: self.republish.clone(),
+            has_special: self.republish_everything,
+            bytes_max: self.republish_max_bytes,
+        };
+        options.check().map_err(Failure::usage)?;
+        Ok((!options.addresses.is_empty()).then_some(options))
+    }
+
     /// A bridge that will follow `engines`. With a `register_token`, clients elsewhere need it to register further ones.
     pub(super) fn bridge(
         &self,
@@ -153,9 +175,11 @@ impl EngineArguments {
             engines_max: self.max_engines,
             register_hosts: self.register_hosts.clone(),
             register_token,
+            republish: self.republished()?,
             ..BridgeOptions::default()
         };
         let bridge = Bridge::new(subjects, options);
+        bridge.assign_republished(engines);
         bridge.replace(SOURCE, engines).map_err(|refused| {
             let texts: Vec<String> = refused.iter().map(ToString::to_string).collect();
             Failure::usage(texts.join("; "))
@@ -178,6 +202,7 @@ impl EngineArguments {
                     continue;
                 }
             };
+            bridge.assign_republished(&engines);
             match follow_patiently(|| bridge.replace(SOURCE, &engines)).await {
                 Ok(()) => tracing::info!(engines = engines.len(), "engines read again"),
                 Err(refused) => {

@@ -3,6 +3,7 @@
 //! - [`Decoder`] reads the payloads of vLLM, SGLang, TensorRT-LLM, Dynamo and Mooncake Store into an [`EngineBatch`].
 //! - [`Translator`] turns it into events of the contract, for one holder. It computes the contract's hashes, knows what the
 //!   engine calls each block, counts copies, and gives the full state for a resync.
+//! - [`Mirror`] keeps what is on the device with its tokens, and gives it as events of vLLM, for routers with an index of their own.
 //!
 //! What of a batch doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in doubt
 //! ([`Reason::degrades`]); with the others the index knows less than the engine has, by design. It never knows more.
@@ -12,6 +13,7 @@
 mod batch;
 mod decoder;
 mod limits;
+mod mirror;
 mod reason;
 pub mod subscribe;
 mod translator;
@@ -22,6 +24,7 @@ pub use batch::{
 };
 pub use decoder::{BatchError, Decoder, Format};
 pub use limits::DecodeLimits;
+pub use mirror::{EventList, Mirror, MirrorOmissions, MirrorSettings};
 pub use reason::{Reason, ReasonCounts};
 pub use translator::{
     GroupFacts, HashMode, SavedError, SavedTranslator, Translation, TranslationPart, Translator,

@@ -11,12 +11,14 @@ use kvatlas_engines::Reason;
 
 use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{EngineSource, FrameFault, LabelValue, PerLabel};
+use super::labels::{EngineSource, FrameFault, LabelValue, PerLabel, RepublishCut, RepublishOmission};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static CUT_GATE: LogGate = LogGate::new();
 static LOST_GATE: LogGate = LogGate::new();
 static RESTART_GATE: LogGate = LogGate::new();
+static REPUBLISH_FULL_GATE: LogGate = LogGate::new();
+static REPUBLISH_CUT_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
 
 /// Most engines with series of their own at once.
@@ -57,6 +59,10 @@ metric_group! {
         left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
         /// Connections to engines that the bridge ended because more was announced on them than it takes, by reason.
         cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
+        /// Blocks of engines that are not among what is published for routers once more, by reason.
+        republish_left_out: PerLabel<RepublishOmission, Counter> = "kvatlas_bridge_republish_left_out_total", Count;
+        /// Connections of routers that the bridge ended, by reason.
+        republish_cut: PerLabel<RepublishCut, Counter> = "kvatlas_bridge_republish_connections_cut_total", Count;
         /// Servers of engines that are asked for their publishers.
         servers: Gauge = "kvatlas_bridge_servers", Count;
         /// Servers of engines that do not answer, or whose engines cannot be followed; `/workers` of the bridge says why.
@@ -124,6 +130,31 @@ impl BridgeMetrics {
         }
     }
 
+    /// Counts blocks that are not published once more, and logs that memory is full.
+    pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
+        if blocks == 0 {
+            return;
+        }
+        self.republish_left_out.get(reason).increment(blocks);
+        if reason == RepublishOmission::Full
+            && let Some(suppressed) = REPUBLISH_FULL_GATE.admit()
+        {
+            tracing::warn!(
+                blocks,
+                suppressed,
+                "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all"
+            );
+        }
+    }
+
+    /// Counts a connection of a router that was ended, and logs it.
+    pub fn republish_cut(&self, reason: RepublishCut) {
+        self.republish_cut.get(reason).increment(1);
+        if let Some(suppressed) = REPUBLISH_CUT_GATE.admit() {
+            tracing::warn!(%reason, suppressed, "a connection of a router was ended");
+        }
+    }
+
     /// Counts what of an engine's events was left out, and logs it.
     pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
         self.left_out.get(reason).increment(times);
@@ -171,6 +202,12 @@ metric_group! {
         exact: Gauge = "kvatlas_bridge_engine_exact", Count;
         /// 1 while this bridge tells daemons of an engine, 0 while another one of its group does.
         speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
+        /// Bytes of an engine's blocks that are kept with their tokens, to be published for routers once more.
+        republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
+        /// Routers that follow what is published of an engine once more.
+        republish_subscribers: Gauge = "kvatlas_bridge_republish_subscribers", Count;
+        /// Times that a router was given all of an engine's blocks.
+        republish_answers: Counter = "kvatlas_bridge_republish_answers_total", Count;
     }
 }
 
@@ -212,6 +249,23 @@ impl EngineMetrics {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
+    /// Records how much is kept to be published once more.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_republished_bytes(&self, bytes: usize) {
+        self.republished_bytes.set(bytes as f64);
+    }
+
+    /// Records how many routers follow that.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_republish_subscribers(&self, subscribers: usize) {
+        self.republish_subscribers.set(subscribers as f64);
+    }
+
+    /// Counts an answer with all blocks.
+    pub fn republish_answered(&self) {
+        self.republish_answers.increment(1);
+    }
+
     /// Records whether this bridge tells daemons of the engine.
     pub fn set_speaks(&self, speaks: bool) {
         self.speaks.set(if speaks { 1.0 } else { 0.0 });
@@ -231,6 +285,9 @@ mod tests {
             bridge.undecodable(&"a/0", &"no batch");
             bridge.left_out(Reason::Placeholder, 3, &"a/0");
             bridge.connection_cut(FrameFault::TooManyFrames, &"tcp://a:1");
+            bridge.republish_left_out(RepublishOmission::Full, 0);
+            bridge.republish_left_out(RepublishOmission::Full, 5);
+            bridge.republish_cut(RepublishCut::Slow);
             bridge.set_servers(7, 2);
             bridge.set_discovered(EngineSource::Dns, 3);
             bridge.discovery_failed(EngineSource::Kubernetes);
@@ -242,6 +299,9 @@ mod tests {
             engine.restarted(&"a/0");
             engine.set_exact(true);
             engine.set_speaks(true);
+            engine.set_republished_bytes(9);
+            engine.set_republish_subscribers(2);
+            engine.republish_answered();
             kept = Some(engine);
         });
         drop(kept);
@@ -249,6 +309,11 @@ mod tests {
             "kvatlas_bridge_undecodable_total 1",
             "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
             "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
+            "kvatlas_bridge_republish_left_out_total{reason=\"full\"} 5",
+            "kvatlas_bridge_republish_connections_cut_total{reason=\"slow\"} 1",
+            "kvatlas_bridge_republished_bytes{namespace=\"m\",engine=\"a/0\"} 9",
+            "kvatlas_bridge_republish_subscribers{namespace=\"m\",engine=\"a/0\"} 2",
+            "kvatlas_bridge_republish_answers_total{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_servers 7",
             "kvatlas_bridge_servers_troubled 2",
             "kvatlas_bridge_discovered_engines{source=\"dns\"} 3",

@@ -332,6 +332,32 @@ label_values! {
 }
 
 label_values! {
+    /// Why blocks are not among what is published for routers once more.
+    RepublishOmission: "reason" {
+        /// The memory for an engine's blocks is full.
+        Full => "full",
+        /// A salt, an adapter or an image tells them from those of plain prompts.
+        Special => "special",
+        /// Their tokens, or those of a block before them, are not known.
+        Unknown => "unknown",
+    }
+}
+
+label_values! {
+    /// Why a bridge ended the connection of a router that follows what is published once more.
+    RepublishCut: "reason" {
+        /// It takes what is sent too slowly.
+        Slow => "slow",
+        /// It sends more than subscriptions and questions need.
+        TooMuch => "too_much",
+        /// It does not speak ZMTP 3 as such a client does.
+        Protocol => "protocol",
+        /// There are too many connections.
+        TooMany => "too_many",
+    }
+}
+
+label_values! {
     /// The kind of a source of engines.
     EngineSource: "source" {
         /// A name of DNS.
@@ -608,6 +634,8 @@ mod tests {
         check::<SnapshotFailure>();
         check::<SnapshotRejection>();
         check::<FrameFault>();
+        check::<RepublishOmission>();
+        check::<RepublishCut>();
         check::<EngineSource>();
         check::<ConsumerReset>();
         check::<RejectReason>();

@@ -15,6 +15,7 @@ mod fixtures;
 mod forms;
 mod fuzz;
 mod groups;
+mod mirror;
 mod oracle;
 mod pool;
 mod recalled;

@@ -13,6 +13,7 @@
 //!    `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
+mod beside;
 mod beyond;
 mod chain;
 mod content;
@@ -471,7 +472,8 @@ impl Translator {
         Ok(start)
     }
 
-    fn lora_name<'a>(
+    /// The name of the adapter of a stored event's blocks; none where they have none.
+    pub(crate) fn lora_name<'a>(
         &'a self,
         batch: &'a EngineBatch,
         stored: &EngineStored,

@@ -37,7 +37,7 @@ pub struct Translation {
 
 /// A place in a translation.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mark {
+pub(crate) struct Mark {
     parts: usize,
     events: usize,
 }
@@ -120,7 +120,7 @@ impl Translation {
     }
 
     /// Where the next event comes.
-    pub(super) fn mark(&self) -> Mark {
+    pub(crate) fn mark(&self) -> Mark {
         Mark {
             parts: self.parts.len(),
             events: self.parts.last().map_or(0, |part| part.events.len()),
@@ -128,8 +128,21 @@ impl Translation {
     }
 
     /// Finishes all events: what follows begins a new one.
-    pub(super) fn seal(&mut self) {
+    pub(crate) fn seal(&mut self) {
         self.sealed = self.mark().events;
+    }
+
+    /// The events since `mark`, with their tiers.
+    pub(crate) fn parts_since(&self, mark: Mark) -> impl Iterator<Item = (Tier, &[Event])> {
+        let from = mark.parts.saturating_sub(1);
+        self.parts
+            .iter()
+            .enumerate()
+            .skip(from)
+            .map(move |(number, part)| {
+                let first = if number < mark.parts { mark.events } else { 0 };
+                (part.tier, part.events.get(first..).unwrap_or_default())
+            })
     }
 
     /// The parts since `mark`, and the number of the first event of each that is newer.

@@ -45,6 +45,11 @@ impl Recalled {
         Ok(Self::of(blocks.into_iter()))
     }
 
+    /// The block that `name` stood for.
+    pub(super) fn sequence_named(&self, name: u64) -> Option<SequenceHash> {
+        self.blocks.get(&name).map(|block| block.sequence)
+    }
+
     /// The block `name` and all before it with their names, from the start of the sequence on; none where one is not known.
     fn path(&self, name: u64) -> Option<Vec<(u64, Block)>> {
         let last = *self.blocks.get(&name)?;

@@ -8,6 +8,7 @@ mod life;
 mod pods;
 mod python;
 mod replays;
+mod republish;
 mod schemes;
 mod servers;
 mod sizes;

@@ -1,0 +1,200 @@
+//! Where the events of each engine are published once more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::str::FromStr;
+
+use kvatlas_core::wire::Rank;
+
+/// Most engines that have addresses in the order in which they are given.
+const ASSIGNED_MAX: usize = 4096;
+
+/// The form of an address.
+const FORM: &str = "write tcp://HOST:PORT, or NAME=tcp://HOST:PORT for one engine";
+
+/// An address as people write it: of one engine, or of all others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepublishAddress {
+    /// The engine; none for all that have no address of their own.
+    instance: Option<String>,
+    first: SocketPair,
+}
+
+/// Two sockets of an engine on neighbouring ports: events, and replays on the port behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketPair {
+    /// The host that is listened at, as sockets take it.
+    pub(super) host: String,
+    /// The port of the events.
+    pub(super) port: u16,
+}
+
+impl SocketPair {
+    /// The endpoint of the events.
+    pub fn events(&self) -> String {
+        format!("tcp://{}:{}", self.host_of_url(), self.port)
+    }
+
+    /// The endpoint of replays.
+    pub fn replay(&self) -> String {
+        format!("tcp://{}:{}", self.host_of_url(), self.port.saturating_add(1))
+    }
+
+    fn host_of_url(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]", self.host),
+            false => self.host.clone(),
+        }
+    }
+
+    /// The pair so many pairs behind this one, if there are such ports.
+    fn behind(&self, pairs: usize) -> Option<Self> {
+        let port = usize::from(self.port).checked_add(pairs.checked_mul(2)?)?;
+        let port = u16::try_from(port).ok().filter(|port| *port < u16::MAX)?;
+        Some(Self {
+            host: self.host.clone(),
+            port,
+        })
+    }
+}
+
+impl FromStr for RepublishAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (instance, endpoint) = match text.split_once("=tcp://") {
+            Some((instance, endpoint)) if !instance.is_empty() => (Some(instance.to_owned()), endpoint),
+            _ => (None, text.strip_prefix("tcp://").ok_or(FORM)?),
+        };
+        let (host, port) = endpoint.rsplit_once(':').ok_or(FORM)?;
+        let host = match host {
+            "*" => "0.0.0.0",
+            host => host.trim_start_matches('[').trim_end_matches(']'),
+        };
+        let port: u16 = port.parse().map_err(|_| FORM)?;
+        if host.is_empty() || port == 0 || port == u16::MAX {
+            return Err(FORM.to_owned());
+        }
+        let host = host.to_owned();
+        Ok(Self {
+            instance,
+            first: SocketPair { host, port },
+        })
+    }
+}
+
+/// Refuses two addresses for the same engines, in words.
+pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
+    for (place, address) in addresses.iter().enumerate() {
+        let mut before = addresses.iter().take(place);
+        if before.any(|other| other.instance == address.instance) {
+            let whose = address.instance.as_deref().unwrap_or("all other engines");
+            return Err(format!("--republish gives two addresses to {whose}"));
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of engines: those that name them, and for others the order in which they are given. The ranks of an engine that is named have
+/// one pair behind the other.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    named: BTreeMap<String, SocketPair>,
+    base: Option<SocketPair>,
+    assigned: HashMap<(String, Rank), usize>,
+}
+
+impl Addresses {
+    pub(super) fn new(addresses: &[RepublishAddress]) -> Self {
+        let named = addresses
+            .iter()
+            .filter_map(|address| Some((address.instance.clone()?, address.first.clone())));
+        let mut bases = addresses.iter().filter(|address| address.instance.is_none());
+        Self {
+            named: named.collect(),
+            base: bases.next().map(|address| address.first.clone()),
+            assigned: HashMap::new(),
+        }
+    }
+
+    /// Tells whether engines without an address of their own have some, too.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Gives an engine the next pair, unless it has one.
+    pub(super) fn assign(&mut self, instance: &str, rank: Rank) {
+        let key = (instance.to_owned(), rank);
+        let place = self.assigned.len();
+        if !self.named.contains_key(instance) && !self.assigned.contains_key(&key) && place < ASSIGNED_MAX {
+            self.assigned.insert(key, place);
+        }
+    }
+
+    /// The sockets of an engine, if it has some.
+    pub(super) fn of(&self, instance: &str, rank: Rank) -> Option<SocketPair> {
+        if let Some(first) = self.named.get(instance) {
+            return first.behind(usize::try_from(rank).ok()?);
+        }
+        let place = self.assigned.get(&(instance.to_owned(), rank))?;
+        self.base.as_ref()?.behind(*place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_have_the_ports_of_their_name_or_their_turn() {
+        let addresses = ["tcp://*:5600", "vllm-7=tcp://[::1]:6000"].map(|text| text.parse().unwrap());
+        let mut addresses = Addresses::new(&addresses);
+        for (instance, rank) in [("b", 0), ("vllm-7", 0), ("b", 0), ("a", 0), ("a", 1)] {
+            addresses.assign(instance, rank);
+        }
+        let of = |instance, rank| {
+            addresses
+                .of(instance, rank)
+                .map(|pair| (pair.events(), pair.replay()))
+        };
+        let pair = |events: &str, replay: &str| Some((events.to_owned(), replay.to_owned()));
+        assert_eq!(of("b", 0), pair("tcp://0.0.0.0:5600", "tcp://0.0.0.0:5601"));
+        assert_eq!(of("a", 1), pair("tcp://0.0.0.0:5604", "tcp://0.0.0.0:5605"));
+        assert_eq!(of("vllm-7", 2), pair("tcp://[::1]:6004", "tcp://[::1]:6005"));
+        assert_eq!(of("b", 1), None, "nobody has given it");
+        assert_eq!(of("vllm-7", 40_000), None, "there are no such ports");
+    }
+
+    #[test]
+    fn no_engine_has_two_addresses() {
+        let check = |texts: &[&str]| {
+            let addresses: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            check(&addresses)
+        };
+        assert_eq!(check(&["tcp://h:1", "a=tcp://h:3", "b=tcp://h:3"]), Ok(()));
+        assert!(
+            check(&["tcp://h:1", "tcp://h:3"])
+                .unwrap_err()
+                .contains("all other")
+        );
+        assert!(
+            check(&["a=tcp://h:1", "a=tcp://h:3"])
+                .unwrap_err()
+                .ends_with("to a")
+        );
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        for text in [
+            "5600",
+            "tcp://host",
+            "tcp://host:0",
+            "tcp://host:65535",
+            "tcp://:1",
+            "a=5600",
+            "ipc://x:1",
+        ] {
+            assert_eq!(text.parse::<RepublishAddress>(), Err(FORM.to_owned()), "{text}");
+        }
+    }
+}

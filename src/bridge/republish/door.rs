@@ -1,0 +1,252 @@
+//! The sockets that routers connect to.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use kvatlas_engines::EventList;
+
+use crate::daemon::metrics::labels::RepublishCut;
+
+use super::stream::{State, Stream};
+use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_opening};
+
+/// Most connections to one socket.
+const CLIENTS_MAX: usize = 256;
+/// Most answers that are on their way at once: each may hold a state of its own.
+const ANSWERS_MAX: usize = 8;
+/// Longest handshake, and longest time for a piece that is sent.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time for an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
+/// Longest time that a connection for replays may stand idle.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The pause before a port that is taken is tried again.
+const BIND_PAUSE: Duration = Duration::from_secs(1);
+/// Bytes that are sent in one piece.
+const PIECE_BYTES: usize = 64 << 10;
+/// The number that ends a replay: −1.
+const END: u64 = u64::MAX;
+
+/// The reason why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Network(#[from] io::Error),
+    /// The client took nothing, or less than was published.
+    #[error("it is too slow")]
+    Slow,
+    /// Nothing came for long.
+    #[error("it is idle")]
+    Idle,
+}
+
+impl Ended {
+    /// The fault of the client, if it is one that is not counted yet.
+    fn cut(&self) -> Option<RepublishCut> {
+        match self {
+            Self::Read(ReadError::Protocol) => Some(RepublishCut::Protocol),
+            Self::Read(ReadError::TooMuch) => Some(RepublishCut::TooMuch),
+            Self::Slow => Some(RepublishCut::Slow),
+            Self::Read(ReadError::Network(_)) | Self::Network(_) | Self::Idle => None,
+        }
+    }
+}
+
+/// Serves one socket of an engine, for ever.
+pub(super) async fn serve(role: Role, (host, port): (String, u16), stream: Arc<Stream>) {
+    let listener = bind(&host, port).await;
+    let answers = Arc::new(Semaphore::new(ANSWERS_MAX));
+    let mut clients = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = clients.join_next() => {}
+            accepted = listener.accept() => {
+                // One that has gone already, or no descriptors: the next may do better.
+                let Ok((client, _)) = accepted else {
+                    tokio::time::sleep(BIND_PAUSE).await;
+                    continue;
+                };
+                if clients.len() >= CLIENTS_MAX {
+                    stream.metrics().republish_cut(RepublishCut::TooMany);
+                    continue;
+                }
+                clients.spawn(follow(role, client, Arc::clone(&stream), Arc::clone(&answers)));
+            }
+        }
+    }
+}
+
+/// Binds, as soon as that can be done.
+async fn bind(host: &str, port: u16) -> TcpListener {
+    let mut is_said = false;
+    loop {
+        match TcpListener::bind((host, port)).await {
+            Ok(listener) => return listener,
+            Err(error) if is_said => {
+                tracing::debug!(host, port, %error, "a socket for routers cannot listen")
+            }
+            Err(error) => {
+                tracing::error!(host, port, %error, "a socket for routers cannot listen; it is tried again")
+            }
+        }
+        is_said = true;
+        tokio::time::sleep(BIND_PAUSE).await;
+    }
+}
+
+/// Serves one client to its end.
+async fn follow(role: Role, client: TcpStream, stream: Arc<Stream>, answers: Arc<Semaphore>) {
+    let peer = client.peer_addr().ok();
+    let ended = match role {
+        Role::Publisher => publish(client, &stream).await,
+        Role::Replay => replay(client, &stream, &answers).await,
+    };
+    let Err(ended) = ended else {
+        return;
+    };
+    if let Some(cut) = ended.cut() {
+        stream.metrics().republish_cut(cut);
+    }
+    tracing::debug!(?peer, %ended, "a router's connection ended");
+}
+
+/// Shakes hands.
+async fn open(client: TcpStream, role: Role) -> Result<(BufReader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
+    client.set_nodelay(true)?;
+    let (reader, mut writer) = client.into_split();
+    let mut reader = BufReader::with_capacity(1024, reader);
+    let shaking = async {
+        writer.write_all(&opening(role)).await?;
+        read_opening(&mut reader).await
+    };
+    timeout(PATIENCE, shaking).await.map_err(|_| Ended::Slow)??;
+    Ok((reader, writer))
+}
+
+/// Sends `bytes` in pieces, each in time.
+async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
+    for piece in bytes.chunks(PIECE_BYTES) {
+        let sent = timeout(PATIENCE, writer.write_all(piece)).await;
+        sent.map_err(|_| Ended::Slow)??;
+    }
+    Ok(())
+}
+
+/// Publishes to one subscriber.
+async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
+    let (mut reader, mut writer) = open(client, Role::Publisher).await?;
+    // All messages are of the topic without a name: only who subscribes to everything hears them.
+    let subscribing = async {
+        while !is_subscription(&read(&mut reader).await?) {}
+        Ok::<_, Ended>(())
+    };
+    timeout(PATIENCE, subscribing).await.map_err(|_| Ended::Idle)??;
+    let mut waiting = stream.subscribe();
+    let sending = async {
+        while let Some(message) = waiting.next().await {
+            send(&mut writer, &message).await?;
+        }
+        // Dropped for its slowness, which is counted there.
+        Ok(())
+    };
+    let reading = async {
+        loop {
+            if let Err(error) = read(&mut reader).await {
+                return Err(Ended::from(error));
+            }
+        }
+    };
+    tokio::select! {
+        sent = sending => sent,
+        ended = reading => ended,
+    }
+}
+
+/// Tells whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
+fn is_subscription(received: &Received) -> bool {
+    match received {
+        Received::Message(frames) => frames.as_slice() == [[1]],
+        Received::Command(body) => body.as_slice() == b"\x09SUBSCRIBE",
+    }
+}
+
+/// Answers one client's questions.
+async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
+    let (mut reader, mut writer) = open(client, Role::Replay).await?;
+    loop {
+        let received = timeout(IDLE_MAX, read(&mut reader))
+            .await
+            .map_err(|_| Ended::Idle)??;
+        let Received::Message(frames) = received else {
+            continue;
+        };
+        let start = frames.last().and_then(|frame| frame.as_slice().try_into().ok());
+        let Some(start) = start.map(u64::from_be_bytes) else {
+            return Err(ReadError::Protocol.into());
+        };
+        // The semaphore is never closed.
+        let _permit = answers.acquire().await;
+        let answering = timeout(ANSWER_PATIENCE, answer(start, &mut writer, stream));
+        answering.await.map_err(|_| Ended::Slow)??;
+        stream.answered();
+    }
+}
+
+/// Sends the state as the number `start`, and nothing as those behind it.
+async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Result<(), Ended> {
+    let state = state_for(start, stream).await;
+    let mut bytes = Vec::new();
+    let mut number = start;
+    // Who asks for what is not there yet, or has no room for the state, asks again behind the next batch.
+    if last_number(start, &state) <= state.number {
+        for list in &state.lists {
+            push_replayed(&mut bytes, number, &stream.payload(list));
+            send(writer, &bytes).await?;
+            bytes.clear();
+            number += 1;
+        }
+        let nothing = stream.payload(&EventList::default());
+        for number in number..=state.number {
+            push_replayed(&mut bytes, number, &nothing);
+            if bytes.len() >= PIECE_BYTES {
+                send(writer, &bytes).await?;
+                bytes.clear();
+            }
+        }
+    }
+    push_replayed(&mut bytes, END, b"");
+    send(writer, &bytes).await
+}
+
+/// A state that has as many numbers from `start` on as it has lists, unless it ends before `start`.
+async fn state_for(start: u64, stream: &Stream) -> Arc<State> {
+    let state = stream.state().await;
+    let last = last_number(start, &state);
+    if start > state.number || last <= state.number {
+        return state;
+    }
+    // What is added until it is written again seldom makes another list.
+    stream.reach(last.saturating_add(1));
+    stream.state().await
+}
+
+/// The number of the last list of a state that begins as number `start`. There is always one: it clears.
+fn last_number(start: u64, state: &State) -> u64 {
+    let lists = state.lists.len().max(1) as u64;
+    start.saturating_add(lists - 1)
+}
+
+/// Appends a batch as vLLM replays it, since its version 0.26.
+fn push_replayed(out: &mut Vec<u8>, number: u64, payload: &[u8]) {
+    push_message(out, &[b"", b"", &number.to_be_bytes(), payload]);
+}

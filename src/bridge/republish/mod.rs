@@ -1,0 +1,166 @@
+//! Engines' events once more, compacted, for routers that keep an index of their own.
+//!
+//! ```text
+//! engine ─▶ Relay ─▶ Translator
+//!              └──▶ Mirror ─▶ Stream ─▶ PUB ─────▶ router
+//!                                  └──▶ ROUTER ◀──▶ (replay)
+//! ```
+//!
+//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on is always one state: N
+//! clears and has all blocks, and the numbers behind it are empty batches up to the last that was published. So no history is kept, and every
+//! answer is whole. The promises:
+//!
+//! 1. Whoever connects is sent number 0, which clears, and the last number. Such a router takes the first for a restart and the second for a gap, and
+//!    asks for a replay: nothing of an earlier bridge is left in it.
+//! 2. Who asks at the first batch that it hears has everything, however much came before. An empty batch a second lets it ask.
+//! 3. Where what was told may be wrong, numbers begin anew in the same way: everybody asks again. So it is after every [`NUMBERS_MAX`] numbers.
+//! 4. Clients can harm nobody: what they send is bounded by a few bytes, what waits for them in bytes and time, and their number. Each connection that
+//!    is ended for it counts (`door`).
+
+mod addresses;
+mod door;
+mod stream;
+mod zmtp;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio_util::task::AbortOnDropHandle;
+
+use kvatlas_engines::{Format, MirrorSettings, TranslatorSettings};
+
+use crate::daemon::http::{GivenEngine, NewEngine};
+use crate::daemon::metrics::BridgeMetrics;
+
+use addresses::Addresses;
+use door::serve;
+use stream::Stream;
+use zmtp::Role;
+
+pub use addresses::{RepublishAddress, SocketPair};
+pub(super) use stream::Tap;
+
+/// Most numbers before they begin anew: so many empty batches follow the state of a replay at most.
+const NUMBERS_MAX: u64 = 1 << 15;
+/// The pause between empty batches, as the rule.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The rules by which engines' events are published once more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepublishOptions {
+    /// The addresses of the sockets.
+    pub addresses: Vec<RepublishAddress>,
+    /// Blocks with a salt, an adapter or an image are among them.
+    pub has_special: bool,
+    /// Most bytes of blocks for one engine.
+    pub bytes_max: usize,
+}
+
+impl RepublishOptions {
+    /// Refuses two addresses for the same engines, in words.
+    ///
+    /// # Errors
+    ///
+    /// Which engines.
+    pub fn check(&self) -> Result<(), String> {
+        addresses::check(&self.addresses)
+    }
+}
+
+/// Publishes engines' events once more.
+pub(super) struct Republisher {
+    has_special: bool,
+    bytes_max: usize,
+    addresses: Mutex<Addresses>,
+    metrics: Arc<BridgeMetrics>,
+}
+
+impl Republisher {
+    pub(super) fn new(options: &RepublishOptions, metrics: Arc<BridgeMetrics>) -> Self {
+        Self {
+            has_special: options.has_special,
+            bytes_max: options.bytes_max,
+            addresses: Mutex::new(Addresses::new(&options.addresses)),
+            metrics,
+        }
+    }
+
+    /// Gives engines that have no address the next ones, in their order.
+    pub(super) fn assign(&self, engines: &[GivenEngine]) {
+        let mut addresses = self.addresses.lock();
+        for engine in engines {
+            match engine {
+                GivenEngine::Publisher(engine) if is_republished(engine) => {
+                    addresses.assign(&engine.key.instance, engine.key.rank);
+                }
+                // How many ranks it has is not known yet.
+                GivenEngine::Server(server) if server.scheme.is_none() => {
+                    addresses.assign(&server.instance, 0);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The sockets of an engine, if it has some.
+    pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
+        let addresses = self.addresses.lock();
+        let sockets = addresses.of(&engine.key.instance, engine.key.rank);
+        sockets.filter(|_| is_republished(engine))
+    }
+
+    /// Begins to publish the events of an engine whose blocks are translated with `settings`.
+    pub(super) fn tap(&self, engine: &NewEngine, name: &str, settings: &TranslatorSettings) -> Option<Tap> {
+        if !is_republished(engine) {
+            return None;
+        }
+        let Some(sockets) = self.sockets_of(engine) else {
+            if self.addresses.lock().is_for_all() {
+                tracing::warn!(
+                    engine = %engine.key,
+                    "not republished, as it has no place in the order of flags and file: give --republish NAME=tcp://HOST:PORT"
+                );
+            }
+            return None;
+        };
+        let mirror = MirrorSettings {
+            block_size: settings.block_size,
+            bytes_max: self.bytes_max,
+            has_special: self.has_special,
+            proves_ancestors: settings.proves_ancestors,
+        };
+        let namespace = engine.key.model.namespace().ok()?;
+        let metrics = self.metrics.of_engine(namespace.as_str(), name);
+        let stream = Arc::new(Stream::new(
+            mirror,
+            engine.key.rank,
+            (Arc::clone(&self.metrics), metrics),
+        ));
+        tracing::info!(engine = %engine.key, events = %sockets.events(), replay = %sockets.replay(), "republished");
+        let (host, port) = (sockets.host, sockets.port);
+        let events = serve(Role::Publisher, (host.clone(), port), Arc::clone(&stream));
+        let replay = serve(Role::Replay, (host, port.saturating_add(1)), Arc::clone(&stream));
+        let tasks = [
+            tokio::spawn(events),
+            tokio::spawn(replay),
+            tokio::spawn(beat(Arc::clone(&stream))),
+        ];
+        Some(Tap::new(stream, tasks.map(AbortOnDropHandle::new)))
+    }
+}
+
+/// Tells whether an engine's events tell tokens, on sockets of its own, and are of the contract's scheme.
+fn is_republished(engine: &NewEngine) -> bool {
+    !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
+}
+
+/// Sends an empty batch now and then, for ever.
+async fn beat(stream: Arc<Stream>) {
+    let mut interval = tokio::time::interval(HEARTBEAT);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        stream.beat();
+    }
+}

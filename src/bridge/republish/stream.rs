@@ -1,0 +1,358 @@
+//! The events of one engine, numbered, for all that follow.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+use kvatlas_core::wire::Rank;
+use kvatlas_engines::{EngineBatch, EventList, Mirror, MirrorSettings, Translation, Translator};
+
+use crate::daemon::metrics::labels::{RepublishCut, RepublishOmission};
+use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
+
+use super::NUMBERS_MAX;
+use super::zmtp::push_message;
+
+/// The first number: 0 and 1 are below all others, so that a later 0 always looks like a restart.
+const FIRST: u64 = 2;
+/// Most bytes that wait for a subscriber.
+const WAITING_BYTES_MAX: usize = 32 << 20;
+/// Bytes that a message takes beside itself while it waits.
+const MESSAGE_OVERHEAD_BYTES: usize = 64;
+/// The least time between two states that are written for replays. Who asks meanwhile shares the next.
+const STATE_INTERVAL: Duration = Duration::from_millis(50);
+/// The time out of sight after which an engine's blocks are in doubt.
+const UNSEEN_MAX: Duration = Duration::from_secs(30);
+
+/// The messages that wait for a subscriber.
+pub(super) struct Waiting {
+    messages: mpsc::UnboundedReceiver<Bytes>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Waiting {
+    /// The next message; none where the subscriber has been dropped.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        let message = self.messages.recv().await?;
+        let taken = message.len() + MESSAGE_OVERHEAD_BYTES;
+        self.bytes.fetch_sub(taken, Ordering::AcqRel);
+        Some(message)
+    }
+}
+
+struct Subscriber {
+    messages: mpsc::UnboundedSender<Bytes>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Subscriber {
+    /// Queues a message. False where it has no room, or the subscriber has gone.
+    fn send(&self, message: &Bytes, metrics: &BridgeMetrics) -> bool {
+        let taken = message.len() + MESSAGE_OVERHEAD_BYTES;
+        if self.bytes.fetch_add(taken, Ordering::AcqRel) + taken > WAITING_BYTES_MAX {
+            metrics.republish_cut(RepublishCut::Slow);
+            return false;
+        }
+        self.messages.send(message.clone()).is_ok()
+    }
+}
+
+/// All blocks at one number.
+pub(super) struct State {
+    /// The last number of which it has the changes.
+    pub(super) number: u64,
+    pub(super) lists: Vec<EventList>,
+}
+
+struct Inner {
+    mirror: Mirror,
+    number: u64,
+    subscribers: Vec<Subscriber>,
+    /// The last state, while somebody is sent it, and when it was written.
+    state: Weak<State>,
+    written_at: Option<Instant>,
+    /// The number of states that have been written.
+    written: u64,
+    /// The time since which the engine is out of sight.
+    unseen_since: Option<Instant>,
+}
+
+/// The events of one engine.
+pub(super) struct Stream {
+    rank: Rank,
+    metrics: Arc<BridgeMetrics>,
+    engine_metrics: EngineMetrics,
+    inner: Mutex<Inner>,
+    /// Held while a state is waited for and written.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A batch of no events.
+fn no_events() -> EventList {
+    EventList::default()
+}
+
+impl Stream {
+    pub(super) fn new(
+        settings: MirrorSettings,
+        rank: Rank,
+        (metrics, engine_metrics): (Arc<BridgeMetrics>, EngineMetrics),
+    ) -> Self {
+        let inner = Inner {
+            mirror: Mirror::new(settings),
+            number: FIRST,
+            subscribers: Vec::new(),
+            state: Weak::new(),
+            written_at: None,
+            written: 0,
+            unseen_since: None,
+        };
+        Self {
+            rank,
+            metrics,
+            engine_metrics,
+            inner: Mutex::new(inner),
+            turn: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    pub(super) fn metrics(&self) -> &BridgeMetrics {
+        &self.metrics
+    }
+
+    /// The payload of a batch.
+    pub(super) fn payload(&self, list: &EventList) -> Vec<u8> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        list.payload(now.unwrap_or_default().as_secs_f64(), self.rank)
+    }
+
+    fn message(&self, number: u64, list: &EventList) -> Bytes {
+        let mut bytes = Vec::new();
+        push_message(&mut bytes, &[b"", &number.to_be_bytes(), &self.payload(list)]);
+        bytes.into()
+    }
+
+    /// The messages by which a subscriber learns that it knows nothing: a restart, and a gap behind it.
+    fn beginning(&self, number: u64) -> [Bytes; 2] {
+        [
+            self.message(0, &EventList::cleared()),
+            self.message(number, &no_events()),
+        ]
+    }
+
+    fn send(&self, inner: &mut Inner, message: &Bytes) {
+        let before = inner.subscribers.len();
+        inner
+            .subscribers
+            .retain(|subscriber| subscriber.send(message, &self.metrics));
+        if inner.subscribers.len() < before {
+            self.engine_metrics
+                .set_republish_subscribers(inner.subscribers.len());
+        }
+    }
+
+    fn send_next(&self, inner: &mut Inner, list: &EventList) {
+        inner.number += 1;
+        // Nobody hears it: whoever connects asks for everything.
+        if !inner.subscribers.is_empty() {
+            let message = self.message(inner.number, list);
+            self.send(inner, &message);
+        }
+    }
+
+    /// Makes everybody ask for everything.
+    fn begin_anew(&self, inner: &mut Inner) {
+        inner.number = FIRST;
+        for message in self.beginning(FIRST) {
+            self.send(inner, &message);
+        }
+    }
+
+    /// Sends what has changed.
+    fn publish(&self, inner: &mut Inner) {
+        let changes = inner.mirror.take_changes();
+        self.engine_metrics.set_republished_bytes(inner.mirror.bytes());
+        let omissions = inner.mirror.take_omissions();
+        for (reason, blocks) in [
+            (RepublishOmission::Full, omissions.full),
+            (RepublishOmission::Special, omissions.special),
+            (RepublishOmission::Unknown, omissions.unknown),
+        ] {
+            self.metrics.republish_left_out(reason, blocks);
+        }
+        match changes {
+            Some(lists) if inner.number + (lists.len() as u64) < NUMBERS_MAX => {
+                lists.iter().for_each(|list| self.send_next(inner, list));
+            }
+            Some(lists) if lists.is_empty() => {}
+            // All is told anew, or there are no numbers left.
+            _ => self.begin_anew(inner),
+        }
+    }
+
+    /// Lets everybody see that nothing is missing, and doubts an engine that is out of sight for long.
+    pub(super) fn beat(&self) {
+        let mut inner = self.inner.lock();
+        if inner
+            .unseen_since
+            .is_some_and(|since| since.elapsed() >= UNSEEN_MAX)
+        {
+            inner.mirror.lose_sight();
+        }
+        self.publish(&mut inner);
+        if inner.subscribers.is_empty() {
+            return;
+        }
+        match inner.number + 1 < NUMBERS_MAX {
+            true => self.send_next(&mut inner, &no_events()),
+            false => self.begin_anew(&mut inner),
+        }
+    }
+
+    /// Takes in a subscriber, which knows nothing, or something outdated.
+    pub(super) fn subscribe(&self) -> Waiting {
+        let (sender, messages) = mpsc::unbounded_channel();
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let subscriber = Subscriber {
+            messages: sender,
+            bytes: Arc::clone(&bytes),
+        };
+        let mut inner = self.inner.lock();
+        for message in self.beginning(inner.number) {
+            subscriber.send(&message, &self.metrics);
+        }
+        inner
+            .subscribers
+            .retain(|subscriber| !subscriber.messages.is_closed());
+        inner.subscribers.push(subscriber);
+        self.engine_metrics
+            .set_republish_subscribers(inner.subscribers.len());
+        Waiting { messages, bytes }
+    }
+
+    /// All blocks at a number that is not below any that was sent before this call.
+    pub(super) async fn state(&self) -> Arc<State> {
+        let written = self.inner.lock().written;
+        let _turn = self.turn.lock().await;
+        let wait = {
+            let inner = self.inner.lock();
+            if inner.written > written
+                && let Some(state) = inner.state.upgrade()
+            {
+                return state;
+            }
+            let next = inner.written_at.map(|at| at + STATE_INTERVAL);
+            next.map_or(Duration::ZERO, |next| {
+                next.saturating_duration_since(Instant::now())
+            })
+        };
+        tokio::time::sleep(wait).await;
+        self.write_state()
+    }
+
+    fn write_state(&self) -> Arc<State> {
+        let mut inner = self.inner.lock();
+        self.publish(&mut inner);
+        let lists = inner.mirror.all();
+        let state = Arc::new(State {
+            number: inner.number,
+            lists,
+        });
+        (inner.state, inner.written_at) = (Arc::downgrade(&state), Some(Instant::now()));
+        inner.written += 1;
+        state
+    }
+
+    /// Raises the number to `number` at least, by empty batches.
+    pub(super) fn reach(&self, number: u64) {
+        let mut inner = self.inner.lock();
+        while inner.number < number.min(NUMBERS_MAX) {
+            self.send_next(&mut inner, &no_events());
+        }
+    }
+
+    /// Counts an answer to a question for a replay.
+    pub(super) fn answered(&self) {
+        self.engine_metrics.republish_answered();
+    }
+}
+
+/// The way of a relay's batches to its translator, past the stream.
+pub(in super::super) struct Tap {
+    stream: Arc<Stream>,
+    /// Its sockets.
+    _tasks: [AbortOnDropHandle<()>; 3],
+}
+
+impl Tap {
+    pub(super) fn new(stream: Arc<Stream>, tasks: [AbortOnDropHandle<()>; 3]) -> Self {
+        Self {
+            stream,
+            _tasks: tasks,
+        }
+    }
+
+    /// Translates `batch` with `translator`, and follows.
+    pub(in super::super) fn translate(
+        &self,
+        translator: &mut Translator,
+        batch: &EngineBatch,
+        output: &mut Translation,
+    ) {
+        self.stream
+            .inner
+            .lock()
+            .mirror
+            .translate(translator, batch, output);
+    }
+
+    /// Sends what has changed.
+    pub(in super::super) fn publish(&self) {
+        self.stream.publish(&mut self.stream.inner.lock());
+    }
+
+    /// Events may have been lost.
+    pub(in super::super) fn doubt(&self) {
+        self.stream.inner.lock().mirror.doubt();
+    }
+
+    /// The engine is another process, or is followed no more: it has nothing.
+    pub(in super::super) fn clear(&self) {
+        self.stream.inner.lock().mirror.clear();
+    }
+
+    /// Notes whether the engine is in sight, with all that it has told.
+    pub(in super::super) fn set_in_sight(&self, is_in_sight: bool) {
+        let mut inner = self.stream.inner.lock();
+        if is_in_sight {
+            inner.unseen_since = None;
+            inner.mirror.regain_sight();
+        } else {
+            inner.unseen_since.get_or_insert_with(Instant::now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscriber_for_whom_too_much_waits_is_dropped() {
+        let (messages, mut waiting) = mpsc::unbounded_channel();
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let subscriber = Subscriber { messages, bytes };
+        let metrics = BridgeMetrics::new();
+        let message = Bytes::from(vec![0; 10 << 20]);
+        let sent = [(); 4].map(|()| subscriber.send(&message, &metrics));
+        assert_eq!(sent, [true, true, true, false]);
+        drop(subscriber);
+        let received = std::iter::from_fn(|| waiting.try_recv().ok());
+        assert_eq!(received.count(), 3);
+    }
+}

@@ -1,0 +1,359 @@
+//! A copy of what an engine holds on its device, with the tokens, for routers that keep an index of their own.
+//!
+//! Such a router follows vLLM's events, and knows nothing of what came before it. A [`Mirror`] stands beside a [`Translator`]: the tokens come from
+//! the engine's events, and what is held from the translator's, so both always agree. It gives what has changed, and all that there is, as events
+//! of vLLM ([`EventList`]). Its promises:
+//!
+//! 1. What a router has of it is held on the device by all groups of full attention, as far as the translator knows. Test:
+//!    `mirror::a_router_has_what_the_device_has`.
+//! 2. A router that is given all, at any moment, and one that was given every change since the start have the same. Test: the same.
+//! 3. Blocks are called by the contract's sequence hashes, so no two contents share a name.
+//! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. What has no room is left out and counted: a router then knows less, and nothing wrong. Test:
+//!    `mirror::a_full_mirror_takes_no_more`.
+//! 5. After a doubt nothing counts as held but what is stored from then on, with the blocks before it where that proves them. Test:
+//!    `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
+
+mod list;
+mod nodes;
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, next_sequence_hash};
+use kvatlas_core::wire::{BlockNames, Event, Tier};
+
+use crate::batch::{Content, EngineBatch, EngineChange, EngineStored};
+use crate::translator::{Translation, Translator, content_hashes};
+
+use list::ListWriter;
+use nodes::{Held, Nodes, Slot};
+
+pub use list::EventList;
+
+/// The rules of a mirror.
+#[derive(Debug, Clone)]
+pub struct MirrorSettings {
+    /// Tokens in a block.
+    pub block_size: BlockSize,
+    /// Most bytes for blocks.
+    pub bytes_max: usize,
+    /// Blocks with a salt, an adapter or an image are among them. A router that does not tell them apart credits them to plain prompts.
+    pub has_special: bool,
+    /// The engine stores a block on the device only while all blocks before it are held there.
+    pub proves_ancestors: bool,
+}
+
+/// Counts of blocks that were left out, by the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MirrorOmissions {
+    /// The memory for blocks is full.
+    pub full: u64,
+    /// They have a salt, an adapter or an image.
+    pub special: u64,
+    /// Their tokens, or those of a block before them, are not known.
+    pub unknown: u64,
+}
+
+/// A block that a stored event of the current batch names.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    name: u64,
+    slot: Slot,
+    /// True for the first block of its event.
+    is_first: bool,
+}
+
+/// The blocks of one holder, with their tokens.
+#[derive(Debug)]
+pub struct Mirror {
+    settings: MirrorSettings,
+    nodes: Nodes,
+    /// Blocks of the current batch's stored events.
+    named: Vec<Named>,
+    names: HashMap<u64, SequenceHash>,
+    /// Blocks that may have changed since the last changes were taken.
+    touched: Vec<Slot>,
+    /// True where everything was cleared since then.
+    has_cleared: bool,
+    /// True where all has to be told anew.
+    is_all_due: bool,
+    /// True where the doubt is only that the engine is out of sight.
+    is_only_unseen: bool,
+    omissions: MirrorOmissions,
+}
+
+impl Mirror {
+    /// A mirror of a holder that has nothing.
+    pub fn new(settings: MirrorSettings) -> Self {
+        Self {
+            nodes: Nodes::new(settings.block_size, settings.bytes_max),
+            settings,
+            named: Vec::new(),
+            names: HashMap::new(),
+            touched: Vec::new(),
+            has_cleared: false,
+            is_all_due: false,
+            is_only_unseen: false,
+            omissions: MirrorOmissions::default(),
+        }
+    }
+
+    /// Bytes that the blocks take.
+    pub fn bytes(&self) -> usize {
+        self.nodes.bytes()
+    }
+
+    /// Returns how many blocks were left out since the last call.
+    pub fn take_omissions(&mut self) -> MirrorOmissions {
+        std::mem::take(&mut self.omissions)
+    }
+
+    /// Translates `batch` with `translator`, as [`Translator::translate`] does, and follows.
+    pub fn translate(&mut self, translator: &mut Translator, batch: &EngineBatch, output: &mut Translation) {
+        self.named.clear();
+        self.names.clear();
+        for event in batch.events() {
+            if let EngineChange::Stored(stored) = &event.change {
+                self.learn(translator, batch, stored);
+            }
+        }
+        // What follows begins events of its own, so that it can be told from what was there.
+        output.seal();
+        let mark = output.mark();
+        translator.translate(batch, output);
+        for (tier, events) in output.parts_since(mark) {
+            events.iter().for_each(|event| self.follow(tier, event));
+        }
+        self.confirm(translator);
+        // What could not be read may have been a removal. What the translator leaves out for other reasons makes it know less, and not wrong.
+        let hides_events = batch.doubts().iter().any(|doubt| doubt.tier.is_none());
+        if hides_events && translator.lasting_doubt().is_some() {
+            self.doubt();
+        }
+    }
+
+    /// Takes note of the tokens of a stored event, whether or not the translator will accept it: blocks that are not held then are dropped.
+    fn learn(&mut self, translator: &Translator, batch: &EngineBatch, stored: &EngineStored) {
+        if stored.tier != Tier::DEVICE || !translator.counts(stored.group) {
+            return;
+        }
+        let blocks = batch.hashes(stored.names).len() as u64;
+        let size = self.settings.block_size.as_usize();
+        let tokens = match stored.content {
+            Content::Tokens { tokens, step, window } if step == size && window == size => tokens,
+            _ => return self.omissions.unknown += blocks,
+        };
+        let Some((parent, seed)) = self.start_of(translator, batch, stored) else {
+            return;
+        };
+        let Ok(hashes) = content_hashes(batch, stored, seed) else {
+            return self.omissions.unknown += blocks;
+        };
+        let first_object = batch
+            .objects(stored.objects)
+            .first()
+            .map(|object| object.block as usize);
+        let count = match first_object.filter(|_| !self.settings.has_special) {
+            Some(first) => first.min(hashes.len()),
+            None => hashes.len(),
+        };
+        self.omissions.special += (hashes.len() - count) as u64;
+        let lora = translator.lora_name(batch, stored).unwrap_or_default();
+        let mut at = parent;
+        let tokens = batch.tokens(tokens).chunks_exact(size);
+        let names = batch.hashes(stored.names).iter();
+        for (place, ((hash, tokens), name)) in hashes.iter().zip(tokens).zip(names).take(count).enumerate() {
+            let before = at.and_then(|slot| self.nodes.sequence(slot));
+            let sequence = next_sequence_hash(before, *hash);
+            let Some(slot) = self.nodes.find_or_insert(sequence, at, seed, lora, tokens) else {
+                return self.omissions.full += (count - place) as u64;
+            };
+            self.names.insert(*name, sequence);
+            let (name, is_first) = (*name, place == 0);
+            self.named.push(Named { name, slot, is_first });
+            self.touched.push(slot);
+            at = Some(slot);
+        }
+    }
+
+    /// The block before a stored event's first, if there is one, and the seed of its sequence; none where its blocks are left out.
+    fn start_of(
+        &mut self,
+        translator: &Translator,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+    ) -> Option<(Option<Slot>, HashSeed)> {
+        let blocks = batch.hashes(stored.names).len() as u64;
+        let start = match stored.parent {
+            None if stored.position.unwrap_or_default() > 0 => None,
+            None => {
+                let salt = stored.cache_salt.map(|salt| batch.text(salt));
+                let lora = translator.lora_name(batch, stored).ok();
+                lora.map(|lora| (None, HashSeed::for_cache(lora, salt)))
+            }
+            Some(parent) => {
+                let named = self.names.get(&parent).copied();
+                let sequence = named.or_else(|| translator.sequence_named(parent));
+                let slot = sequence.and_then(|sequence| self.nodes.find(sequence));
+                slot.and_then(|slot| Some((Some(slot), self.nodes.seed(slot)?)))
+            }
+        };
+        let Some((parent, seed)) = start else {
+            self.omissions.unknown += blocks;
+            return None;
+        };
+        if seed != HashSeed::default() && !self.settings.has_special {
+            self.omissions.special += blocks;
+            return None;
+        }
+        Some((parent, seed))
+    }
+
+    /// Follows an event of the translator.
+    fn follow(&mut self, tier: Tier, event: &Event) {
+        match event {
+            Event::Cleared => self.clear(),
+            _ if tier != Tier::DEVICE => {}
+            Event::Stored(stored) => {
+                if let BlockNames::Sequence { hashes, .. } = &stored.names {
+                    hashes.iter().for_each(|hash| self.set(*hash, Held::Yes));
+                }
+            }
+            Event::Removed(removed) => removed.hashes.iter().for_each(|hash| self.set(*hash, Held::No)),
+            _ => {}
+        }
+    }
+
+    fn set(&mut self, sequence: SequenceHash, held: Held) {
+        if let Some(slot) = self.nodes.find(sequence) {
+            self.nodes.set_held(slot, held);
+            self.touched.push(slot);
+        }
+    }
+
+    /// Counts what the batch has stored as held where the translator holds it, though that may be nothing new to it.
+    fn confirm(&mut self, translator: &Translator) {
+        for Named { name, slot, is_first } in std::mem::take(&mut self.named) {
+            let sequence = self.nodes.sequence(slot);
+            if !sequence.is_some_and(|sequence| translator.holds_on_device(name, sequence)) {
+                continue;
+            }
+            self.nodes.set_held(slot, Held::Yes);
+            if !is_first || !self.settings.proves_ancestors {
+                continue;
+            }
+            let mut at = self.nodes.parent(slot);
+            while let Some(ancestor) = at.filter(|slot| self.nodes.held(*slot) == Held::InDoubt) {
+                self.nodes.set_held(ancestor, Held::Yes);
+                self.touched.push(ancestor);
+                at = self.nodes.parent(ancestor);
+            }
+        }
+    }
+
+    /// The holder has nothing any more.
+    pub fn clear(&mut self) {
+        self.nodes.clear_held();
+        (self.has_cleared, self.is_only_unseen) = (true, false);
+    }
+
+    /// Events may have been lost: what was held may be gone.
+    pub fn doubt(&mut self) {
+        self.is_all_due |= self.nodes.has_held();
+        self.nodes.doubt_held();
+        self.is_only_unseen = false;
+    }
+
+    /// The engine has been out of sight for long: what it holds may be outdated.
+    pub fn lose_sight(&mut self) {
+        if !self.is_only_unseen && self.nodes.has_held() {
+            self.doubt();
+            self.is_only_unseen = true;
+        }
+    }
+
+    /// The engine is in sight again, and everything of the meantime has been applied.
+    pub fn regain_sight(&mut self) {
+        if std::mem::take(&mut self.is_only_unseen) {
+            self.nodes.trust_doubted(&mut self.touched);
+        }
+    }
+
+    /// The changes since the last call, for those that know all from before; none where they have to be given [`Self::all`] anew.
+    pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
+        let is_all_due = std::mem::take(&mut self.is_all_due);
+        let has_cleared = std::mem::take(&mut self.has_cleared);
+        let mut touched = std::mem::take(&mut self.touched);
+        let changes = (!is_all_due).then(|| self.differences(&touched, has_cleared));
+        let forgets = self.nodes.is_nearly_full() && self.nodes.forget_doubted();
+        if is_all_due || has_cleared || forgets {
+            self.nodes.prune_all();
+        } else {
+            touched.iter().for_each(|slot| self.nodes.prune(*slot));
+        }
+        if is_all_due {
+            self.nodes.note_all_told();
+        }
+        touched.clear();
+        self.touched = touched;
+        changes
+    }
+
+    /// The events that turn what was told of the `touched` blocks into what is.
+    fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
+        let mut writer = ListWriter::new(self.settings.block_size);
+        if has_cleared {
+            writer.clear();
+        }
+        for slot in touched {
+            if self.nodes.is_told(*slot) && self.nodes.held(*slot) != Held::Yes {
+                self.nodes.note_told(*slot, false);
+                writer.remove(self.nodes.sequence(*slot));
+            }
+        }
+        let mut gone = Vec::new();
+        for slot in touched {
+            if self.nodes.held(*slot) == Held::Yes && !self.nodes.is_told(*slot) {
+                self.tell(*slot, &mut gone, &mut writer);
+            }
+        }
+        gone.into_iter().for_each(|sequence| writer.remove(sequence));
+        writer.finish()
+    }
+
+    /// Writes that a block is held, behind those before it that are not known to whoever is told. What of these is not held goes to `gone`.
+    fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
+        let mut path = vec![slot];
+        let mut at = self.nodes.parent(slot);
+        while let Some(ancestor) = at.filter(|slot| !self.nodes.is_known(*slot)) {
+            path.push(ancestor);
+            at = self.nodes.parent(ancestor);
+        }
+        for slot in path.into_iter().rev() {
+            let is_held = self.nodes.held(slot) == Held::Yes;
+            if !is_held {
+                gone.push(self.nodes.sequence(slot));
+            }
+            self.nodes.note_told(slot, is_held);
+            if let Some(block) = self.nodes.block(slot) {
+                writer.store(&block);
+            }
+        }
+    }
+
+    /// All blocks, for whoever knows nothing, or something else. To be taken when no changes wait.
+    pub fn all(&self) -> Vec<EventList> {
+        let mut writer = ListWriter::new(self.settings.block_size);
+        writer.clear();
+        let mut gone = Vec::new();
+        self.nodes.walk(|slot| {
+            if let Some(block) = self.nodes.block(slot) {
+                writer.store(&block);
+            }
+            if self.nodes.held(slot) != Held::Yes {
+                gone.push(self.nodes.sequence(slot));
+            }
+        });
+        gone.into_iter().for_each(|sequence| writer.remove(sequence));
+        writer.finish()
+    }
+}

@@ -1,0 +1,337 @@
+//! The blocks of a mirror: a forest in a slab, with the tokens of each block.
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token};
+
+use super::list::MirrorBlock;
+
+/// No block.
+const NONE: u32 = u32::MAX;
+/// Most caches that are told apart by salt and adapter.
+const CACHES_MAX: usize = 4096;
+/// Bytes of a block beside its tokens: itself, and its place in the table of hashes.
+const OVERHEAD_BYTES: usize = size_of::<Node>() + 24;
+
+/// The place of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot(u32);
+
+/// The state of a block on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Not held: it is kept for those behind it.
+    No,
+    /// Held.
+    Yes,
+    /// Held when events were lost.
+    InDoubt,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    sequence: SequenceHash,
+    parent: u32,
+    children: u32,
+    cache: u16,
+    held: Held,
+    /// True where routers that are told of changes take it for held.
+    is_told: bool,
+    /// True where they know it, held or not.
+    is_known: bool,
+    is_free: bool,
+}
+
+/// A salt and an adapter.
+#[derive(Debug)]
+struct Cache {
+    seed: HashSeed,
+    lora_name: Option<Box<str>>,
+}
+
+/// The blocks.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    size: usize,
+    nodes_max: usize,
+    nodes: Vec<Node>,
+    /// The tokens of each block, at its slot.
+    tokens: Vec<Token>,
+    free: Vec<u32>,
+    slots: HashMap<SequenceHash, u32>,
+    caches: Vec<Cache>,
+}
+
+impl Nodes {
+    pub(super) fn new(block_size: BlockSize, bytes_max: usize) -> Self {
+        let size = block_size.as_usize();
+        let block_bytes = OVERHEAD_BYTES + size * size_of::<Token>();
+        Self {
+            size,
+            nodes_max: (bytes_max / block_bytes).min(NONE as usize),
+            nodes: Vec::new(),
+            tokens: Vec::new(),
+            free: Vec::new(),
+            slots: HashMap::new(),
+            caches: Vec::new(),
+        }
+    }
+
+    /// Bytes of all blocks.
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.len() * (OVERHEAD_BYTES + self.size * size_of::<Token>())
+    }
+
+    fn get(&self, slot: Slot) -> Option<&Node> {
+        self.nodes.get(slot.0 as usize).filter(|node| !node.is_free)
+    }
+
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut Node> {
+        self.nodes.get_mut(slot.0 as usize).filter(|node| !node.is_free)
+    }
+
+    pub(super) fn find(&self, sequence: SequenceHash) -> Option<Slot> {
+        self.slots.get(&sequence).copied().map(Slot)
+    }
+
+    pub(super) fn sequence(&self, slot: Slot) -> Option<SequenceHash> {
+        self.get(slot).map(|node| node.sequence)
+    }
+
+    pub(super) fn parent(&self, slot: Slot) -> Option<Slot> {
+        let parent = self.get(slot)?.parent;
+        (parent != NONE).then_some(Slot(parent))
+    }
+
+    /// The seed of the block's sequence.
+    pub(super) fn seed(&self, slot: Slot) -> Option<HashSeed> {
+        self.cache(slot).map(|cache| cache.seed)
+    }
+
+    fn cache(&self, slot: Slot) -> Option<&Cache> {
+        self.caches.get(usize::from(self.get(slot)?.cache))
+    }
+
+    pub(super) fn held(&self, slot: Slot) -> Held {
+        self.get(slot).map_or(Held::No, |node| node.held)
+    }
+
+    pub(super) fn set_held(&mut self, slot: Slot, held: Held) {
+        if let Some(node) = self.get_mut(slot) {
+            node.held = held;
+        }
+    }
+
+    pub(super) fn is_told(&self, slot: Slot) -> bool {
+        self.get(slot).is_some_and(|node| node.is_told)
+    }
+
+    pub(super) fn is_known(&self, slot: Slot) -> bool {
+        self.get(slot).is_some_and(|node| node.is_known)
+    }
+
+    /// Notes that everybody has been told of the block, and whether as held.
+    pub(super) fn note_told(&mut self, slot: Slot, is_held: bool) {
+        if let Some(node) = self.get_mut(slot) {
+            (node.is_known, node.is_told) = (true, is_held);
+        }
+    }
+
+    /// The block as events have it.
+    pub(super) fn block(&self, slot: Slot) -> Option<MirrorBlock<'_>> {
+        let start = slot.0 as usize * self.size;
+        Some(MirrorBlock {
+            sequence: self.sequence(slot)?,
+            parent: self.parent(slot).and_then(|parent| self.sequence(parent)),
+            tokens: self.tokens.get(start..start + self.size)?,
+            lora_name: self.cache(slot)?.lora_name.as_deref(),
+        })
+    }
+
+    /// The block of this hash; none where it is new and has no room.
+    pub(super) fn find_or_insert(
+        &mut self,
+        sequence: SequenceHash,
+        parent: Option<Slot>,
+        seed: HashSeed,
+        lora_name: Option<&str>,
+        tokens: &[Token],
+    ) -> Option<Slot> {
+        if let Some(slot) = self.find(sequence) {
+            return Some(slot);
+        }
+        let parent_node = parent.and_then(|parent| self.get(parent));
+        let cache = match parent_node {
+            Some(parent) => parent.cache,
+            None => self.cache_of(seed, lora_name)?,
+        };
+        if self.slots.len() >= self.nodes_max || tokens.len() != self.size {
+            return None;
+        }
+        let node = Node {
+            sequence,
+            parent: parent.map_or(NONE, |parent| parent.0),
+            children: 0,
+            cache,
+            held: Held::No,
+            is_told: false,
+            is_known: false,
+            is_free: false,
+        };
+        let slot = self.place(node, tokens)?;
+        self.slots.insert(sequence, slot.0);
+        if let Some(parent) = parent.and_then(|parent| self.get_mut(parent)) {
+            parent.children += 1;
+        }
+        Some(slot)
+    }
+
+    fn cache_of(&mut self, seed: HashSeed, lora_name: Option<&str>) -> Option<u16> {
+        let known = self.caches.iter().position(|cache| cache.seed == seed);
+        let place = match known {
+            Some(place) => place,
+            None if self.caches.len() >= CACHES_MAX => return None,
+            None => {
+                let lora_name = lora_name.filter(|name| !name.is_empty()).map(Box::from);
+                self.caches.push(Cache { seed, lora_name });
+                self.caches.len() - 1
+            }
+        };
+        u16::try_from(place).ok()
+    }
+
+    /// Puts a block where there is room. Room grows by an eighth, so that the bound in bytes is nearly that of the memory, too.
+    fn place(&mut self, node: Node, tokens: &[Token]) -> Option<Slot> {
+        if let Some(place) = self.free.pop() {
+            let start = place as usize * self.size;
+            self.tokens
+                .get_mut(start..start + self.size)?
+                .copy_from_slice(tokens);
+            *self.nodes.get_mut(place as usize)? = node;
+            return Some(Slot(place));
+        }
+        if self.nodes.len() == self.nodes.capacity() {
+            let more = (self.nodes.len() / 8).max(1024);
+            self.nodes.reserve_exact(more);
+            self.tokens.reserve_exact(more * self.size);
+        }
+        let place = u32::try_from(self.nodes.len()).ok()?;
+        self.nodes.push(node);
+        self.tokens.extend_from_slice(tokens);
+        Some(Slot(place))
+    }
+
+    /// Tells whether a block is held for certain.
+    pub(super) fn has_held(&self) -> bool {
+        self.nodes
+            .iter()
+            .any(|node| !node.is_free && node.held == Held::Yes)
+    }
+
+    /// Notes that no block is held any more, and that those that are told of changes know nothing.
+    pub(super) fn clear_held(&mut self) {
+        for node in &mut self.nodes {
+            (node.held, node.is_told, node.is_known) = (Held::No, false, false);
+        }
+    }
+
+    /// Puts all that is held in doubt.
+    pub(super) fn doubt_held(&mut self) {
+        let held = |node: &&mut Node| !node.is_free && node.held == Held::Yes;
+        for node in self.nodes.iter_mut().filter(held) {
+            node.held = Held::InDoubt;
+        }
+    }
+
+    /// Ends all doubts, and appends whose to `touched`.
+    pub(super) fn trust_doubted(&mut self, touched: &mut Vec<Slot>) {
+        for (place, node) in (0..).zip(&mut self.nodes) {
+            if node.held == Held::InDoubt && !node.is_free {
+                node.held = Held::Yes;
+                touched.push(Slot(place));
+            }
+        }
+    }
+
+    /// Tells whether there is room for less than an eighth of all blocks.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.slots.len() >= self.nodes_max - self.nodes_max / 8
+    }
+
+    /// Takes what is in doubt for gone. Returns whether there was any.
+    pub(super) fn forget_doubted(&mut self) -> bool {
+        let mut any = false;
+        let doubted = |node: &&mut Node| !node.is_free && node.held == Held::InDoubt;
+        for node in self.nodes.iter_mut().filter(doubted) {
+            (node.held, any) = (Held::No, true);
+        }
+        any
+    }
+
+    /// Notes that everybody is told of everything.
+    pub(super) fn note_all_told(&mut self) {
+        for node in &mut self.nodes {
+            (node.is_known, node.is_told) = (true, node.held == Held::Yes);
+        }
+    }
+
+    /// Forgets the block if it is not held and nothing comes behind it, and then those before it.
+    pub(super) fn prune(&mut self, slot: Slot) {
+        let mut at = Some(slot);
+        while let Some(slot) = at {
+            let Some(node) = self.get(slot).copied() else {
+                return;
+            };
+            if node.held != Held::No || node.children > 0 {
+                return;
+            }
+            at = self.parent(slot);
+            self.slots.remove(&node.sequence);
+            self.free.push(slot.0);
+            if let Some(freed) = self.get_mut(slot) {
+                freed.is_free = true;
+            }
+            if let Some(parent) = at.and_then(|parent| self.get_mut(parent)) {
+                parent.children = parent.children.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Forgets all such blocks.
+    pub(super) fn prune_all(&mut self) {
+        (0..)
+            .take(self.nodes.len())
+            .for_each(|place| self.prune(Slot(place)));
+        if self.slots.is_empty() {
+            (self.nodes, self.tokens, self.free) = (Vec::new(), Vec::new(), Vec::new());
+            self.caches.clear();
+        }
+    }
+
+    /// Visits all blocks, each behind its parent, and one after another along a sequence as far as that goes.
+    pub(super) fn walk(&self, mut visit: impl FnMut(Slot)) {
+        // First children and next siblings are needed here alone.
+        let mut first = vec![NONE; self.nodes.len()];
+        let mut next = vec![NONE; self.nodes.len()];
+        let mut waiting = Vec::new();
+        for (place, node) in (0..).zip(&self.nodes).filter(|(_, node)| !node.is_free) {
+            match first.get_mut(node.parent as usize) {
+                Some(first) => {
+                    let sibling = std::mem::replace(first, place);
+                    if let Some(next) = next.get_mut(place as usize) {
+                        *next = sibling;
+                    }
+                }
+                None => waiting.push(place),
+            }
+        }
+        while let Some(place) = waiting.pop() {
+            visit(Slot(place));
+            let mut child = first.get(place as usize).copied().unwrap_or(NONE);
+            while child != NONE {
+                waiting.push(child);
+                child = next.get(child as usize).copied().unwrap_or(NONE);
+            }
+        }
+    }
+}

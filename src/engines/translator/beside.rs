@@ -1,0 +1,38 @@
+//! Questions of a mirror, which follows what a translator holds.
+
+use kvatlas_core::hash::SequenceHash;
+
+use crate::batch::Group;
+use crate::reason::Reason;
+
+use super::Translator;
+use super::tiers::TierIndex;
+
+impl Translator {
+    /// The doubt that lasts until the holder clears; none where nothing was lost.
+    pub fn lasting_doubt(&self) -> Option<Reason> {
+        self.doubt
+    }
+
+    /// Tells whether blocks of the group are those of main attention, as far as is known.
+    pub(crate) fn counts(&self, group: Group) -> bool {
+        self.groups.counts(self.stated(group))
+    }
+
+    /// The block that `name` stands for, or did before batches were lost.
+    pub(crate) fn sequence_named(&self, name: u64) -> Option<SequenceHash> {
+        let held = self.groups.find_any(name).and_then(|slot| self.chain.get(slot));
+        held.map(|block| block.sequence)
+            .or_else(|| self.recalled.sequence_named(name))
+    }
+
+    /// Tells whether `name` stands for the block, and all groups of main attention hold it on the device.
+    pub(crate) fn holds_on_device(&self, name: u64, sequence: SequenceHash) -> bool {
+        let slot = self.groups.find_any(name);
+        slot.is_some_and(|slot| {
+            let block = self.chain.get(slot);
+            block.is_some_and(|block| block.sequence == sequence)
+                && self.groups.holds(slot, TierIndex::DEVICE)
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! Engines' events that are published once more, as routers with an index of their own follow them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use kvatlas::bridge::{Bridge, BridgeOptions, RepublishOptions};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+
+use super::python::{Publishers, Spec, python};
+use super::{BLOCK, Site, options, removed, stored, tokens};
+use crate::support::{eventually, subjects};
+
+/// The tokens of all blocks of a prefix.
+type Path = Vec<Vec<u64>>;
+
+/// A port that nobody listens on, with the one behind it.
+fn free_pair() -> u16 {
+    loop {
+        let port = 12_000 + fastrand::u16(..10_000) * 2;
+        let pair = [port, port + 1].map(|port| TcpListener::bind(("127.0.0.1", port)));
+        if pair.iter().all(Result::is_ok) {
+            return port;
+        }
+    }
+}
+
+/// The paths of the first blocks of a sequence.
+fn paths(which: u32, blocks: impl IntoIterator<Item = u32>) -> BTreeSet<Path> {
+    let block = |place| tokens(which, place, 1).into_iter().map(u64::from).collect();
+    let path = |last| (0..=last).map(block).collect();
+    blocks.into_iter().map(path).collect()
+}
+
+/// A batch of no events says nothing; any other is applied.
+fn events_of(payload: &[u8]) -> Vec<Value> {
+    let (_, events, rank): (f64, Vec<Value>, u64) = rmp_serde::from_slice(payload).unwrap();
+    assert_eq!(rank, 0);
+    events
+}
+
+/// A router that follows as vLLM's does: a number that is lower is a restart, one that is missing is asked for with all behind it.
+struct Router {
+    port: u16,
+    events: SubSocket,
+    last_live: Option<u64>,
+    last: Option<u64>,
+    names: HashMap<u64, Path>,
+    held: BTreeSet<Path>,
+    replays: usize,
+}
+
+impl Router {
+    async fn start(port: u16) -> Self {
+        let mut events = SubSocket::new();
+        events.subscribe("").await.unwrap();
+        eventually("the socket is there", async || {
+            events.connect(&format!("tcp://127.0.0.1:{port}")).await.ok()
+        })
+        .await;
+        Self {
+            port,
+            events,
+            last_live: None,
+            last: None,
+            names: HashMap::new(),
+            held: BTreeSet::new(),
+            replays: 0,
+        }
+    }
+
+    /// Follows until it has just these blocks.
+    async fn reaches(&mut self, expected: &BTreeSet<Path>) {
+        let following = async {
+            while self.held != *expected || self.last.is_none() {
+                self.follow_one().await;
+            }
+        };
+        if tokio::time::timeout(Duration::from_secs(30), following)
+            .await
+            .is_err()
+        {
+            panic!("it has {:?} and should have {expected:?}", self.held);
+        }
+    }
+
+    async fn follow_one(&mut self) {
+        let message = self.events.recv().await.unwrap().into_vec();
+        let [topic, number, payload] = message.as_slice() else {
+            panic!("{message:?}");
+        };
+        assert!(topic.is_empty());
+        let number = u64::from_be_bytes(number.as_ref().try_into().unwrap());
+        if self.last_live.is_some_and(|last| number < last) {
+            self.last = None;
+            self.held.clear();
+        }
+        self.last_live = Some(number);
+        let next = self.last.map_or(0, |last| last + 1);
+        if number > next {
+            self.replay(next).await;
+        }
+        if self.last.is_none_or(|last| number > last) {
+            self.apply(number, payload);
+        }
+    }
+
+    async fn replay(&mut self, from: u64) {
+        self.replays += 1;
+        let mut socket = DealerSocket::new();
+        let endpoint = format!("tcp://127.0.0.1:{}", self.port + 1);
+        socket.connect(&endpoint).await.unwrap();
+        let mut question = ZmqMessage::from(Vec::new());
+        question.push_back(from.to_be_bytes().to_vec().into());
+        socket.send(question).await.unwrap();
+        let mut next = from;
+        loop {
+            let message = socket.recv().await.unwrap().into_vec();
+            let [empty, topic, number, payload] = message.as_slice() else {
+                panic!("{message:?}");
+            };
+            assert!(empty.is_empty() && topic.is_empty());
+            let number = u64::from_be_bytes(number.as_ref().try_into().unwrap());
+            if number == u64::MAX {
+                return;
+            }
+            assert_eq!(number, next, "without a hole");
+            next += 1;
+            self.apply(number, payload);
+        }
+    }
+
+    fn apply(&mut self, number: u64, payload: &[u8]) {
+        self.last = Some(number);
+        for event in events_of(payload) {
+            let names = event["block_hashes"].as_array().cloned().unwrap_or_default();
+            let names = names.iter().map(|name| name.as_u64().unwrap());
+            match event["type"].as_str().unwrap() {
+                "AllBlocksCleared" => self.held.clear(),
+                "BlockRemoved" => {
+                    for name in names {
+                        self.held.remove(&self.names[&name]);
+                    }
+                }
+                "BlockStored" => {
+                    let parent = event["parent_block_hash"].as_u64();
+                    let mut path = parent.map_or_else(Path::new, |name| self.names[&name].clone());
+                    let tokens: Vec<u64> = serde_json::from_value(event["token_ids"].clone()).unwrap();
+                    for (name, tokens) in names.zip(tokens.chunks(BLOCK as usize)) {
+                        path.push(tokens.to_vec());
+                        self.names.insert(name, path.clone());
+                        self.held.insert(path.clone());
+                    }
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+}
+
+/// A bridge beside `site`'s that publishes engine `gpu-0` once more.
+fn republishing(site: &Site, port: u16) -> Bridge {
+    let bridge = Bridge::new(
+        subjects(),
+        BridgeOptions {
+            republish: Some(RepublishOptions {
+                addresses: vec![format!("gpu-0=tcp://127.0.0.1:{port}").parse().unwrap()],
+                has_special: false,
+                bytes_max: 1 << 20,
+            }),
+            ..options()
+        },
+    );
+    bridge.start(&site.client.nats);
+    bridge
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_have_what_the_engine_has_whenever_they_come() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 8)]));
+    let port = free_pair();
+    let bridge = republishing(&site, port);
+    super::follow(&bridge, &publishers, 0, "gpu-0");
+    let mut early = Router::start(port).await;
+    early.reaches(&paths(1, 0..8)).await;
+    let asked = early.replays;
+    for part in 0..20 {
+        publishers.publish(0, &json!([stored(2, part, 1)]));
+    }
+    publishers.publish(0, &json!([removed(1, 3, 1), removed(1, 7, 1)]));
+    let expected = &paths(1, [0, 1, 2, 4, 5, 6]) | &paths(2, 0..20);
+    early.reaches(&expected).await;
+    assert_eq!(early.replays, asked, "it has heard everything");
+    let mut late = Router::start(port).await;
+    late.reaches(&expected).await;
+    assert_eq!(late.replays, 1);
+    // Whoever follows goes on, too.
+    publishers.publish(0, &json!([stored(1, 3, 1)]));
+    let expected = &paths(1, 0..7) | &paths(2, 0..20);
+    early.reaches(&expected).await;
+    late.reaches(&expected).await;
+    // Nothing is left of what may be gone: a payload cannot be read. What is stored then proves what is before it.
+    publishers.publish_raw(0, "c1");
+    early.reaches(&BTreeSet::new()).await;
+    late.reaches(&BTreeSet::new()).await;
+    publishers.publish(0, &json!([stored(1, 7, 1)]));
+    for router in [&mut early, &mut late, &mut Router::start(port).await] {
+        router.reaches(&paths(1, 0..8)).await;
+    }
+    publishers.publish(0, &json!([["AllBlocksCleared"], stored(3, 0, 1)]));
+    early.reaches(&paths(3, 0..1)).await;
+    bridge.stop(false).await;
+    // The next bridge knows what the engine replays, and routers that go on from the last one have nothing else.
+    let next = republishing(&site, port);
+    super::follow(&next, &publishers, 0, "gpu-0");
+    publishers.publish(0, &json!([stored(3, 1, 1)]));
+    late.reaches(&paths(3, 0..2)).await;
+}
+
+/// Sends something to a socket, and waits until that ends the connection.
+async fn is_cut(port: u16, bytes: &[u8]) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let mut received = Vec::new();
+    let reading = stream.read_to_end(&mut received);
+    let read = tokio::time::timeout(Duration::from_secs(30), reading).await;
+    // Whether as an end or as a reset.
+    let _ = read.expect("the connection is ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_other_kinds_harm_nobody() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    let port = free_pair();
+    let bridge = republishing(&site, port);
+    super::follow(&bridge, &publishers, 0, "gpu-0");
+    let mut router = Router::start(port).await;
+    let mut greeting = vec![0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    let ready = b"\x04\x06\x05READY";
+    let endless = [&[2][..], &u64::MAX.to_be_bytes()].concat();
+    for port in [port, port + 1] {
+        is_cut(port, &[b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 64]].concat()).await;
+        is_cut(port, &[&greeting[..], &endless].concat()).await;
+        is_cut(port, &[&greeting[..], ready, &endless].concat()).await;
+    }
+    // A question without a number.
+    is_cut(port + 1, &[&greeting[..], ready, b"\x00\x01x"].concat()).await;
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    router.reaches(&paths(1, 0..2)).await;
+}

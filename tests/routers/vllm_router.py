@@ -1,0 +1,89 @@
+"""Runs vLLM's own router behind `kvatlas bridge --republish`, and beside it the same router on the engines' own sockets.
+
+    python3 tests/routers/vllm_router.py [--seed N] [--short]
+
+Wants VLLM_ROUTER, KVATLAS_BIN and NATS_SERVER_BIN, KVATLAS_ENGINES (see tests/engines/fetch.py), and a Python with msgspec, pyzmq, cbor2, xxhash,
+numpy and pydantic. Prints a line a scenario. Ends with 1 where the router behind kvatlas has chosen worse than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+
+from vllm_fleet import ADAPTERS, ENGINES, SIZE, SPACING, Tally, plain_chats, sites
+
+
+def undisturbed(seed: int, way: str, requests: int) -> Tally:
+    """Requests one after the other."""
+    with sites(seed, way) as site:
+        return site.drive(plain_chats(seed), 2 * requests)
+
+
+def router_restarts(seed: int, way: str, requests: int) -> Tally:
+    """The router restarts, when the engines can replay a few of their batches only."""
+    with sites(seed, way, buffer_steps=20) as site:
+        chats = plain_chats(seed)
+        site.drive(chats, 2 * requests)
+        site.router.stop()
+        site.begin(site.router)
+        return site.drive(chats, requests)
+
+
+def kvatlas_restarts(seed: int, way: str, requests: int) -> Tally:
+    """kvatlas is killed, and the router goes on."""
+    with sites(seed, way) as site:
+        chats = plain_chats(seed)
+        site.drive(chats, requests)
+        if way == "republished":
+            site.kvatlas.kill()
+            site.drive(chats, 20)
+            site.begin(site.kvatlas)
+        return site.drive(chats, requests)
+
+
+def special(seed: int, way: str, requests: int, salt: str | None, adapter: str | None) -> Tally:
+    """One engine has a prompt, and another one more of it with a salt or an adapter, which is of no use to the prompt without."""
+    with sites(seed, way) as site:
+        choice, tally = random.Random(seed), Tally()
+        prompts = [[choice.randrange(128_000) for _ in range(10 * SIZE + 1)] for _ in range(requests // 4)]
+        for tokens in prompts:
+            own, others = choice.sample(range(ENGINES), 2)
+            site.ask_aside(own, (tokens[: 8 * SIZE], None, None))
+            site.ask_aside(others, (tokens, salt, adapter))
+        time.sleep(1)
+        for tokens in prompts:
+            tally.add(site.router.ask((tokens, None, None)))
+            time.sleep(SPACING)
+        return tally
+
+
+def main() -> int:
+    """Plays all scenarios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help="fewer requests")
+    arguments = parser.parse_args()
+    seed, requests = arguments.seed, 60 if arguments.short else 200
+    scenarios: dict[str, Callable[[str], Tally]] = {
+        "undisturbed": lambda way: undisturbed(seed, way, requests),
+        "the router restarts, replays out of reach": lambda way: router_restarts(seed, way, requests),
+        "kvatlas restarts": lambda way: kvatlas_restarts(seed, way, requests),
+        "salts, plain prompts": lambda way: special(seed, way, requests, "red", None),
+        "adapters, plain prompts": lambda way: special(seed, way, requests, None, ADAPTERS[0]),
+    }
+    is_wrong = False
+    for name, play in scenarios.items():
+        without, behind = play("direct"), play("republished")
+        # A request may come before the events of the last one.
+        is_right = behind.blind == 0 and behind.missed <= max(without.missed, behind.requests // 100)
+        is_wrong |= not is_right
+        print(f"{'ok' if is_right else 'WRONG'}: vllm-router, {name}: {behind}; without kvatlas {without}", flush=True)
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
