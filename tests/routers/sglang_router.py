@@ -175,10 +175,10 @@ class Fleet:
         """The same by what the server says of itself, and of both methods."""
         data = json.dumps({"hashes": [str(number) for number in pages(prompt)]})
         prefix, tiers = (json.loads(self.grpcurl(f"kv_indexer.v1.KVIndexer/{method}", data)) for method in METHODS)
-        by_prefix = {match["workerAddress"]: match["matchedPrefixBlocks"] for match in prefix.get("matches", [])}
+        by_prefix = {match["worker_address"]: match["matched_prefix_blocks"] for match in prefix.get("matches", [])}
         by_tier: Told = {}
         for match in tiers.get("matches", []):
-            (tier,) = match["hashesByTier"]
+            (tier,) = match["hashes_by_tier"]
             held = [int(number) for number in tier["hashes"]]
             assert tier["tier"] == "TIER_HBM" and held == pages(prompt)[: len(held)], match
             by_tier[match["address"]] = len(held)
