@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use async_nats::Client;
 use parking_lot::Mutex;
@@ -434,6 +435,7 @@ impl Bridge {
                 stop,
                 says_goodbye,
                 keeper: begun.keeper,
+                unseen_since: Some(Instant::now()),
             };
             task.run().await;
             inner.forget_unless_followed(&engine);

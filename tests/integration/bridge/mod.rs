@@ -13,6 +13,7 @@ mod servers;
 mod sizes;
 mod sources;
 mod stalls;
+mod strangers;
 mod subscribed;
 mod together;
 
