@@ -142,6 +142,13 @@ impl Followed {
     }
 }
 
+/// An engine that is followed, as commands of operators are about it.
+pub(super) struct Named {
+    pub(super) engine: NewEngine,
+    /// The URL of the server that has told of it, if one has.
+    pub(super) server: Option<String>,
+}
+
 pub(super) struct Inner {
     pub(super) subjects: Subjects,
     pub(super) options: BridgeOptions,
@@ -258,6 +265,8 @@ impl Bridge {
         for followed in state.engines.values() {
             self.spawn(followed, nats.clone());
         }
+        drop(state);
+        self.spawn_source(self.clone().carry_out_commands(nats.clone()));
     }
 
     /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and
@@ -360,6 +369,31 @@ impl Bridge {
         }
         state.engines.insert(engine.key, followed);
         Ok(())
+    }
+
+    /// The publishers of an engine, by the name of its instance or its worker.
+    pub(super) fn called(&self, name: &str) -> Vec<Named> {
+        let state = self.inner.state.lock();
+        let is_it = |key: &EngineKey| {
+            let worker = worker_of_instance(&key.instance);
+            key.instance == name || worker.is_ok_and(|worker| worker.as_str() == name)
+        };
+        let named = state
+            .engines
+            .values()
+            .filter(|followed| is_it(&followed.engine.key));
+        let named = named.map(|followed| Named {
+            engine: followed.engine.clone(),
+            server: followed
+                .origin
+                .as_ref()
+                .map(|origin| origin.handle.server.url.clone()),
+        });
+        named.collect()
+    }
+
+    pub(super) fn subjects(&self) -> &Subjects {
+        &self.inner.subjects
     }
 
     /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.

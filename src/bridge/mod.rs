@@ -44,6 +44,7 @@ mod lease;
 mod partial;
 mod progress;
 mod relay;
+mod reset;
 mod server;
 mod sockets;
 mod sources;

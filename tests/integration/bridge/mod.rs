@@ -8,6 +8,7 @@ mod life;
 mod pods;
 mod python;
 mod replays;
+mod resets;
 mod schemes;
 mod servers;
 mod sizes;
