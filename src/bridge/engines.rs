@@ -412,6 +412,13 @@ impl Bridge {
             .collect()
     }
 
+    /// The number of engines that all sources know together for which `is_meant` holds.
+    pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
+        let state = self.inner.state.lock();
+        let sources = state.sources.iter().filter(|reports| is_meant(reports));
+        sources.map(|reports| reports.state().engines).sum()
+    }
+
     pub(super) fn add_source(&self, reports: Reports) {
         self.inner.state.lock().sources.push(reports);
     }

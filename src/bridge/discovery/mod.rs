@@ -236,7 +236,8 @@ async fn apply(bridge: Bridge, reports: Reports) {
         let engines = known.borrow_and_update().clone().unwrap_or_default();
         let source = &*reports.source;
         let refused = bridge.replace(source, &engines).err().unwrap_or_default();
-        reports.metrics.set_discovered(reports.kind, engines.len());
+        let found = bridge.found_by(|other| other.kind == reports.kind);
+        reports.metrics.set_discovered(reports.kind, found);
         is_refused = !refused.is_empty();
         for refusal in refused {
             if let Some(suppressed) = REFUSED_GATE.admit() {

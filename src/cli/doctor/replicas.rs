@@ -10,6 +10,7 @@ use kvatlas::daemon::runbook::mend_of;
 use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
+use super::bridges::{self, Followed};
 use super::broker::Connected;
 use super::holders::{self, Degraded};
 use super::namespaces::{self, Hashed, Published};
@@ -162,8 +163,9 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                     groups.entry(group).or_default().push(admin);
                 }
                 checks.push(check);
-                if role != Role::Bridge {
-                    checks.push(check_clock(admin).await);
+                match role {
+                    Role::Bridge => checks.extend(check_bridge(admin).await),
+                    Role::Daemon | Role::Gateway => checks.push(check_clock(admin).await),
                 }
             }
         }
@@ -204,6 +206,14 @@ async fn check_promises(daemons: &[&AdminClient]) -> Vec<Check> {
     match try_join_all(asked).await {
         Ok(known) => promises::judge(&known),
         Err(failure) => vec![Check::skipped("promises", failure)],
+    }
+}
+
+/// Whether a bridge can look for engines, and follows those that it knows.
+async fn check_bridge(bridge: &AdminClient) -> Vec<Check> {
+    match bridge.json(Followed::TARGET).await {
+        Ok(followed) => bridges::judge(bridge.authority(), &followed),
+        Err(failure) => vec![Check::skipped("engines", failure)],
     }
 }
 
