@@ -10,7 +10,7 @@
 - Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines, their formats
   and where they are found what the bridge refuses. All other settings of deploy/settings.md are let through.
 
-Not done: installing into a cluster.
+With --print-values it prints the combinations as JSON, and checks nothing: deploy/scenario-kubernetes.sh installs them on a real API.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ DIMENSIONS: list[list[Values]] = [
         {},
         {"http": {"enabled": True, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
         {"http": {"enabled": True, "tokenSecret": "http-token"}},
+        {"http": {"enabled": True}, "redis": {"enabled": True, "passwordSecret": "redis", "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
         {"shards": 3},
+        {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
     ],
     [{}, {"admin": {"bind": "loopback"}}, {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}],
     [
@@ -95,6 +97,8 @@ ONCE: list[Values] = [
     {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
     {"podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}]},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
+    {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
+    {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
@@ -112,7 +116,8 @@ REFUSED: list[tuple[str, Values]] = [
     ("a section that the daemon does not have", {"config": {"trace": {}}}),
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
-    ("HTTP with shards", {"shards": 2, "http": {"enabled": True}}),
+    ("a Redis listener with shards", {"shards": 2, "redis": {"enabled": True}}),
+    ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
@@ -230,6 +235,11 @@ def check_references(items: list[dict[str, Any]]) -> None:
             assert found, item
             ports = {port["name"] for template in found for container in template["spec"]["containers"] for port in container["ports"]}
             assert {port["targetPort"] for port in spec["ports"]} <= ports, item
+        if item["kind"] == "HorizontalPodAutoscaler":
+            target = spec["scaleTargetRef"]
+            assert (target["kind"], target["name"]) in named, item
+            [owner] = [each for each in items if each["kind"] == target["kind"] and each["metadata"]["name"] == target["name"]]
+            assert "replicas" not in owner["spec"], "two say how many there are"
         if item["kind"] == "PodDisruptionBudget":
             assert sum(selects(spec["selector"]["matchLabels"], each) for each in labels) == 1, item
         if item["kind"] == "NetworkPolicy":
@@ -291,6 +301,19 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
         assert all(rule["from"] for rule in register), "the bridge is open to all"
     services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == "register" for port in item["spec"]["ports"])]
     assert len(services) == int(takes_engines(values)), values
+
+
+def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
+    """Who answers for all workers has a Service for each listener that is wanted, and is reached by whom it is meant for."""
+    whole = "gateway" if values.get("shards") else "daemon"
+    for name in ("http", "redis"):
+        is_on = values.get(name, {}).get("enabled", False)
+        services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == name for port in item["spec"]["ports"])]
+        assert [item["spec"]["selector"]["app.kubernetes.io/component"] for item in services] == [whole] * is_on, services
+        for policy in (item for item in items if item["kind"] == "NetworkPolicy"):
+            rules = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == name for port in rule["ports"])]
+            assert bool(rules) == (is_on and values.get("networkPolicy", {}).get(f"{name}From") != []), policy
+            assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
 
 
 def takes_engines(values: Values) -> bool:
@@ -438,6 +461,9 @@ def check_settings(chart: helm.Chart, variables: set[str]) -> int:
 
 
 def main() -> None:
+    if "--print-values" in sys.argv:
+        json.dump(list(combinations()), sys.stdout)
+        return
     findings = [message for message in helm.lint(str(CHART))["messages"] if message.get("severity") not in ("INFO", 1, "info")]
     assert not findings, findings
     checked: set[str] = set()
@@ -458,6 +484,7 @@ def main() -> None:
                     check_form(item)
             check_references(items)
             check_exposure(items, values)
+            check_listeners(items, values)
             check_rights(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)

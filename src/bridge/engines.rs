@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use async_nats::Client;
 use parking_lot::Mutex;
@@ -145,6 +146,13 @@ impl Followed {
     }
 }
 
+/// An engine that is followed, as commands of operators are about it.
+pub(super) struct Named {
+    pub(super) engine: NewEngine,
+    /// The URL of the server that has told of it, if one has.
+    pub(super) server: Option<String>,
+}
+
 pub(super) struct Inner {
     pub(super) subjects: Subjects,
     pub(super) options: BridgeOptions,
@@ -265,6 +273,8 @@ impl Bridge {
         for followed in state.engines.values() {
             self.spawn(followed, nats.clone());
         }
+        drop(state);
+        self.spawn_source(self.clone().carry_out_commands(nats.clone()));
     }
 
     /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and
@@ -369,6 +379,31 @@ impl Bridge {
         Ok(())
     }
 
+    /// The publishers of an engine, by the name of its instance or its worker.
+    pub(super) fn called(&self, name: &str) -> Vec<Named> {
+        let state = self.inner.state.lock();
+        let is_it = |key: &EngineKey| {
+            let worker = worker_of_instance(&key.instance);
+            key.instance == name || worker.is_ok_and(|worker| worker.as_str() == name)
+        };
+        let named = state
+            .engines
+            .values()
+            .filter(|followed| is_it(&followed.engine.key));
+        let named = named.map(|followed| Named {
+            engine: followed.engine.clone(),
+            server: followed
+                .origin
+                .as_ref()
+                .map(|origin| origin.handle.server.url.clone()),
+        });
+        named.collect()
+    }
+
+    pub(super) fn subjects(&self) -> &Subjects {
+        &self.inner.subjects
+    }
+
     /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
@@ -395,6 +430,13 @@ impl Bridge {
     /// The sockets at which an engine's events are published once more, if they are.
     pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
+    }
+
+    /// The number of engines that all sources know together for which `is_meant` holds.
+    pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
+        let state = self.inner.state.lock();
+        let sources = state.sources.iter().filter(|reports| is_meant(reports));
+        sources.map(|reports| reports.state().engines).sum()
     }
 
     pub(super) fn add_source(&self, reports: Reports) {
@@ -454,6 +496,7 @@ impl Bridge {
                 stop,
                 says_goodbye,
                 keeper: begun.keeper,
+                unseen_since: Some(Instant::now()),
             };
             task.run().await;
             inner.forget_unless_followed(&engine);

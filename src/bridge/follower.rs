@@ -17,9 +17,11 @@ use super::state::KeptEngine;
 use super::topics::Topics;
 
 mod asking;
+mod identity;
 mod trust;
 
 use asking::Verified;
+use identity::Identity;
 
 /// How engines are followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct FollowOptions {
     pub backoff: Backoff,
     /// Most names of blocks that are kept for one engine.
     pub blocks_max: usize,
+    /// Silence after which another process at an engine's sockets is not taken for that engine any more.
+    pub give_up_after: Duration,
 }
 
 impl Default for FollowOptions {
@@ -47,6 +51,8 @@ impl Default for FollowOptions {
                 pause_max: Duration::from_secs(5),
             },
             blocks_max: 1 << 22,
+            // As long as daemons keep a holder of whom nothing is heard.
+            give_up_after: Duration::from_secs(600),
         }
     }
 }
@@ -131,6 +137,9 @@ pub(super) struct Follower {
     stalls: StallWatch,
     /// In words, that a replay began too late.
     short_replay: Option<String>,
+    identity: Identity,
+    /// In words, that another process is not taken for the engine.
+    stranger: Option<String>,
 }
 
 /// What was heard of an engine before, beside its blocks.
@@ -164,6 +173,8 @@ impl Follower {
             known_at: Instant::now(),
             stalls,
             short_replay: None,
+            identity: Identity::Known,
+            stranger: None,
         }
     }
 
@@ -230,9 +241,13 @@ impl Follower {
             "the replay socket has batches that the engine does not publish on its endpoint";
         let useless = self.useless_replay.as_ref().map(|useless| useless.error.as_str());
         let unheard = self.is_unheard.then_some(UNHEARD);
-        let is_short = self.relay.doubt() == Some(Reason::LostBatches);
-        let short = self.short_replay.as_deref().filter(|_| is_short);
-        useless.or(unheard).or(short).or_else(|| self.relay.trouble())
+        let doubt = self.relay.doubt();
+        let short = self.short_replay.as_deref();
+        let short = short.filter(|_| doubt == Some(Reason::LostBatches));
+        let stranger = self.stranger.as_deref();
+        let stranger = stranger.filter(|_| doubt == Some(Reason::OtherEngine));
+        let certain = useless.or(unheard).or(short).or(stranger);
+        certain.or_else(|| self.relay.trouble())
     }
 
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
@@ -343,7 +358,7 @@ impl Follower {
                     Verified::Beyond => self.relay.restart_behind_a_gap().await?,
                     _ => {
                         self.short_replay = None;
-                        self.relay.restart(None).await?;
+                        self.restart(None).await?;
                     }
                 }
                 self.continuity.restart();
@@ -352,6 +367,9 @@ impl Follower {
                     return self.lost().await;
                 }
             }
+        }
+        if !was_verified {
+            self.settle_identity().await?;
         }
         self.is_verified = true;
         self.is_proven = self.continuity.is_heard();
@@ -443,6 +461,7 @@ impl Follower {
                     // What it had is worth more than nothing, and is in doubt.
                     self.relay.lose(Reason::LostBatches).await?;
                 }
+                self.settle_identity().await?;
                 self.apply(numbered, false).await?;
             }
             _ => self.begin_with(numbered).await?,
@@ -463,11 +482,12 @@ impl Follower {
         self.is_verified = true;
         let is_first = self.continuity.is_first(numbered.seq);
         let doubt = (!is_first).then_some(Reason::LostBatches);
-        self.relay.restart(doubt).await?;
+        self.restart(doubt).await?;
         self.continuity.restart();
         if let Some(doubt) = doubt {
             self.relay.lose(doubt).await?;
         }
+        self.settle_identity().await?;
         self.apply(numbered, false).await
     }
 

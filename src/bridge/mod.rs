@@ -20,7 +20,9 @@
 //! 5. What is kept on disk (`state`) makes no holder exact: it is as after a reconnect.
 //! 6. Of several bridges that follow an engine one speaks (`lease`), and two that both do are told apart by their epochs.
 //! 7. What an engine's server has told counts for connections that stood when it was asked (`server`). What differs then is another engine.
-//! 8. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears, unless
+//!    its server's name or its source vouches for it (`follower::identity`).
+//! 9. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
@@ -43,6 +45,7 @@ mod partial;
 mod progress;
 mod relay;
 mod republish;
+mod reset;
 mod server;
 mod sockets;
 mod sources;

@@ -218,6 +218,11 @@ impl Relay {
         self.tap = tap;
     }
 
+    /// The engine's name in metrics and logs.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Whether what the engine has is known for certain.
     pub(super) fn is_exact(&self) -> bool {
         self.doubts().of_all_queries().is_empty()
@@ -448,20 +453,21 @@ impl Relay {
     /// Batches of the engine are lost for good, or of no use, for this reason.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
-        // The translator's doubt ends with a clear, as this one has to.
-        let mut untold = self.take_untold().await;
-        untold.blocks.0.note_doubt(reason);
-        self.doubt_tap();
-        self.keep(untold);
-        self.tell().await
+        self.note_doubt(reason).await
     }
 
     /// A batch cannot be of this engine: it is left out, and what the engine has is in doubt.
     pub(super) async fn refuse(&mut self, reason: Reason) -> Result<(), PublisherError> {
+        self.translation.reasons.count(reason);
+        self.note_doubt(reason).await
+    }
+
+    /// What the engine has is in doubt until it clears, for this reason.
+    pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
+        // The translator's doubt ends with a clear, as this one has to.
         let mut untold = self.take_untold().await;
         untold.blocks.0.note_doubt(reason);
         self.doubt_tap();
-        self.translation.reasons.count(reason);
         self.keep(untold);
         self.tell().await
     }

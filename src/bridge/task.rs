@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +39,8 @@ pub(super) struct EngineTask {
     pub(super) says_goodbye: Arc<AtomicBool>,
     /// Where what is known is kept, if anywhere.
     pub(super) keeper: Option<Keeper>,
+    /// Since when the engine is out of sight; none while it is in sight.
+    pub(super) unseen_since: Option<Instant>,
 }
 
 impl EngineTask {
@@ -140,8 +142,11 @@ impl EngineTask {
             origin.confirmed().await;
         }
         self.follower.relay().metrics().connected();
+        if let Some(silence) = self.long_silence() {
+            self.follower.was_long_silent(silence);
+        }
         self.follower.connected().await?;
-        *failures = 0;
+        (self.unseen_since, *failures) = (None, 0);
         self.note_followed();
         let mut heard_at = Instant::now();
         // When a batch came last, and the same if that was since the last look.
@@ -218,7 +223,17 @@ impl EngineTask {
         }
     }
 
-    fn note_lost(&self, error: &FollowError) {
+    /// The time for which the engine has been out of sight, where that is too long for another process to be taken for it, and nobody vouches
+    /// for that.
+    fn long_silence(&self) -> Option<Duration> {
+        let silence = self.unseen_since?.elapsed();
+        let is_long = silence >= self.options.give_up_after;
+        let is_vouched_for = self.origin.as_ref().is_some_and(Origin::vouches);
+        (is_long && !is_vouched_for).then_some(silence)
+    }
+
+    fn note_lost(&mut self, error: &FollowError) {
+        self.unseen_since.get_or_insert_with(Instant::now);
         match &self.origin {
             None => self.progress.out_of_sight(&self.engine, error),
             Some(origin) => {

@@ -1,4 +1,4 @@
-//! `kvatlas admin`: commands of operators to daemons.
+//! `kvatlas admin`: commands of operators to daemons and bridges.
 
 use std::time::Duration;
 
@@ -19,9 +19,10 @@ use super::text::printable;
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     kvatlas admin forget llama gpu-0        # all its ranks, on every daemon\n  \
     kvatlas admin resync llama gpu-0 3\n  \
+    kvatlas admin reset vllm-0              # bridges have the engine drop its prefix cache\n  \
     kvatlas admin snapshot\n  \
     kvatlas admin drain --instance kvatlas@host-1:4711\n\n\
-    Every daemon that hears a command carries it out and replies, unless --instance names one.";
+    Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges.";
 
 /// How long after the last reply another one is waited for.
 const QUIET: Duration = Duration::from_millis(300);
@@ -40,7 +41,7 @@ pub(crate) struct AdminArguments {
 struct CommonArguments {
     #[command(flatten)]
     connection: ConnectionArguments,
-    /// Only this daemon, by the name that it has in replies.
+    /// Only this daemon or bridge, by the name that it has in replies.
     #[arg(long, value_name = "NAME")]
     instance: Option<String>,
     /// Print one JSON object.
@@ -57,6 +58,15 @@ enum AdminSubcommand {
     Forget(HolderArguments),
     /// Doubt a worker or one of its ranks: its publisher is asked for the full state.
     Resync(HolderArguments),
+    /// Have an engine drop its prefix cache, which ends every doubt about it. The bridges that follow it ask its server.
+    ///
+    /// vLLM serves that in its development mode only (VLLM_SERVER_DEV_MODE=1). The cache stays while requests run.
+    Reset {
+        /// The engine, by the name that the bridge has for it, or its worker.
+        engine: String,
+        #[command(flatten)]
+        common: CommonArguments,
+    },
     /// Write a snapshot now.
     Snapshot(CommonArguments),
     /// Stop in good order; needs --instance or --all.
@@ -92,7 +102,7 @@ impl HolderArguments {
     }
 }
 
-/// What a daemon said.
+/// What a daemon or a bridge said.
 #[derive(Debug, Serialize)]
 struct Answer {
     instance: String,
@@ -103,7 +113,12 @@ struct Answer {
 impl AdminArguments {
     /// Sends the command, and prints what daemons say.
     pub(crate) async fn run(self) -> Result<(), Failure> {
+        let mut reset = None;
         let (command, (common, holder)) = match self.command {
+            AdminSubcommand::Reset { engine, common } => {
+                reset = Some(engine);
+                (AdminCommand::Reset, (common, None))
+            }
             AdminSubcommand::Forget(of) => (AdminCommand::Forget, of.split()),
             AdminSubcommand::Resync(of) => (AdminCommand::Resync, of.split()),
             AdminSubcommand::Snapshot(common) => (AdminCommand::Snapshot, (common, None)),
@@ -116,11 +131,12 @@ impl AdminArguments {
         };
         let request = AdminRequest {
             instance: common.instance,
+            engine: reset,
             holder,
         };
         let answers = ask(&common.connection, command, &request).await?;
         if common.json {
-            print_json(&serde_json::json!({ "daemons": answers }))?;
+            print_json(&serde_json::json!({ repliers(command): answers }))?;
         } else {
             print(&render(command, &answers))?;
         }
@@ -128,8 +144,9 @@ impl AdminArguments {
         match failed {
             0 => Ok(()),
             failed => Err(Failure::failed(format_args!(
-                "{failed} of {} daemons did not do it",
-                answers.len()
+                "{failed} of {} {} did not do it",
+                answers.len(),
+                repliers(command)
             ))),
         }
     }
@@ -173,21 +190,42 @@ async fn ask(
         });
     }
     if answers.is_empty() {
-        return Err(Failure::unavailable(
-            "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission",
-        ));
+        return Err(Failure::unavailable(match command {
+            AdminCommand::Reset => {
+                "no bridge has carried it out: none follows an engine of that name, none may subscribe to this command, or you lack the \
+                 permission"
+            }
+            _ => {
+                "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission"
+            }
+        }));
     }
     answers.sort_by(|one, other| one.instance.cmp(&other.instance));
     Ok(answers)
 }
 
+/// Who replies to a command.
+fn repliers(command: AdminCommand) -> &'static str {
+    match command {
+        AdminCommand::Reset => "bridges",
+        _ => "daemons",
+    }
+}
+
 fn render(command: AdminCommand, answers: &[Answer]) -> String {
-    let mut table = Table::new(&[("DAEMON", Side::Left), ("OUTCOME", Side::Left)]);
+    let who = match command {
+        AdminCommand::Reset => "BRIDGE",
+        _ => "DAEMON",
+    };
+    let mut table = Table::new(&[(who, Side::Left), ("OUTCOME", Side::Left)]);
     for answer in answers {
         let outcome = match (&answer.error, command) {
             (Some(error), _) => printable(error),
             (None, AdminCommand::Forget) => format!("forgot {}", counted(answer.holders)),
             (None, AdminCommand::Resync) => format!("asks for {}", counted(answer.holders)),
+            (None, AdminCommand::Reset) => {
+                format!("its server has dropped the cache of {}", counted(answer.holders))
+            }
             (None, AdminCommand::Snapshot) => "written".to_owned(),
             (None, AdminCommand::Drain) => "stops".to_owned(),
         };

@@ -8,11 +8,11 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
-use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, connect};
+use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
 use kvatlas::daemon::config::{LoggingConfig, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
 use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
-use kvatlas_core::wire::Subjects;
+use kvatlas_core::wire::{AdminCommand, Subjects};
 
 use super::connect::DaemonArguments;
 use super::engines::EngineArguments;
@@ -226,6 +226,7 @@ impl BridgeArguments {
             return Err(Failure::usage(text));
         }
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let commands = subjects.admin(AdminCommand::Reset);
         let metrics = install_shared().map_err(Failure::failed)?;
         let bridge = self.engines.bridge(subjects, None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
@@ -238,7 +239,7 @@ impl BridgeArguments {
         let admin = listeners.start_admin(&view)?;
         let http = listeners.start_http(&view, &bridge).await?;
         let ready = Arc::clone(&readiness);
-        let notice = move |notice: ConnectionNotice| note(&readiness, &notice);
+        let notice = move |notice: ConnectionNotice| note(&readiness, &commands, &notice);
         let connecting = connect(
             &config.nats,
             "bridge",
@@ -315,8 +316,8 @@ static ERRORS: LogGate = LogGate::new();
 /// And about refusals, which can come for every message.
 static REFUSALS: LogGate = LogGate::new();
 
-/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on.
-fn note(readiness: &Readiness, notice: &ConnectionNotice) {
+/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on. It may do without `commands` of operators.
+fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
             tracing::info!("connected to NATS");
@@ -332,6 +333,13 @@ fn note(readiness: &Readiness, notice: &ConnectionNotice) {
                 tracing::warn!(text, suppressed, "connection to NATS");
             }
             readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone()));
+        }
+        ConnectionNotice::Refused(refusal)
+            if refusal.refused == Refused::Subscription(Some(commands.to_owned())) =>
+        {
+            if let Some(suppressed) = REFUSALS.admit() {
+                tracing::warn!(%refusal, suppressed, "kvatlas admin reset is not heard");
+            }
         }
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
         ConnectionNotice::Refused(refusal) => {

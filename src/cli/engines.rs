@@ -17,6 +17,7 @@ use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
 use tokio::signal::unix::Signal;
 
+use super::connect::parse_time;
 use super::failure::Failure;
 
 /// The least time between two files of one engine: far less than its replay socket reaches back.
@@ -78,6 +79,10 @@ pub(super) struct EngineArguments {
     /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 112.
     #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
     republish_max_bytes: usize,
+    /// Silence after which another process at an engine's sockets is in doubt until it clears, unless its name is the address of its server,
+    /// or its source knows it by more than that: 600, 2.5s or 500ms.
+    #[arg(long, value_name = "TIME", default_value = "600s", value_parser = parse_time)]
+    give_up_after: Duration,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
@@ -169,6 +174,7 @@ impl EngineArguments {
             }),
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
+                give_up_after: self.give_up_after,
                 ..FollowOptions::default()
             },
             namespaces,

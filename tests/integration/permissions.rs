@@ -164,12 +164,12 @@ async fn an_operator_forgets_a_worker(url: &str, daemons: usize) {
     let inbox = operator.nats.new_inbox();
     let mut replies = operator.nats.subscribe(inbox.clone()).await.unwrap();
     let request = AdminRequest {
-        instance: None,
         holder: Some(AdminHolder {
             namespace: namespace(),
             worker: worker("gpu-0"),
             rank: None,
         }),
+        ..AdminRequest::default()
     };
     let subject = subjects().admin(AdminCommand::Forget);
     operator

@@ -2,21 +2,26 @@
 //!
 //! An engine has its pod's name, the address of its pod, and the pod's UID as its identity. It is gone as soon as its pod is being deleted:
 //! no request should go there any more. Pods that are not ready are asked all the same: how long a model loads, nobody knows.
+//!
+//! A watch may be behind, and another pod may have the address by then. So the API is asked for the one pod behind each new connection to its
+//! engine, before anything that comes over that is believed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::core::Status;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Config};
 use kvatlas_client::Backoff;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::daemon::http::{Discovered, GivenEngine, NewServer};
 
 use super::super::spec::EngineDefaults;
 use super::spec::KubernetesPlace;
-use super::{FOUND_MAX, Reports, SERVER_PORT, server_at};
+use super::{FOUND_MAX, Look, LookError, Reports, SERVER_PORT, server_at};
 
 /// The container's port that is taken where several are declared.
 const PORT_NAME: &str = "http";
@@ -24,6 +29,10 @@ const PORT_NAME: &str = "http";
 const WATCH_SECONDS: u32 = 60;
 /// Silence on a watch after which its connection is given up.
 const SILENT_AFTER: Duration = Duration::from_secs(90);
+/// For so long changes are gathered: of a burst, each is not told alone.
+const GATHERED_FOR: Duration = Duration::from_millis(20);
+/// Longest time for an answer about one pod.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of a pod's labels that are kept.
 const LABEL_BYTES_MAX: usize = 4096;
 
@@ -42,8 +51,10 @@ enum KubernetesError {
     Client(#[from] kube::Error),
     #[error("{0}")]
     Watch(watcher::Error),
+    #[error("the API does not accept the token of the service account ({0})")]
+    Unauthorized(String),
     #[error(
-        "the service account may not list and watch pods in the namespace {namespace}: it needs a RoleBinding to a Role there with \
+        "the service account may not read pods in the namespace {namespace}: it needs a RoleBinding to a Role there with \
          rules: [{{apiGroups: [\"\"], resources: [pods], verbs: [get, list, watch]}}] ({text})"
     )]
     Forbidden { namespace: String, text: String },
@@ -58,14 +69,50 @@ impl KubernetesError {
             watcher::Error::WatchError(status) => status,
             _ => return Self::Watch(error),
         };
+        Self::of_status(status, namespace).unwrap_or(Self::Watch(error))
+    }
+
+    fn of_look(error: kube::Error, namespace: &str) -> Self {
+        let refused = match &error {
+            kube::Error::Api(status) => Self::of_status(status, namespace),
+            _ => None,
+        };
+        refused.unwrap_or(Self::Client(error))
+    }
+
+    /// The error where the API refuses to answer for want of a right.
+    fn of_status(status: &Status, namespace: &str) -> Option<Self> {
         match status.code {
-            401 | 403 => Self::Forbidden {
+            401 => Some(Self::Unauthorized(status.message.clone())),
+            403 => Some(Self::Forbidden {
                 namespace: namespace.to_owned(),
                 text: status.message.clone(),
-            },
-            _ => Self::Watch(error),
+            }),
+            _ => None,
         }
     }
+}
+
+/// Looks at single pods.
+fn look(api: Api<Pod>, namespace: &str, place: &KubernetesPlace, defaults: &EngineDefaults) -> Look {
+    let (namespace, place, defaults) = (namespace.to_owned(), place.clone(), defaults.clone());
+    Box::new(move |server| {
+        let (api, namespace) = (api.clone(), namespace.clone());
+        let (place, defaults) = (place.clone(), defaults.clone());
+        Box::pin(async move {
+            let asked = timeout(LOOK_PATIENCE, api.get_opt(&server.instance)).await;
+            let pod = asked
+                .map_err(|_| LookError::Unanswered(format!("no answer within {LOOK_PATIENCE:?}")))?
+                .map_err(|error| {
+                    LookError::Unanswered(KubernetesError::of_look(error, &namespace).to_string())
+                })?;
+            let now = pod.and_then(|pod| server_of(&pod, &place, &defaults));
+            let is_same = |now: &NewServer| {
+                now.url == server.url && now.discovered.identity == server.discovered.identity
+            };
+            now.filter(is_same).map(|_| ()).ok_or(LookError::Gone)
+        })
+    })
 }
 
 /// Looks for pods for ever.
@@ -82,13 +129,14 @@ pub(super) async fn run(place: &KubernetesPlace, defaults: &EngineDefaults, repo
     let config = watcher::Config::default()
         .labels(&place.selector)
         .timeout(WATCH_SECONDS);
+    reports.answer_by(look(api.clone(), &namespace, place, defaults));
     let mut events = Box::pin(watcher(api, config));
     let mut pods = Pods::new(place, defaults);
     failures = 0;
     // The stream goes on after errors, from where it was or with a list.
     while let Some(event) = events.next().await {
         let mut next = Some(event);
-        // What has come meanwhile is told together.
+        let until = Instant::now() + GATHERED_FOR;
         while let Some(event) = next {
             match event {
                 Ok(event) => {
@@ -101,7 +149,7 @@ pub(super) async fn run(place: &KubernetesPlace, defaults: &EngineDefaults, repo
                 }
             }
             next = match failures {
-                0 => events.next().now_or_never().flatten(),
+                0 => timeout_at(until, events.next()).await.ok().flatten(),
                 _ => None,
             };
         }

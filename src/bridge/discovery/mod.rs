@@ -17,9 +17,10 @@ mod kubernetes;
 mod spec;
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use kvatlas_core::wire::{Address, Labels, Profile};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -76,9 +77,29 @@ pub struct SourceState {
     pub last_error: Option<String>,
 }
 
+/// An error that keeps an engine from being believed: its source does not confirm that it is still the one that was found.
+#[derive(Debug, thiserror::Error)]
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(dead_code, reason = "no other source can be asked")
+)]
+pub(super) enum LookError {
+    /// The source cannot look just now.
+    #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
+    Unanswered(String),
+    /// The source knows better by now, and is about to tell so.
+    #[error("it is gone from this address, by where it was found")]
+    Gone,
+}
+
+/// A look at one engine, beside the changes that its source tells.
+type Look = Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
+
 /// The reports of one source: the engines that it knows, and what is wrong. Clones share them.
 #[derive(Clone)]
 pub(super) struct Reports {
+    /// How the source is asked about one engine; absent where it cannot be.
+    look: Arc<OnceLock<Look>>,
     source: Arc<str>,
     kind: EngineSource,
     metrics: Arc<BridgeMetrics>,
@@ -134,6 +155,26 @@ impl Reports {
         }
     }
 
+    /// Lets the source be asked about one engine from now on.
+    #[cfg(feature = "kubernetes")]
+    fn answer_by(&self, look: Look) {
+        // There is one for each source.
+        let _ = self.look.set(look);
+    }
+
+    /// The name of the source.
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Asks whether an engine is still the one that was found. A source that cannot be asked confirms all that it has told.
+    pub(super) async fn confirm(&self, server: &NewServer) -> Result<(), LookError> {
+        match self.look.get() {
+            Some(look) => look(server.clone()).await,
+            None => Ok(()),
+        }
+    }
+
     /// The source as it is shown.
     pub(super) fn state(&self) -> SourceState {
         SourceState {
@@ -148,6 +189,7 @@ impl Bridge {
     /// Begins to follow the engines that a source finds; ends with the bridge. Engines have the `defaults` where nothing tells otherwise.
     pub fn discover(&self, what: &Discover, defaults: &EngineDefaults, options: DiscoverOptions) {
         let reports = Reports {
+            look: Arc::default(),
             source: Arc::from(what.as_str()),
             kind: what.kind(),
             metrics: Arc::clone(self.metrics()),
@@ -194,7 +236,8 @@ async fn apply(bridge: Bridge, reports: Reports) {
         let engines = known.borrow_and_update().clone().unwrap_or_default();
         let source = &*reports.source;
         let refused = bridge.replace(source, &engines).err().unwrap_or_default();
-        reports.metrics.set_discovered(reports.kind, engines.len());
+        let found = bridge.found_by(|other| other.kind == reports.kind);
+        reports.metrics.set_discovered(reports.kind, found);
         is_refused = !refused.is_empty();
         for refusal in refused {
             if let Some(suppressed) = REFUSED_GATE.admit() {

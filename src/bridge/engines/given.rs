@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::daemon::http::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
 
+use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::Bridge;
 
@@ -57,9 +58,28 @@ impl Given {
             GivenEngine::Server(server) => set.servers.contains_key(&server.key()),
         })
     }
+
+    /// Tells whether `source` gives just this server.
+    fn is_of(&self, source: &str, server: &NewServer) -> bool {
+        let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
+        known.is_some_and(|known| known.is_asked_like(server))
+    }
 }
 
 impl Bridge {
+    /// Asks the sources that have found a server whether it is still there, and still the same.
+    pub(in crate::bridge) async fn confirm_found(&self, server: &NewServer) -> Result<(), LookError> {
+        let finders: Vec<Reports> = {
+            let state = self.inner.state.lock();
+            let finds = |reports: &&Reports| state.given.is_of(reports.source(), server);
+            state.sources.iter().filter(finds).cloned().collect()
+        };
+        for finder in finders {
+            finder.confirm(server).await?;
+        }
+        Ok(())
+    }
+
     /// Makes the engines that `source` gives those in `engines`: others of them are forgotten, changed ones begin anew. An engine has changed
     /// where anything about it has, its identity included; with another address or other labels it goes on. Engines that other sources give, or that were registered, stay.
     ///

@@ -41,9 +41,7 @@ impl Follower {
         self.relay.lost().await?;
         // Only a count that was heard from its beginning is certain.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
-        self.relay
-            .restart((!is_whole).then_some(Reason::OtherEngine))
-            .await?;
+        self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
         self.continuity.restart();
         self.topics.forget();
         (self.is_verified, self.is_proven, self.replay) = (heard.is_some(), false, None);
@@ -85,12 +83,13 @@ impl Follower {
         let look = self.stalls.look();
         self.short_replay = None;
         self.relay.lost().await?;
-        self.relay.restart(None).await?;
+        self.restart(None).await?;
         self.continuity.restart();
         (self.useless_replay, self.is_verified, self.is_proven) = (None, true, true);
         if !self.ask_all().await? {
             return self.lost().await;
         }
+        self.settle_identity().await?;
         self.known_at = Instant::now();
         match self.stalls.is_news(look) {
             true => Ok(self.relay.seen(self.options.look_interval_max()).await?),

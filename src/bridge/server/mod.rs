@@ -9,7 +9,8 @@
 //! ```
 //!
 //! An answer counts for the connections that stood when the question left. So nothing that comes over a new connection is believed before
-//! the server behind it has shown that it is the same engine: the same model, topics, block size and sockets.
+//! the server behind it has shown that it is the same engine: the same model, topics, block size and sockets. Of two engines that are alike in
+//! all of that, only the source tells that has found them: it is asked, too.
 
 mod answers;
 mod ask;
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::http::{EngineKey, NewEngine, NewServer, RegisterRefusal};
 use crate::daemon::metrics::{BridgeMetrics, LogGate};
 
+use super::discovery::LookError;
 use super::engines::Bridge;
 use super::follower::FollowError;
 use super::hosts::host_of;
@@ -53,6 +55,8 @@ enum ServerError {
     Ask(#[from] AskError),
     #[error("its events do not tell the block size: {0}")]
     Size(String),
+    #[error(transparent)]
+    Look(#[from] LookError),
     #[error(transparent)]
     Refused(#[from] RegisterRefusal),
 }
@@ -113,6 +117,15 @@ impl Origin {
         if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Tells whether another process at this address is the same engine to whoever named it: by an identity that its source confirms, or because its
+    /// name is nothing but its address.
+    pub(super) fn vouches(&self) -> bool {
+        let server = &self.handle.server;
+        let address = ServerAddress::parse(&server.url);
+        let is_name = |address: ServerAddress| address.authority() == server.instance;
+        !server.discovered.identity.is_empty() || address.is_some_and(is_name)
     }
 
     /// An error in words, with the flag that mends it.
@@ -267,6 +280,7 @@ impl ServerTask {
         for (engine, _) in &followed {
             self.check_hosts(engine, &described)?;
         }
+        self.bridge.confirm_found(server).await?;
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)
     }
 

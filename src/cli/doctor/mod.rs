@@ -1,5 +1,6 @@
 //! `kvatlas doctor`: looks at everything that a deployment needs, and says what to mend.
 
+mod bridges;
 mod broker;
 mod daemon;
 mod holders;

@@ -11,6 +11,7 @@ use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::bridges::{self, Followed};
 use super::broker::Connected;
 use super::holders::{self, Degraded};
 use super::namespaces::{self, Hashed, Published};
@@ -163,8 +164,9 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                     groups.entry(group).or_default().push(admin);
                 }
                 checks.push(check);
-                if role != Role::Bridge {
-                    checks.push(check_clock(admin).await);
+                match role {
+                    Role::Bridge => checks.extend(check_bridge(admin).await),
+                    Role::Daemon | Role::Gateway => checks.push(check_clock(admin).await),
                 }
             }
         }
@@ -191,6 +193,14 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
     match try_join_all(asked).await {
         Ok(known) => holders::judge(&known, own_namespace, unix_time_us()),
         Err(failure) => vec![Check::skipped("holders", failure)],
+    }
+}
+
+/// Whether a bridge can look for engines, and follows those that it knows.
+async fn check_bridge(bridge: &AdminClient) -> Vec<Check> {
+    match bridge.json(Followed::TARGET).await {
+        Ok(followed) => bridges::judge(bridge.authority(), &followed),
+        Err(failure) => vec![Check::skipped("engines", failure)],
     }
 }
 

@@ -1,13 +1,14 @@
 //! Commands of operators, on subjects of their own so that permissions can keep them apart.
 //!
-//! `PREFIX.v1.admin.COMMAND`. Every daemon hears each command, and those that it concerns reply: an [`AdminReply`] from each.
+//! `PREFIX.v1.admin.COMMAND`. Every daemon hears each command, and those that it concerns reply: an [`AdminReply`] from each. Bridges hear
+//! [`AdminCommand::Reset`], and those reply that follow the engine.
 
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 use super::subject::{NamespaceName, Rank, WorkerName};
 
-/// What an operator can have a daemon do.
+/// What an operator can have a daemon or a bridge do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AdminCommand {
     /// Forget a holder, its epoch and numbers included. Its next batch begins anew.
@@ -18,11 +19,19 @@ pub enum AdminCommand {
     Snapshot,
     /// Stop in good order.
     Drain,
+    /// Have an engine drop its prefix cache. Bridges carry it out.
+    Reset,
 }
 
 impl AdminCommand {
     /// All commands.
-    pub const ALL: [Self; 4] = [Self::Forget, Self::Resync, Self::Snapshot, Self::Drain];
+    pub const ALL: [Self; 5] = [
+        Self::Forget,
+        Self::Resync,
+        Self::Snapshot,
+        Self::Drain,
+        Self::Reset,
+    ];
 
     /// The last token of the subject.
     pub fn as_str(self) -> &'static str {
@@ -31,6 +40,7 @@ impl AdminCommand {
             Self::Resync => "resync",
             Self::Snapshot => "snapshot",
             Self::Drain => "drain",
+            Self::Reset => "reset",
         }
     }
 
@@ -43,9 +53,12 @@ impl AdminCommand {
 /// What a command is about.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct AdminRequest {
-    /// Only this daemon, by the name that it gives in its replies; all where it is absent.
+    /// Only this daemon or bridge, by the name that it gives in its replies; all where it is absent.
     #[serde(default)]
     pub instance: Option<String>,
+    /// The engine, by the name of its instance or its worker.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// The holders of this worker.
     #[serde(default)]
     pub holder: Option<AdminHolder>,
@@ -63,12 +76,12 @@ pub struct AdminHolder {
     pub rank: Option<Rank>,
 }
 
-/// What a daemon says to a command.
+/// What a daemon or a bridge says to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminReply {
     /// Version of the contract.
     pub v: u64,
-    /// The daemon.
+    /// The daemon or bridge.
     pub instance: String,
     /// How many holders the command was carried out on.
     #[serde(default)]
@@ -82,6 +95,9 @@ impl Message for AdminRequest {
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         if let Some(instance) = &self.instance {
             entries.text("instance", instance)?;
+        }
+        if let Some(engine) = &self.engine {
+            entries.text("engine", engine)?;
         }
         match &self.holder {
             Some(holder) => entries.map("holder", holder),
@@ -128,10 +144,15 @@ mod tests {
             AdminRequest {
                 instance: Some("kvatlas@host:7".to_owned()),
                 holder: Some(holder(Some(3))),
+                engine: None,
             },
             AdminRequest {
-                instance: None,
                 holder: Some(holder(None)),
+                ..AdminRequest::default()
+            },
+            AdminRequest {
+                engine: Some("10.0.0.1:8000".to_owned()),
+                ..AdminRequest::default()
             },
         ] {
             assert_eq!(AdminRequest::decode(&request.encode()).unwrap(), request);

@@ -88,7 +88,9 @@ impl Commands {
     }
 
     async fn take(&self, message: Message) {
-        let Some(command) = self.subjects.parse_admin(&message.subject) else {
+        let command = self.subjects.parse_admin(&message.subject);
+        // Bridges carry it out.
+        let Some(command) = command.filter(|command| *command != AdminCommand::Reset) else {
             return;
         };
         let request = match AdminRequest::decode(&message.payload) {
@@ -147,8 +149,8 @@ impl Commands {
                 let keeper = keeper.ok_or("no snapshot directory is configured (snapshots.directory)")?;
                 return keeper.save().await.map(|()| 0);
             }
-            // After the reply.
-            AdminCommand::Drain => return Ok(0),
+            // After the reply, and not at all.
+            AdminCommand::Drain | AdminCommand::Reset => return Ok(0),
         };
         let of = request.holder.as_ref().ok_or("the command names no worker")?;
         let done = self.pool.command(of, holder).await;

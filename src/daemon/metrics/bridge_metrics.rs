@@ -103,7 +103,7 @@ impl BridgeMetrics {
         self.servers_troubled.set(troubled as f64);
     }
 
-    /// Records how many engines a source knows.
+    /// Records how many engines all sources of a kind know together.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_discovered(&self, source: EngineSource, engines: usize) {
         self.discovered.get(source).set(engines as f64);

@@ -15,7 +15,9 @@ use tokio::net::UdpSocket;
 use super::python::{Publishers, Spec, python};
 use super::servers::{Answers, Server};
 use super::{Site, stored};
-use crate::support::eventually;
+use crate::support::http::HttpClient;
+use crate::support::process::Process;
+use crate::support::{broker, eventually};
 
 fn discover(bridge: &Bridge, source: &str) {
     let options = DiscoverOptions {
@@ -92,6 +94,30 @@ async fn a_file_that_changes_needs_no_restart() {
     })
     .await;
     assert_eq!(site.bridge.sources()[0].last_error, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sources_of_one_kind_are_counted_together() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let unused = Server::start(Answers::none()).await;
+    let url = unused.url();
+    let source = |name: &str, engines: &[&str]| {
+        let path = folder.path().join(name);
+        let engines: Vec<(&str, &str)> = engines.iter().map(|name| (*name, url.as_str())).collect();
+        write(&path, &engines);
+        format!("--discover=file:{}", path.display())
+    };
+    let (first, second) = (source("a.toml", &["a", "b"]), source("b.toml", &["c"]));
+    let bridge = Process::bridge_in(broker.url(), &[&first, &second], &[]);
+    eventually("all three are counted", async || {
+        let mut http = HttpClient::connect(bridge.admin_address()).await;
+        let answer = http.get("/metrics").await;
+        let text = String::from_utf8_lossy(&answer.body);
+        let line = "kvatlas_bridge_discovered_engines{source=\"file\"} 3";
+        text.lines().any(|found| found == line).then_some(())
+    })
+    .await;
 }
 
 /// The records of a name server: addresses, and services with their ports.

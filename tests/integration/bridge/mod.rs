@@ -9,11 +9,13 @@ mod pods;
 mod python;
 mod replays;
 mod republish;
+mod resets;
 mod schemes;
 mod servers;
 mod sizes;
 mod sources;
 mod stalls;
+mod strangers;
 mod subscribed;
 mod together;
 

@@ -91,6 +91,21 @@ async fn pods(
     Body::from_stream(lines.boxed()).into_response()
 }
 
+async fn pod(
+    State(cluster): State<Arc<Mutex<Cluster>>>,
+    Path((_, name)): Path<(String, String)>,
+) -> Response {
+    let known = cluster.lock();
+    match known.pods.get(&name) {
+        Some(pod) => axum::Json(pod).into_response(),
+        None => {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "NotFound",
+                "message": "there is none", "code": 404});
+            (StatusCode::NOT_FOUND, axum::Json(status)).into_response()
+        }
+    }
+}
+
 impl Api {
     async fn start() -> Self {
         let cluster: Arc<Mutex<Cluster>> = Arc::default();
@@ -110,6 +125,7 @@ impl Api {
         let address = listener.local_addr().unwrap();
         let routes = Router::new()
             .route("/api/v1/namespaces/{namespace}/pods", get(pods))
+            .route("/api/v1/namespaces/{namespace}/pods/{name}", get(pod))
             .with_state(Arc::clone(cluster));
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         (address, task)
@@ -239,6 +255,54 @@ async fn pods_are_followed_from_their_start_to_their_end() {
     let shown = shown(&bridge).await;
     assert_eq!(shown["sources"][0]["last_error"], json!(null));
     assert_eq!(shown["servers"][0]["identity"], "u3");
+}
+
+/// Waits until the bridge says of its only server something that `is_it`.
+async fn troubled(bridge: &Process, what: &str, is_it: impl Fn(&str) -> bool) {
+    eventually(what, async || {
+        let shown = shown(bridge).await;
+        let error = shown["servers"][0]["last_error"].as_str().unwrap_or_default();
+        is_it(error).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_address_of_a_pod_may_be_anothers_while_the_watch_is_behind() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 3)]));
+    let server = Server::start(Answers::vllm(&publishers, &[0])).await;
+    let mut api = Api::start().await;
+    api.put("vllm-0", "u0", &server);
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = api.bridge(&site, &folder);
+    site.settles("vllm-0", 3, &[]).await;
+    // It ends, and another one has its address and its ports; nobody can be asked whose they are.
+    api.go_away().await;
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(2, 0, 2)]));
+    troubled(&bridge, "the pod cannot be confirmed", |error| {
+        error.contains("another engine may have its address")
+    })
+    .await;
+    site.settles("vllm-0", 3, &["unverified", "stale", "upstream_lost"])
+        .await;
+    assert_eq!(site.depth(2, "vllm-0").await, 0);
+    // It was its own container that was made anew.
+    api.come_back().await;
+    site.settles("vllm-0", 2, &[]).await;
+    // The pod has gone, and the watch says nothing.
+    let gone = api.cluster.lock().pods.remove("vllm-0").unwrap();
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(3, 0, 1)]));
+    troubled(&bridge, "the pod is gone", |error| error.contains("it is gone")).await;
+    assert_eq!(site.depth(3, "vllm-0").await, 0);
+    api.put("vllm-1", "u1", &server);
+    site.settles("vllm-1", 1, &[]).await;
+    api.cluster.lock().tell("DELETED", gone);
+    is_gone(&site, "vllm-0").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

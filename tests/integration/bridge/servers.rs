@@ -10,7 +10,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use kvatlas::bridge::{Bridge, EngineDefaults, parse_engine};
 use kvatlas::daemon::http::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ pub(super) struct Answers {
     sources: Value,
     info: Value,
     models: Value,
+    /// Of a question to drop the cache.
+    pub(super) reset: Value,
 }
 
 impl Answers {
@@ -37,6 +39,7 @@ impl Answers {
             sources: Value::Null,
             info: Value::Null,
             models: Value::Null,
+            reset: Value::Null,
         }
     }
 
@@ -56,6 +59,7 @@ impl Answers {
                 .collect(),
             info: Value::Null,
             models: models("m"),
+            reset: Value::Null,
         }
     }
 }
@@ -67,7 +71,7 @@ fn models(name: &str) -> Value {
 /// A server of an engine. It ends with this.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
-    answers: Arc<Mutex<Answers>>,
+    pub(super) answers: Arc<Mutex<Answers>>,
     asked: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -104,10 +108,12 @@ impl Server {
         let info = |State((answers, _)): State<Shared>| async move { answer(answers.lock().info.clone()) };
         let models =
             |State((answers, _)): State<Shared>| async move { answer(answers.lock().models.clone()) };
+        let reset = |State((answers, _)): State<Shared>| async move { answer(answers.lock().reset.clone()) };
         let routes = Router::new()
             .route("/kv_event_sources", get(sources))
             .route("/server_info", get(info))
             .route("/v1/models", get(models))
+            .route("/reset_prefix_cache", post(reset))
             .with_state(shared);
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         Self {
@@ -199,6 +205,7 @@ async fn a_server_of_sglang_tells_ports_and_block_size() {
         sources: Value::Null,
         info: json!({"model_path": "/models/m", "kv_events": events}),
         models: models("m"),
+        reset: Value::Null,
     };
     let server = Server::start(answers).await;
     // Without a name, it is called by its address.

@@ -114,6 +114,31 @@ true
 {{- end }}
 {{- end -}}
 
+{{/* The HTTP listener of whoever answers for all workers: daemons, or with shards gateways. */}}
+{{- define "kvatlas.httpEnv" -}}
+{{- if .Values.http.enabled }}
+- name: KVATLAS_HTTP_LISTEN
+  value: 0.0.0.0:{{ .Values.http.port }}
+{{- if .Values.http.tokenSecret }}
+- name: KVATLAS_HTTP_TOKEN_FILE
+  value: /etc/kvatlas/http/{{ .Values.http.tokenKey }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.httpMounts" -}}
+{{- if and .Values.http.enabled .Values.http.tokenSecret }}
+- { name: http, mountPath: /etc/kvatlas/http, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.httpVolumes" -}}
+{{- if and .Values.http.enabled .Values.http.tokenSecret }}
+- name: http
+  secret: { secretName: {{ .Values.http.tokenSecret }}, defaultMode: 288 }
+{{- end }}
+{{- end -}}
+
 {{/* Where the admin listener listens. */}}
 {{- define "kvatlas.adminListen" -}}
 {{ ternary "0.0.0.0" "127.0.0.1" (eq .Values.admin.bind "pod") }}:{{ .Values.admin.port }}

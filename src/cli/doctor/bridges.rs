@@ -1,0 +1,110 @@
+//! A bridge: whether it can look for engines, and follows those that it knows.
+
+use serde::Deserialize;
+
+use super::report::Check;
+use crate::cli::text::counted;
+
+/// Most sources with a line of their own.
+const LINES_MAX: usize = 16;
+
+/// The engines, servers and sources that a bridge shows.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Followed {
+    engines: Vec<Named>,
+    // Of an older bridge.
+    #[serde(default)]
+    servers: Vec<Named>,
+    #[serde(default)]
+    sources: Vec<Source>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    instance: String,
+    last_error: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Source {
+    source: String,
+    engines: u64,
+    last_error: Option<String>,
+}
+
+impl Followed {
+    /// Where a bridge shows them.
+    pub(super) const TARGET: &'static str = "/workers?limit=10000";
+}
+
+/// The checks of the bridge at `place`.
+pub(super) fn judge(place: &str, followed: &Followed) -> Vec<Check> {
+    let sources = followed.sources.iter().take(LINES_MAX).map(judge_source);
+    let mut checks: Vec<Check> = sources.collect();
+    checks.push(judge_engines(place, followed));
+    checks
+}
+
+fn judge_source(source: &Source) -> Check {
+    let name = format!("source {}", source.source);
+    match &source.last_error {
+        Some(error) => {
+            let mend = "mend that: meanwhile engines that come and go are not seen";
+            Check::failed(&name, error, mend)
+        }
+        None => Check::fine(
+            &name,
+            format!("knows {}", counted(source.engines, "engine", "engines")),
+        ),
+    }
+}
+
+/// Whether something is wrong with a server or an engine, of which the first is named.
+fn judge_engines(place: &str, followed: &Followed) -> Check {
+    const NAME: &str = "engines";
+    let Followed { engines, servers, .. } = followed;
+    let all = servers.iter().chain(engines);
+    let mut troubled = all.filter_map(|one| Some((&one.instance, one.last_error.as_ref()?)));
+    let Some((instance, error)) = troubled.next() else {
+        let count = counted(engines.len() as u64, "publisher", "publishers");
+        return Check::fine(NAME, format!("the bridge at {place} follows {count}"));
+    };
+    let found = match troubled.count() {
+        0 => format!("{instance}: {error}"),
+        more => format!("{instance}: {error}; and {more} more"),
+    };
+    let mend = format!("http://{place}/workers names all of them; deploy/bridge.md says what each means");
+    Check::warning(NAME, found, mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::report::Outcome;
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_bridge_from_looking_is_a_failure() {
+        let followed = |value| serde_json::from_value::<Followed>(value).unwrap();
+        let sound = followed(json!({
+            "engines": [{"instance": "a", "last_error": null}],
+            "sources": [{"source": "dns:a:1", "engines": 1, "last_error": null}],
+        }));
+        let outcomes = |followed: &Followed| -> Vec<Outcome> {
+            judge("b:1", followed).iter().map(Check::outcome).collect()
+        };
+        assert_eq!(outcomes(&sound), [Outcome::Fine, Outcome::Fine]);
+        let troubled = followed(json!({
+            "engines": [{"instance": "a", "last_error": "other_engine"}],
+            "servers": [{"instance": "b", "last_error": "no answer"}, {"instance": "c", "last_error": null}],
+            "sources": [{"source": "kubernetes:a=b", "engines": 0, "last_error": "no Role"}],
+        }));
+        assert_eq!(outcomes(&troubled), [Outcome::Failed, Outcome::Warning]);
+        let checks = judge("b:1", &troubled);
+        assert_eq!(checks[0].found(), "no Role");
+        assert_eq!(checks[1].found(), "b: no answer; and 1 more");
+        // Of an older bridge.
+        assert_eq!(outcomes(&followed(json!({"engines": []}))), [Outcome::Fine]);
+    }
+}
