@@ -92,7 +92,7 @@ impl HolderArguments {
     }
 }
 
-/// What a daemon said.
+/// The answer of a daemon.
 #[derive(Debug, Serialize)]
 struct Answer {
     instance: String,
