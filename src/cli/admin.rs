@@ -102,7 +102,7 @@ impl HolderArguments {
     }
 }
 
-/// What a daemon or a bridge said.
+/// The answer of a daemon or a bridge.
 #[derive(Debug, Serialize)]
 struct Answer {
     instance: String,

@@ -44,12 +44,12 @@ pub(super) struct AdminClient {
     timeout: Duration,
 }
 
-/// What `/readyz` says.
+/// The answer of `/readyz`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
-    /// What has to be so before it is ready, and whether it is.
+    /// The latches, and whether each is set.
     #[serde(default)]
     pub(super) latches: BTreeMap<String, bool>,
 }
@@ -62,15 +62,15 @@ impl Readiness {
     }
 }
 
-/// What a process with an admin listener is.
+/// The role of a process with an admin listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
-    /// It asks shards, and keeps nothing.
+    /// A gateway, which asks shards, and keeps nothing.
     Gateway,
-    /// It follows engines.
+    /// A bridge, which follows engines.
     Bridge,
-    /// It keeps an index. Older daemons do not say so.
+    /// A daemon, which keeps an index. Older daemons do not say so.
     #[default]
     #[serde(other)]
     Daemon,
@@ -91,7 +91,7 @@ impl Role {
         self == Self::Daemon
     }
 
-    /// Whom to ask instead, where it keeps no index.
+    /// The listeners to ask instead, where it keeps no index.
     pub(super) fn hint(self) -> Option<&'static str> {
         match self {
             Self::Gateway => {

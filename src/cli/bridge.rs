@@ -65,11 +65,11 @@ pub(crate) struct BridgeArguments {
     forget: bool,
 }
 
-/// Where to listen, if anywhere.
+/// The address to listen on, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Listen(Option<SocketAddr>);
 
-/// Where metrics and probes are unless that is given.
+/// The address of metrics and probes unless that is given.
 const ADMIN_LISTEN: Listen = Listen(Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465))));
 
 /// The listeners in force: the flags over the environment over the defaults.
@@ -90,7 +90,7 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-/// What the admin listener shows.
+/// The view that the admin listener shows.
 struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,

@@ -58,7 +58,7 @@ impl DaemonArguments {
         Ok(Config::load_for_client(flags, environment.into_iter())?)
     }
 
-    /// What subjects begin with, if a flag says it.
+    /// The prefix of subjects, if a flag says it.
     pub(super) fn prefix(&self) -> Option<&str> {
         self.prefix.as_deref()
     }
@@ -100,7 +100,7 @@ pub(super) struct ConnectionArguments {
 pub(super) struct Connection {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
-    /// What the server refuses.
+    /// The requests that the server refuses.
     pub(super) refusals: Refusals,
 }
 

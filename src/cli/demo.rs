@@ -82,14 +82,14 @@ struct SampleHolder {
     matched_blocks: u32,
 }
 
-/// What came out. As JSON it is one object.
+/// The outcome of the demo. As JSON it is one object.
 #[derive(Debug, Serialize)]
 struct Outcome {
     #[serde(flatten)]
     report: Report,
     /// Blocks of the sample prompt.
     sample_prompt_blocks: usize,
-    /// Who holds how much of it, by the daemon's answer; the most first.
+    /// The holders of it and how much each has, by the daemon's answer; the most first.
     sample_holders: Vec<SampleHolder>,
 }
 
@@ -232,7 +232,7 @@ impl DemoArguments {
     }
 }
 
-/// What there is to see of a fleet that goes on, and how it is broken.
+/// The hints on what there is to see of a fleet that goes on, and how it is broken.
 fn what_to_try(session: &Session) -> String {
     let page = session
         .admin_address()
@@ -253,7 +253,7 @@ fn what_to_try(session: &Session) -> String {
     )
 }
 
-/// Of the last requests, the one that the most workers hold to different depths; of several the longest.
+/// The request, of the last ones, that the most workers hold to different depths; of several the longest.
 fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
     let variety = |request: &&Request| {
         let mut depths: Vec<_> = replay

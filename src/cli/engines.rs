@@ -143,7 +143,7 @@ impl EngineArguments {
         }
     }
 
-    /// Where engines' events are published once more, if anywhere.
+    /// The options by which engines' events are published once more, if anywhere.
     fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
         let options = RepublishOptions {
             addresses: self.republish.clone(),

@@ -34,7 +34,7 @@ impl From<ExitStatus> for ExitCode {
 /// Why a command failed, in words for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What the process ends with.
+    /// The status that the process ends with.
     pub(crate) status: ExitStatus,
     text: String,
 }

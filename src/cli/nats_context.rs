@@ -59,7 +59,7 @@ pub(super) enum ContextError {
         name: String,
         /// Its file.
         path: String,
-        /// What is wrong.
+        /// The reason, in words.
         reason: String,
     },
     /// The context says something that we cannot do.
@@ -74,7 +74,7 @@ pub(super) enum ContextError {
     },
 }
 
-/// Where contexts are, and which one is named, of this process's environment.
+/// The places of contexts, and which one is named, of this process's environment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surroundings {
     /// `nats` in the user's configuration directory.
@@ -96,7 +96,7 @@ impl Surroundings {
         }
     }
 
-    /// Those of a user whose home is this, and who names no context.
+    /// The surroundings of a user whose home is this, and who names no context.
     #[cfg(test)]
     pub(super) fn in_home(home: &Path) -> Self {
         Self {

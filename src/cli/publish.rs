@@ -86,7 +86,7 @@ pub(crate) struct PublishArguments {
     dry_run: bool,
 }
 
-/// What has been published.
+/// The amounts that have been published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Published {
     batches: u64,
@@ -195,7 +195,7 @@ fn not_taken(transport: TransportName) -> &'static str {
     }
 }
 
-/// What a daemon knows before anything is published.
+/// The knowledge of a daemon before anything is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Known {
     /// Tokens in a block of the namespace.
@@ -228,7 +228,7 @@ impl Known {
         }
     }
 
-    /// Where the numbers begin: above what a daemon knows, although the clock may be behind that of an earlier process.
+    /// The beginning of the numbers: above what a daemon knows, although the clock may be behind that of an earlier process.
     fn beginning(self, arguments: &PublishArguments) -> Beginning {
         match arguments.epoch {
             Some(epoch) => Beginning::After(BatchCursor {
@@ -283,7 +283,7 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 }
 
 impl PublishArguments {
-    /// What is told of the worker beside its blocks.
+    /// The worker's profile: what is told beside its blocks.
     fn profile(&self) -> Result<Profile, Failure> {
         let labels = Labels::new(self.labels.iter().cloned().collect());
         Ok(Profile {
@@ -309,9 +309,9 @@ struct Sending<'a> {
     publisher: &'a HolderPublisher,
     /// The largest message that the server takes, in bytes.
     payload_max: usize,
-    /// What the publisher was given.
+    /// The amounts that the publisher was given.
     handed_over: Published,
-    /// What of it the server has, or the stream with JetStream.
+    /// The amounts of it that the server has, or the stream with JetStream.
     taken: Published,
     /// The last batch that has been taken.
     cursor: BatchCursor,

@@ -130,7 +130,7 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Progress {
     Applied(String),
-    /// It will never be applied.
+    /// The batch will never be applied.
     Ignored(String),
     Waiting(String),
     /// Later batches are applied, and some of these were dropped.

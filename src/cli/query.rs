@@ -103,7 +103,7 @@ pub(crate) struct QueryArguments {
     json: bool,
 }
 
-/// What cannot be asked of chosen blocks, or is said in the file.
+/// The forms that cannot be asked of chosen blocks, or are said in the file.
 const WHOLE_FORMS: [&str; 7] = [
     "status",
     "tokens",
@@ -198,7 +198,7 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
 }
 
 impl QueryArguments {
-    /// What went wrong. Nobody listening where shards do need not mean that there is no daemon.
+    /// The failure that a client's error means. Nobody listening where shards do need not mean that there is no daemon.
     fn failure(&self, error: ClientError) -> Failure {
         match error {
             ClientError::NoDaemon { subject } if self.gather => Failure::unavailable(format_args!(
@@ -240,7 +240,7 @@ impl QueryArguments {
         Ok(query)
     }
 
-    /// What is asked for; clap lets exactly one form pass.
+    /// The key that is asked for; clap lets exactly one form pass.
     fn take_key(&mut self) -> Result<QueryKey, Failure> {
         if let Some(hashes) = self.block_hashes.take() {
             return Ok(QueryKey::BlockHashes(hashes));

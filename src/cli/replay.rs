@@ -34,7 +34,7 @@ Examples:
 /// The log of a simulation: what goes wrong. That there is a development broker is said in better words.
 pub(super) const LOG_FILTER: &str = "warn,kvatlas::daemon::life::start=error";
 
-/// What subjects begin with on a NATS server of our own.
+/// The prefix of subjects on a NATS server of our own.
 const EMBEDDED_PREFIX: &str = "kvatlas";
 
 /// How often the progress is drawn, at most.

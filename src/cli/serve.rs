@@ -72,7 +72,7 @@ pub(crate) fn file_of_environment() -> Option<PathBuf> {
     named.map(PathBuf::from)
 }
 
-/// Where the configuration is from, so that it can be read again.
+/// The source of the configuration, so that it can be read again.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
     file: Option<PathBuf>,

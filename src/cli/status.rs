@@ -35,7 +35,7 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-/// What `/index` says.
+/// The answer of `/index`.
 #[derive(Debug, Deserialize)]
 struct Index {
     #[serde(default)]
@@ -65,7 +65,7 @@ struct NamespaceSizes {
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// What `/workers` says.
+/// The answer of `/workers`.
 #[derive(Debug, Deserialize)]
 struct Holders {
     holders: Vec<Holder>,
@@ -106,7 +106,7 @@ struct NamespaceStatus {
     reasons: BTreeMap<&'static str, u64>,
     distinct_blocks: u64,
     held_blocks: u64,
-    /// Of how many holders it is only guessed how many tokens their blocks have.
+    /// The number of holders whose tokens in a block are only guessed.
     unsized_holders: u64,
     /// How many holders' epochs lie ahead of the daemon's clock.
     epochs_ahead: u64,
@@ -279,7 +279,7 @@ impl NamespaceStatus {
         }
     }
 
-    /// What is odd without making a holder degraded.
+    /// The notes on what is odd without making a holder degraded.
     fn render_notes(&self) -> String {
         let mut text = String::new();
         let name = &self.namespace;

@@ -73,7 +73,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
     heading + &table.render() + &incomplete
 }
 
-/// Where the block size is guessed, for how many holders.
+/// The text on guessed block sizes: how many holders do not say theirs.
 fn describe_guess(unsized_holders: u32) -> String {
     match unsized_holders {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! What the supervisor of the process is told, where it wants to know: systemd with `Type=notify` and `WatchdogSec`.
+//! The messages to the supervisor of the process, where it wants to know: systemd with `Type=notify` and `WatchdogSec`.
 //!
 //! Nothing happens where `NOTIFY_SOCKET` is not set.
 

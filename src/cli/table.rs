@@ -16,7 +16,7 @@ pub(super) struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// What stands between two columns.
+/// The gap between two columns.
 const GAP: &str = "  ";
 
 impl Table {

@@ -32,7 +32,7 @@ Examples:
       --engine gpu-0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558
   kvatlas up --model m --engine a=tcp://127.0.0.1:5557,ranks=2 --http-listen 0.0.0.0:8090";
 
-/// Where queries are answered unless told otherwise.
+/// The address where queries are answered unless told otherwise.
 const HTTP_LISTEN: &str = "127.0.0.1:8090";
 /// How long engines have to be seen before the start is called done without them.
 const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
@@ -119,7 +119,8 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) 
     )?)
 }
 
-/// What `up` takes where nothing is said: a broker of its own, a listener for queries, and the engines' block size for the others.
+/// The settings that `up` takes where nothing is said: a broker of its own, a listener for queries, and the engines' block size for the
+/// others.
 fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String)> {
     let mut presumed = Vec::new();
     if !said.names_nats_server() {
@@ -237,7 +238,7 @@ fn made_token() -> std::io::Result<Secret> {
     Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
 }
 
-/// What to type next. Whoever registers engines from elsewhere needs the `token`, if there is one.
+/// The advice on what to type next. Whoever registers engines from elsewhere needs the `token`, if there is one.
 fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
     let token = token.map_or(String::new(), |token| {
         format!(" -H 'authorization: Bearer {token}'")

@@ -1,4 +1,4 @@
-//! What a daemon calls itself, so that people can tell it from others.
+//! The name that a daemon gives itself, so that people can tell it from others.
 
 /// `NAME@HOST:PID`, with the name of its connections.
 pub(crate) fn instance_name(connection_name: &str) -> String {

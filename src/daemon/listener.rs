@@ -40,7 +40,7 @@ static ACCEPT_GATE: LogGate = LogGate::new();
 /// processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients can hold, bounded.
+/// The bounds on what clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionLimits {
     /// Connections at once.
@@ -57,7 +57,7 @@ pub(crate) struct ConnectionLimits {
     pub(crate) head_bytes_max: usize,
 }
 
-/// What counts connections.
+/// A counter of connections.
 pub(crate) trait ConnectionCounts: Send + Sync + 'static {
     /// One is served from now on.
     fn opened(&self);

@@ -1,4 +1,4 @@
-//! What the rooms of a starting daemon share, and the tasks that they start.
+//! The parts that the rooms of a starting daemon share, and the tasks that they start.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, QuerySample};
 use super::traces::Tracer;
 
-/// What the rooms of a starting daemon share.
+/// The parts that the rooms of a starting daemon share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     /// How NATS is reached: the configuration, with the embedded broker's address in place.
@@ -30,15 +30,15 @@ pub(crate) struct Shared {
     pub(crate) position: Arc<StreamPosition>,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) pool: Arc<LanePool>,
-    /// Where the admin listener is, once it is there.
+    /// The address of the admin listener, once it is there.
     pub(crate) admin_address: Option<SocketAddr>,
-    /// What queries ask about, for people who look.
+    /// The sample of what queries ask about, for people who look.
     pub(crate) sample: Arc<QuerySample>,
-    /// Whose turn it is of requests that take long, over NATS and HTTP.
+    /// The turns of requests that take long, over NATS and HTTP.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// When holders were exact, and when they were not.
     pub(crate) history: Arc<History>,
-    /// What requests found of what answers promised.
+    /// The blocks that requests found of what answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
     /// Opens spans, where there is a collector.
     pub(crate) tracer: Option<Tracer>,

@@ -10,7 +10,7 @@ use super::lanes::epoch_ahead_s;
 /// Most that are named of each trouble.
 const NAMED_MAX: usize = 8;
 
-/// Who causes them.
+/// The publishers and holders that cause troubles.
 #[derive(Debug, Serialize)]
 pub(crate) struct Troubles {
     /// Publishers whose batches are dropped, so that they have no holder.
@@ -22,7 +22,7 @@ pub(crate) struct Troubles {
 }
 
 impl Troubles {
-    /// Those of a namespace, at a time in microseconds since the Unix epoch.
+    /// The troubles of a namespace, at a time in microseconds since the Unix epoch.
     pub(crate) fn of(namespace: &Namespace, now_us: u64) -> Self {
         let holders = namespace.indexer.holders();
         let ahead = holders

@@ -11,7 +11,7 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 /// Messages that may wait for the actor; a sender waits when there are as many.
 const WAITING_MAX: usize = 2048;
 
-/// What the actor is asked to do.
+/// The messages that the actor takes.
 enum Message {
     Store(HolderNumber, Option<SequenceHash>, Vec<Block>),
     Remove(HolderNumber, Vec<SequenceHash>),

@@ -45,7 +45,7 @@ impl Design {
         Self::LineageIndex,
     ];
 
-    /// What people call it.
+    /// The name that people use for it.
     pub fn name(self) -> &'static str {
         match self {
             Self::NestedDictionary => "nested dictionary",

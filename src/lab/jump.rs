@@ -58,7 +58,7 @@ struct Held {
     parent: Option<SequenceHash>,
 }
 
-/// What one holder has, by name.
+/// The blocks that one holder has, by name.
 #[derive(Debug, Default)]
 struct HeldBlocks {
     blocks: HashMap<SequenceHash, Held>,
@@ -141,7 +141,7 @@ impl JumpIndex {
         }
     }
 
-    /// Where the block after `parent` stands.
+    /// The position of the block after `parent`.
     fn next_position(&self, holder: HolderNumber, parent: Option<SequenceHash>) -> Option<usize> {
         let Some(parent) = parent else {
             return Some(0);

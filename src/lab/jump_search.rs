@@ -27,7 +27,7 @@ struct JumpSearch<'a> {
     depths: Vec<Depth>,
 }
 
-/// Who holds how long a prefix of the prompt with these blocks.
+/// The holders of the prompt with these blocks, and how long a prefix each has.
 pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
     if blocks.is_empty() {
         return Vec::new();
@@ -60,7 +60,7 @@ impl JumpSearch<'_> {
         self.rolled.get(position).copied()
     }
 
-    /// What `view` says about the holders of the query's block at `position`.
+    /// The answer of `view` about the holders of the query's block at `position`.
     fn look<T>(&mut self, position: usize, trust: Trust, view: impl FnOnce(Option<&Holders>) -> T) -> T {
         let index = self.index;
         let Some(content) = self.blocks.get(position).copied() else {

@@ -28,7 +28,7 @@ pub trait SharedIndex: Send + Sync + 'static {
     /// `holder` holds nothing any more.
     fn clear(&self, holder: HolderNumber);
 
-    /// Who holds how long a prefix of `query`.
+    /// The holders of `query`, and how long a prefix each has.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
     /// Stores that were refused because the holder did not hold the parent.

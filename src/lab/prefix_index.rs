@@ -87,7 +87,7 @@ pub trait PrefixIndex {
     /// `holder` holds nothing any more.
     fn clear(&mut self, holder: HolderNumber);
 
-    /// Who holds how long a prefix of `query`, in no particular order; holders of nothing are left out.
+    /// The holders of `query`, and how long a prefix each has, in no particular order; holders of nothing are left out.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
     /// Returns when all that was handed over before is applied.

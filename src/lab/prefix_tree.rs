@@ -36,7 +36,7 @@ use children::Children;
 
 /// The holders of one node.
 pub(crate) trait HolderGroup: Default {
-    /// What names one of them.
+    /// The name of one of them.
     type Holder: Copy;
 
     /// Adds `holder`, if it is not in.
@@ -48,7 +48,7 @@ pub(crate) trait HolderGroup: Default {
     /// Whether nobody is in.
     fn has_nobody(&self) -> bool;
 
-    /// What it takes beside its own size, in bytes.
+    /// The bytes that it takes beside its own size.
     fn heap_bytes(&self) -> usize;
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
     root: SharedNode<K, G>,
     /// Nodes, without the root.
     nodes: AtomicU64,
-    /// What is allocated for nodes, beside their own size.
+    /// The bytes allocated for nodes, beside their own size.
     heap_bytes: AtomicU64,
 }
 
@@ -119,10 +119,10 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Default for PrefixTree<K, G> {
 }
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
-    /// What a node takes, without its tables: two counts of references beside itself.
+    /// The bytes of a node, without its tables: two counts of references beside itself.
     const NODE_BYTES: u64 = (size_of::<Node<K, G>>() + 2 * size_of::<usize>()) as u64;
 
-    /// What stands before all blocks at position 0. Nobody enters it.
+    /// The node before all blocks at position 0. Nobody enters it.
     pub(crate) fn root(&self) -> &SharedNode<K, G> {
         &self.root
     }
@@ -132,7 +132,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// What the blocks take, in bytes.
+    /// The bytes that the blocks take.
     pub(crate) fn bytes(&self) -> u64 {
         self.len() * Self::NODE_BYTES + self.heap_bytes.load(Ordering::Relaxed)
     }

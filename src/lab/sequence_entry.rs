@@ -6,7 +6,7 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::HolderNumber;
 
-/// Who has a block of one content at one position, by the prefix that it ends.
+/// The holders of a block of one content at one position, by the prefix that it ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqEntry {
     /// All have the same prefix before it; the common case, without a map.
@@ -21,7 +21,7 @@ impl SeqEntry {
         Self::Single(name, HashSet::new())
     }
 
-    /// Who has it under `name`.
+    /// The holders that have it under `name`.
     pub(super) fn holders(&self, name: SequenceHash) -> Option<&HashSet<HolderNumber>> {
         match self {
             Self::Single(only, holders) => (*only == name).then_some(holders),

@@ -19,7 +19,7 @@ pub enum Attention {
     States,
 }
 
-/// Where an engine keeps blocks of windows and states, beside the prompt's end and the places where prompts were found to part.
+/// The places where an engine keeps blocks of windows and states, beside the prompt's end and the places where prompts were found to part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// Nowhere else: vLLM's default, `prefix_cache_retention_interval` 0.
@@ -31,12 +31,12 @@ pub enum Retention {
     All,
 }
 
-/// What a simulated engine's cache keeps.
+/// The rules by which a simulated engine's cache keeps blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheModel {
     /// The model's attention.
     pub attention: Attention,
-    /// What is kept for windows and states.
+    /// The blocks that are kept for windows and states.
     pub retention: Retention,
 }
 

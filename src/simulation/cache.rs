@@ -36,7 +36,7 @@ struct Block {
     side_used: Option<u64>,
 }
 
-/// What an admission did.
+/// The effects of an admission.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admission {
     /// How many leading blocks of the request were resident before.
@@ -374,7 +374,7 @@ mod tests {
         sides: BTreeMap<Vec<u64>, u64>,
     }
 
-    /// What goes first: the least recently used; of what one request used, the side blocks from the front, then the leaf.
+    /// The order of eviction: the least recently used; of what one request used, the side blocks from the front, then the leaf.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     enum Rank {
         Side(usize, Vec<u64>),

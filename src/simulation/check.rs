@@ -12,7 +12,7 @@ use super::fleet::{ExpectedHolder, RANK};
 pub enum Difference {
     /// The daemon refused a sound query; the text is its own.
     Refused(String),
-    /// It is the answer to a query of another length.
+    /// The reply answers a query of another length.
     QueryBlocks {
         /// How many blocks were asked for.
         expected: usize,

@@ -48,7 +48,7 @@ struct SimulatedWorker {
     cache: PrefixCache,
 }
 
-/// What a worker holds of a chain, by the simulator's own account.
+/// The blocks of a chain that a worker holds, by the simulator's own account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedHolder {
     /// The worker.
@@ -57,12 +57,12 @@ pub struct ExpectedHolder {
     pub matched_blocks: usize,
 }
 
-/// What serving a request did.
+/// The effects of serving a request.
 #[derive(Debug)]
 pub struct Served {
     /// Index of the worker that served it.
     pub worker: usize,
-    /// What happened in the worker's cache.
+    /// The changes in the worker's cache.
     pub admission: Admission,
     /// The changes to what the worker holds, for its publisher; none where nothing changed.
     pub events: Vec<Event>,
@@ -160,7 +160,7 @@ impl Fleet {
     }
 }
 
-/// What an admission changed, in the order that leaves no hole at any time. Removals come first, from the leaves up. Then
+/// The changes of an admission, in the order that leaves no hole at any time. Removals come first, from the leaves up. Then
 /// comes the rest of the chain, from its resident prefix on.
 pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// What each worker holds according to the events alone.
+    /// The blocks that each worker holds according to the events alone.
     #[derive(Default)]
     struct Listener(HashMap<SequenceHash, Option<SequenceHash>>);
 

@@ -1,4 +1,4 @@
-//! What routing without knowledge gets: the measure for routing with it.
+//! The results of routing without knowledge: the measure for routing with it.
 
 use kvatlas_core::wire::NameError;
 

@@ -72,7 +72,7 @@ pub struct Replay<'session> {
 
 /// The answer to one query of the run.
 struct Answer {
-    /// `None` while the daemon has not heard of the namespace.
+    /// The reply; `None` while the daemon has not heard of the namespace.
     reply: Option<QueryReply>,
     latency: Duration,
 }

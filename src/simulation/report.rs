@@ -1,4 +1,4 @@
-//! What a simulation counts, and what it reports.
+//! The counts of a simulation, and its report.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct QueryLatency {
     pub max: u64,
 }
 
-/// What has been counted so far.
+/// The counts so far.
 #[derive(Debug)]
 pub struct Tally {
     /// Requests served.

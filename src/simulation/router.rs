@@ -13,13 +13,13 @@ use fastrand::Rng;
 
 /// How long a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// What a block of a running request costs another request, in microseconds. Answering reads the block again for each token,
+/// The cost of a block of a running request for another request, in microseconds. Answering reads the block again for each token,
 /// which is far less than to compute it.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// How long a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;
 
-/// What the router knows about one worker's load.
+/// The knowledge of the router about one worker's load.
 #[derive(Debug, Default)]
 struct Load {
     /// When it has computed all prompts, in microseconds of simulated time.
@@ -41,7 +41,7 @@ impl Load {
         }
     }
 
-    /// What a request with so many matched blocks costs here, in microseconds of computing blocks, less what it costs where
+    /// The cost of a request with so many matched blocks here, in microseconds of computing blocks, less what it costs where
     /// nothing is matched and nothing runs.
     fn cost_us(&self, now_us: u64, matched_blocks: u64) -> i128 {
         let backlog_us = i128::from(self.computed_at_us.saturating_sub(now_us));

@@ -131,12 +131,12 @@ impl Session {
         Self { transport, ..self }
     }
 
-    /// Where the daemon of this process serves metrics, if it does.
+    /// The address where the daemon of this process serves metrics, if it does.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.daemon.as_ref().and_then(Daemon::admin_address)
     }
 
-    /// Where the daemon of this process has its broker.
+    /// The URL of the broker of this process's daemon.
     pub fn broker_url(&self) -> Option<String> {
         let url = self.daemon.as_ref()?.nats().urls.first()?;
         Some(format!("nats://{}:{}", url.host(), url.port()))

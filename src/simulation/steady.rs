@@ -41,7 +41,7 @@ pub struct SteadyOptions {
     pub transport: Transport,
 }
 
-/// What happened since the last look.
+/// The counts since the last look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SteadyTally {
     /// Requests served.

@@ -28,7 +28,7 @@ const ANSWER_TOKENS: (u64, u64) = (50, 800);
 /// Milliseconds between an answer and the next question.
 const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 
-/// What was said in one conversation.
+/// The state of one conversation.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
     next_turn_ms: u64,

@@ -32,7 +32,7 @@ pub enum TraceError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The file can't be read.
@@ -40,7 +40,7 @@ pub enum TraceError {
     Read {
         /// Number of the line, from 1.
         line: u64,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A line is too long.
@@ -60,7 +60,7 @@ pub enum TraceError {
     Syntax {
         /// Number of the line, from 1.
         line: u64,
-        /// What the parser said; its columns are those of the line.
+        /// The parser's error; its columns are those of the line.
         source: serde_json::Error,
     },
     /// A request has too many blocks.

@@ -1,4 +1,4 @@
-//! What of a vocabulary may come next, as a mask or in logits.
+//! The tokens of a vocabulary that may come next, as a mask or in logits.
 
 use super::error::{LogitsError, MaskError};
 use super::mask::{Logits, TokenMask};

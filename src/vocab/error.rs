@@ -1,4 +1,4 @@
-//! What can be wrong with a vocabulary or with a question to it.
+//! The errors of a vocabulary, or of a question to it.
 
 use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 use kvatlas_core::trie::EntryError;
@@ -66,7 +66,7 @@ pub struct LogitsError {
     "no token matches at byte {offset} of the text (0x{byte:02x}); use a vocabulary that has all single bytes"
 )]
 pub struct UnknownByte {
-    /// Where, in bytes from the beginning.
+    /// The offset, in bytes from the beginning.
     pub offset: usize,
     /// Which.
     pub byte: u8,

@@ -116,7 +116,7 @@ impl TokenMask {
     }
 }
 
-/// Where a traversal puts what it allows.
+/// The sink for what a traversal allows.
 pub(super) trait AllowToken {
     /// Allows a token.
     ///

@@ -1,4 +1,4 @@
-//! What a trie asks: may this byte come next?
+//! The question of a trie: may this byte come next?
 
 /// A recogniser of byte sequences with a stack, one entry a byte.
 ///

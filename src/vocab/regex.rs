@@ -11,7 +11,7 @@ use regex_automata::{Anchored, MatchKind};
 
 use super::table::{TABLE_STATES_MAX, TableError, TableRow, TransitionTable};
 
-/// What an expression may cost.
+/// The bounds on the cost of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegexLimits {
     /// Memory, in bytes, of each stage on the way to the automaton.

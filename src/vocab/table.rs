@@ -12,7 +12,7 @@ const ROW: usize = 1 << u8::BITS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State(pub(super) u32);
 
-/// Where a state leads to.
+/// The states that a state leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRow {
     /// By byte, the number of the next state; `None` rejects.
@@ -43,7 +43,7 @@ pub enum TableError {
     NoSuchState {
         /// The state.
         state: usize,
-        /// Where it leads to.
+        /// The state that it leads to.
         next: u32,
         /// How many states there are.
         states: usize,

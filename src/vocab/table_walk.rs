@@ -96,7 +96,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// What both lanes use.
+/// The parts that both lanes use.
 struct Shared {
     places: *const u32,
     words: *mut u64,

@@ -9,7 +9,7 @@ use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// Where each token's bytes end; the next one's begin there.
+    /// The offsets where each token's bytes end; the next one's begin there.
     ends: Vec<u32>,
 }
 

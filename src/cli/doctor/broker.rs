@@ -56,7 +56,7 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Conne
 }
 
 impl Connected {
-    /// Who answers, and how fast.
+    /// Checks which server answers, and how fast.
     pub(super) fn check(&self) -> Check {
         let info = self.nats.server_info();
         let found = format!(

@@ -35,7 +35,7 @@ struct Holder {
     since_us: Option<u64>,
 }
 
-/// What daemons say of one holder.
+/// The statements of daemons about one holder.
 #[derive(Debug, Default)]
 struct Culprit<'d> {
     reasons: DegradedReasons,

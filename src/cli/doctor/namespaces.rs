@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::text::counted;
 
-/// What decides how a daemon hashes a namespace, as its route `/index` says it.
+/// The facts that decide how a daemon hashes a namespace, as its route `/index` says it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Hashed {
     namespace: String,
@@ -25,7 +25,7 @@ impl fmt::Display for Hashed {
     }
 }
 
-/// What a daemon's route `/index` says of the publishers of a namespace.
+/// The statements of a daemon's route `/index` about the publishers of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Published {
     namespace: String,
@@ -38,7 +38,7 @@ pub(super) struct Published {
     /// Some of the publishers whose batches are dropped.
     #[serde(default)]
     refused_publishers: Vec<String>,
-    /// Of how many holders it is only guessed how many tokens their blocks have.
+    /// The number of holders whose tokens in a block are only guessed.
     #[serde(default)]
     unsized_holders: u64,
 }

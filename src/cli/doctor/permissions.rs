@@ -1,4 +1,4 @@
-//! What the NATS server lets this connection do.
+//! The permissions that the NATS server gives this connection.
 //!
 //! It says so only when it is tried. Messages for the trial go where nobody acts on them; subscriptions end at once.
 
@@ -87,7 +87,7 @@ impl Needs {
         )
     }
 
-    /// What was tried, each subject with what may be done there.
+    /// The permissions that were tried, each subject with what may be done there.
     fn describe_allowed(&self) -> String {
         let tried = [("subscribe", &self.subscribe), ("publish", &self.publish)];
         let tried = tried.iter().filter(|(_, subjects)| !subjects.is_empty());

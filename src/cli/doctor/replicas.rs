@@ -65,7 +65,7 @@ impl Replica {
     }
 }
 
-/// What a daemon tells of itself among the services of NATS.
+/// The facts that a daemon tells of itself among the services of NATS.
 #[derive(Debug, Deserialize)]
 struct Ping {
     metadata: Metadata,
@@ -110,7 +110,7 @@ pub(super) async fn find(
     (replicas, checks)
 }
 
-/// Where the admin listener of a daemon is reached from `own_host`, or why it is not.
+/// The place where the admin listener of a daemon is reached from `own_host`, or why it is not.
 fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
     let Some(address) = &metadata.admin else {
         return Err("it has no admin listener (admin.listen)");
@@ -204,7 +204,7 @@ async fn check_bridge(bridge: &AdminClient) -> Vec<Check> {
     }
 }
 
-/// What daemons with an index say of publishers, snapshots, promises and how they hash: each is asked once.
+/// Checks what daemons with an index say of publishers, snapshots, promises and how they hash: each is asked once.
 async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -242,8 +242,8 @@ fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, serde_json::Value)]
     known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
-/// What `count` gives; again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's own just has, and
-/// replicas hear of it one after the other.
+/// The numbers that `count` gives; asked again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's
+/// own just has, and replicas hear of it one after the other.
 async fn count_until_alike<E>(
     patience: Duration,
     mut count: impl AsyncFnMut() -> Result<Vec<u64>, E>,
@@ -282,7 +282,7 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// What the process is, and whether it is ready.
+/// The role of the process, and whether it is ready.
 async fn check_readiness(name: &str, replica: &AdminClient) -> Result<(Role, Check), Failure> {
     let readiness = replica.readiness().await?;
     let index: Index<Sizes> = replica.json("/index").await?;

@@ -1,4 +1,4 @@
-//! What was found, and what is to be mended.
+//! The findings, and what is to be mended.
 
 use serde::Serialize;
 
@@ -10,11 +10,11 @@ use crate::cli::failure::Failure;
 pub(super) enum Outcome {
     /// All is well.
     Fine,
-    /// It works, and may not for long.
+    /// The thing works, and may not for long.
     Warning,
-    /// It does not work.
+    /// The thing does not work.
     Failed,
-    /// It was not looked at.
+    /// The thing was not looked at.
     Skipped,
 }
 
@@ -23,9 +23,9 @@ pub(super) enum Outcome {
 pub(super) struct Check {
     name: String,
     outcome: Outcome,
-    /// What was found.
+    /// The finding.
     found: String,
-    /// What to do about it.
+    /// The advice on what to do about it.
     mend: Option<String>,
 }
 
@@ -39,17 +39,17 @@ impl Check {
         Self::new(name, Outcome::Fine, &found, None)
     }
 
-    /// It works, and may not for long.
+    /// A check of something that works, and may not for long.
     pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, Outcome::Warning, &found, Some(mend.to_string()))
     }
 
-    /// It does not work.
+    /// A check of something that does not work.
     pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, Outcome::Failed, &found, Some(mend.to_string()))
     }
 
-    /// It was not looked at.
+    /// A check of something that was not looked at.
     pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
         Self::new(name, Outcome::Skipped, &why, None)
     }

@@ -114,7 +114,7 @@ fn write_lines(
     Ok(())
 }
 
-/// What each wanted holder has of a part of a forest, as one batch behind a line that names the holder.
+/// Writes the blocks that each wanted holder has in a part of a forest, as one batch behind a line that names the holder.
 fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],

@@ -7,7 +7,7 @@ use kvatlas_core::wire::WireLimits;
 
 use super::super::failure::Failure;
 
-/// What names of snapshots end with.
+/// The extension of snapshots' names.
 const EXTENSION: &str = "kvs";
 
 pub(super) fn cannot_open(path: &Path, error: &dyn Display) -> Failure {

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// What does not change while the daemon runs.
+/// The facts that do not change while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: String,
@@ -32,7 +32,7 @@ pub(super) struct NamespaceFrame {
     pub(super) held_blocks: u64,
 }
 
-/// What happens in a second.
+/// The rates of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub(super) struct Rates {
     pub(super) batches: f64,
@@ -47,7 +47,7 @@ pub(super) struct Rates {
     pub(super) query_p99_us: Option<f64>,
 }
 
-/// What has changed of the holders.
+/// The changes of the holders.
 #[derive(Debug, Deserialize)]
 pub(super) struct FleetChange {
     pub(super) whole: bool,

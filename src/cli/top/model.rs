@@ -1,4 +1,4 @@
-//! What is shown, and what keys change about it.
+//! The model of what is shown, and what keys change about it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -48,7 +48,7 @@ impl Holder {
     }
 }
 
-/// What is shown.
+/// The model of what is shown.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) authority: String,

@@ -18,7 +18,7 @@ pub(crate) type Answering = Pin<Box<dyn Future<Output = Response<AdminBody>> + S
 pub(crate) enum AdminBody {
     /// All of it.
     Whole(Full<Bytes>),
-    /// What the other end of the channel sends, until it is dropped.
+    /// The bytes that the other end of the channel sends, until it is dropped.
     Stream(Receiver<Bytes>),
 }
 

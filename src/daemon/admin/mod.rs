@@ -50,7 +50,7 @@ pub struct PageRequest<'a> {
 /// The answer to a [`PageRequest`].
 pub struct PageAnswer(pub(crate) Answering);
 
-/// What the admin listener serves. All methods run on the admin thread: they must be quick, and must not wait for
+/// The source of what the admin listener serves. All methods run on the admin thread: they must be quick, and must not wait for
 /// another thread that can be saturated.
 pub trait AdminSource: Send + Sync {
     /// All metrics in Prometheus' text format.

@@ -20,7 +20,8 @@ pub enum Latch {
     CaughtUp,
     /// The index knows what a serving replica knows, or has had the time to learn it, or no replica serves.
     Settled,
-    /// What the engines have that a bridge in this process follows is known, or they have had the time to be seen; or there is no bridge.
+    /// All engines that a bridge in this process follows are known with their blocks, or they have had the time to be seen; or there is no
+    /// bridge.
     EnginesFollowed,
 }
 
@@ -49,7 +50,7 @@ impl Latch {
         }
     }
 
-    /// What the daemon waits for while the latch is not set, for a person to read.
+    /// The event that the daemon waits for while the latch is not set, for a person to read.
     const fn awaited(self) -> &'static str {
         match self {
             Self::Connected => "a NATS server to be reached",

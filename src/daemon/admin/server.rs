@@ -30,7 +30,7 @@ pub enum AdminError {
     Bind {
         /// The address as given.
         listen: SocketAddr,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The operating system gave no thread or no poller.
@@ -48,10 +48,10 @@ pub enum AdminError {
     Panicked,
 }
 
-/// What a client can hold, bounded.
+/// The bounds on what a client can hold.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AdminLimits {
-    /// Of the connections.
+    /// Limits of the connections.
     pub(super) connections: ConnectionLimits,
     /// Time after the drain in which the thread has to end.
     pub(super) stop_timeout: Duration,

@@ -133,7 +133,7 @@ fn get(server: &AdminServer, target: &str) -> Answer {
     exchange(&mut connect(server), &request).expect("an answer")
 }
 
-/// What arrives until the server closes. A reset counts as closed: it is what unread input leads to.
+/// The bytes that arrive until the server closes. A reset counts as closed: it is what unread input leads to.
 fn read_to_close(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     if let Err(error) = stream.read_to_end(&mut bytes) {

@@ -42,7 +42,7 @@ pub struct WorkersQuery {
 pub enum StateFilter {
     /// The state is certain.
     Exact,
-    /// It is not.
+    /// The state is not certain.
     Degraded,
 }
 

@@ -1,4 +1,4 @@
-//! Who we are to NATS: read anew for every connection, so that a change needs no restart.
+//! Our identity for NATS: read anew for every connection, so that a change needs no restart.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use nkeys::KeyPair;
 
 use crate::daemon::config::Authentication;
 
-/// What one connection is authenticated with. `nonce` is the server's, to be signed.
+/// The credentials of one connection. `nonce` is the server's, to be signed.
 ///
 /// # Errors
 ///

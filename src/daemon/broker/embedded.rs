@@ -24,7 +24,7 @@ use thiserror::Error;
 /// The environment variable that names the `nats-server` binary.
 pub const SERVER_VARIABLE: &str = "NATS_SERVER_BIN";
 
-/// Where `deploy/setup.sh` puts the binary, below the checkout.
+/// The place of the binary that `deploy/setup.sh` puts there, below the checkout.
 const FETCHED: &str = ".tools/nats-server";
 
 /// The largest message, in bytes: the bound of every broker of ours.
@@ -58,7 +58,7 @@ pub enum BrokerError {
     /// A path was named, but no program is there.
     #[error("{origin} names {path:?}, which is not an executable file; correct or remove it")]
     NotExecutable {
-        /// What named the path.
+        /// The setting or variable that named the path.
         origin: &'static str,
         /// The path.
         path: PathBuf,
@@ -72,9 +72,9 @@ pub enum BrokerError {
     /// A directory or file for the server could not be written.
     #[error("cannot prepare {path:?} for the embedded NATS server: {source}")]
     Prepare {
-        /// What could not be written.
+        /// The path that could not be written.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The binary could not be started.
@@ -82,7 +82,7 @@ pub enum BrokerError {
     Spawn {
         /// The binary.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The server ended before it listened.
@@ -106,7 +106,7 @@ pub enum BrokerError {
     Watch(io::Error),
 }
 
-/// What a broker may be asked for beyond the defaults.
+/// Options of a broker beyond the defaults.
 #[derive(Debug, Clone, Default)]
 pub struct BrokerOptions {
     /// The port to listen on; `None` or 0 takes a free one.
@@ -293,7 +293,7 @@ pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerErro
     })
 }
 
-/// Where a `nats-server` may be.
+/// The places where a `nats-server` may be.
 #[derive(Debug, Default)]
 struct Places {
     configured: Option<PathBuf>,

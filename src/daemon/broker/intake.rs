@@ -20,10 +20,10 @@ static ENDED_GATE: LogGate = LogGate::new();
 
 /// How often to look how much waits. What comes within that time can be too much.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// What the server sends with a message beside subjects, headers and payload: at most this, so that nothing taken seems to wait.
+/// Bytes that the server sends with a message beside subjects, headers and payload: at most this, so that nothing taken seems to wait.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
-/// What has been received on a connection and not been taken.
+/// The messages that have been received on a connection and not been taken.
 #[derive(Debug)]
 pub(crate) struct Intake {
     bytes_max: u64,

@@ -42,7 +42,7 @@ pub enum ConnectError {
     Credentials {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The system's error.
         source: std::io::Error,
     },
     /// No server answered, or the one that did lets nobody in.
@@ -87,9 +87,9 @@ impl SubscribeError {
 /// An incident of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionNotice {
-    /// It stands, for the first time or again.
+    /// The connection stands, for the first time or again.
     Connected,
-    /// It broke. Messages are lost until it stands again.
+    /// The connection broke. Messages are lost until it stands again.
     Disconnected,
     /// A subscription's buffer was full and messages were dropped.
     SlowConsumer,
@@ -130,7 +130,7 @@ pub enum ConnectPatience {
     Forever,
 }
 
-/// What a connection may have received that is not taken yet.
+/// The messages that a connection may have received and that are not taken yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffer {
     /// Messages of one subscription, at most.
@@ -239,7 +239,7 @@ fn connect_to(
     Box::pin(options.connect(urls))
 }
 
-/// What the server's monitoring shows of a connection: whose it is, what it is for, where, and of which version.
+/// The name of a connection in the server's monitoring: whose it is, what it is for, where, and of which version.
 fn connection_name(name: &str, role: &str) -> String {
     let system = rustix::system::uname();
     let (host, version) = (system.nodename().to_string_lossy(), env!("CARGO_PKG_VERSION"));
@@ -343,7 +343,7 @@ fn known_cause(kind: &str) -> Option<&'static str> {
         .map(|(_, cause)| *cause)
 }
 
-/// What to look at where no connection comes about.
+/// The advice on what to look at where no connection comes about.
 fn mend_of(kind: ConnectErrorKind) -> &'static str {
     match kind {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {

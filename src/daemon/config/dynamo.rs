@@ -43,7 +43,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// Where Dynamo's processes find each other.
+/// The place where Dynamo's processes find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Discovery {
     /// The HTTP gateway of etcd, at `HOST:PORT`.

@@ -62,7 +62,7 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
-/// What most give, and the whole of what `-h` shows; `--help` shows all.
+/// The settings that most give, and the whole of what `-h` shows; `--help` shows all.
 const COMMON: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",

@@ -83,7 +83,7 @@ impl Config {
     }
 }
 
-/// What the sources of a configuration say, before it is checked as a whole.
+/// The values that the sources of a configuration give, before it is checked as a whole.
 #[derive(Debug, Clone, Copy)]
 pub struct Said<'a>(&'a Layers);
 

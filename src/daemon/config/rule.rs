@@ -12,7 +12,7 @@ use super::kind::{Kind, Secret, Value, parse_components, parse_server};
 /// The values that a setting allows, and their conversion to `T`.
 pub(super) struct Rule<T> {
     pub(super) kind: Kind,
-    /// `None` if the value does not fit `T`. A unit test tries the bounds of every setting.
+    /// The value as a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
     pub(super) read: fn(&Value) -> Option<T>,
 }
 

@@ -430,7 +430,7 @@ impl Table for Option<ObjectStoreConfig> {
 }
 
 impl GatewayConfig {
-    /// What the process is called among the services of NATS and by its admin listener.
+    /// The process's role, by which the services of NATS and its admin listener call it.
     pub(crate) fn role(&self) -> &'static str {
         match self.enabled {
             true => "gateway",

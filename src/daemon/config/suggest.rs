@@ -3,7 +3,7 @@
 /// How alike two names have to be, from 0 to 1, to be taken for one with a mistake in it.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// Of the names that are allowed, the one most like `name`; none where none is much like it.
+/// The allowed name that is most like `name`; none where none is much like it.
 pub fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
     let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
     let rated = allowed.map(|other| (likeness(other), other));

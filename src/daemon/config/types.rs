@@ -86,10 +86,10 @@ words!(Transport {
 /// How deep a holder is, for those who ask in other words than the contract's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Depth {
-    /// What a request can reuse.
+    /// The blocks that a request can reuse.
     #[default]
     Usable,
-    /// What full attention has.
+    /// The blocks that full attention has.
     Matched,
 }
 

@@ -11,7 +11,7 @@ const ENDPOINT: &str = "kv_indexer_query";
 /// Lengths of header and body, and a checksum that is 0 where there is none; 64 bits each, big-endian.
 const HEAD_BYTES: usize = 24;
 
-/// Where requests for an instance go.
+/// The place where requests for an instance go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Transport {
     /// A subject of NATS.
@@ -71,7 +71,7 @@ impl Instance {
     }
 }
 
-/// What is wrong with a request.
+/// The errors that a request can have.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
     /// The message is shorter than it says.
@@ -82,7 +82,7 @@ pub(super) enum MessageError {
     Json {
         /// Which part.
         part: &'static str,
-        /// What is wrong.
+        /// The parser's error.
         source: serde_json::Error,
     },
     /// The answer cannot be sent in the way that the request names.

@@ -52,7 +52,7 @@ pub enum DynamoError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -29,7 +29,7 @@ struct Watch {
     readiness: Arc<Readiness>,
     stopping: CancellationToken,
     looks: Interval,
-    /// What was told last.
+    /// The status that was told last.
     told: Option<i32>,
 }
 

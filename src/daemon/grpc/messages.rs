@@ -1,6 +1,6 @@
 //! Questions and answers of `kv_indexer.v1`. Fields that nobody here needs are not declared, and are passed over.
 
-/// Where a block lies.
+/// The tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum TierType {

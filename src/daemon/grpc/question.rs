@@ -49,7 +49,7 @@ pub(super) struct Answered<T> {
     pub(super) is_exact: bool,
 }
 
-/// What the namespaces have of a prompt, for certain.
+/// The blocks of a prompt that the namespaces have for certain.
 #[derive(Debug, Default)]
 struct Certain {
     /// Workers, each with what the deepest of its ranks has.
@@ -175,7 +175,7 @@ impl Questions {
         entered.transpose().map_err(|error| self.refused(&error))
     }
 
-    /// What the namespaces have of a prompt.
+    /// The blocks of a prompt that the namespaces have.
     async fn ask(&self, hashes: &[i64]) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");

@@ -44,7 +44,7 @@ pub(super) struct Door {
     /// Time for a question to come and to be answered, at most.
     pub(super) request_timeout: Duration,
     pub(super) health: Other,
-    /// What the server takes, in both versions of that protocol.
+    /// The server's description of what it takes, in both versions of that protocol.
     pub(super) reflection: [Other; 2],
 }
 

@@ -40,7 +40,7 @@ pub enum GrpcStartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
     /// The token.
@@ -49,7 +49,7 @@ pub enum GrpcStartError {
     /// The namespace.
     #[error("grpc.namespace: {0}")]
     Namespace(#[from] NameError),
-    /// What the server says that it takes.
+    /// The server's description of what it takes cannot be made.
     #[error("the description of gRPC's methods: {0}")]
     Description(#[from] ReflectionError),
 }
@@ -89,7 +89,7 @@ pub(crate) async fn start_grpc(
     Ok(local_addr)
 }
 
-/// What all requests share.
+/// The parts that all requests share.
 fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
     let config = &shared.config.grpc;
     let token = config.token_file.as_deref();
@@ -135,7 +135,7 @@ fn limits(config: &GrpcConfig) -> Limits {
     }
 }
 
-/// What the server takes, in both versions of that protocol.
+/// The server's description of what it takes, in both versions of that protocol.
 fn reflection() -> Result<[Other; 2], ReflectionError> {
     let described = || {
         Builder::configure()

@@ -20,10 +20,10 @@ pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Why a file has no history.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HistoryError {
-    /// It is cut off, or damaged.
+    /// The file is cut off, or damaged.
     #[error("its hash is not that of its content")]
     Damaged,
-    /// It has another form.
+    /// The file has another form.
     #[error("it is none that this version writes: {0}")]
     Form(String),
 }
@@ -54,7 +54,7 @@ impl Saved {
         Ok(bytes)
     }
 
-    /// What a file has.
+    /// The history in a file.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, HistoryError> {
         let (content, hash) = bytes
             .split_last_chunk::<HASH_BYTES>()

@@ -13,17 +13,17 @@ const TOKEN_BYTES_MAX: usize = 4096;
 /// Why there is no token in a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {setting} {}: {source}", path.display())]
     Read {
         /// The setting that names it.
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// What is in it is no token.
+    /// The file's content is no token.
     #[error(
         "{setting} {} must have one line of 1 to {TOKEN_BYTES_MAX} visible ASCII characters",
         path.display()
@@ -59,7 +59,7 @@ pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenErr
     Ok(Secret::new(token.to_owned()))
 }
 
-/// What comes before the token, in letters of either case (RFC 9110, 11.1).
+/// The scheme before the token, in letters of either case (RFC 9110, 11.1).
 const SCHEME: &[u8] = b"Bearer ";
 
 /// Whether a request has the token, if one is needed.

@@ -1,4 +1,4 @@
-//! What the configuration of an engine says of its blocks, beside what its events say.
+//! Facts from the configuration of an engine about its blocks, beside what its events say.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The word for what an engine's events do not tell.
 const UNTOLD: &str = "untold";
 
-/// What is said of an engine's blocks beside its events.
+/// The facts about an engine's blocks that are not in its events.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines that tell only the number.

@@ -60,7 +60,7 @@ struct Held {
 }
 
 struct HeldBody {
-    /// Where it comes from; none where that is not known.
+    /// The address that the body comes from; none where that is not known.
     source: Option<IpAddr>,
     bytes: usize,
     /// Whether it is still coming.

@@ -1,4 +1,4 @@
-//! Who may change which engines are followed.
+//! The callers who may change which engines are followed.
 //!
 //! A browser sends a request to any address that a web page names, this machine's included. What pages of other sites can send without asking
 //! is refused: a body that is no JSON by its type, and a request whose `Origin` or `Host` is not of this machine. A name that an attacker
@@ -29,7 +29,7 @@ use super::shared::Shared;
 
 /// Whoever has sent a request that may change which engines are followed.
 pub(super) struct Caller {
-    /// Where the request came from; none where that is not known.
+    /// The address that the request came from; none where that is not known.
     pub(super) peer: Option<IpAddr>,
 }
 

@@ -67,7 +67,7 @@ impl Instance {
     }
 }
 
-/// Whose a body is, and the cache that it names.
+/// The dialect of a body, and the cache that it names.
 pub(super) fn cache_of(
     model: Option<&str>,
     model_name: Option<&str>,

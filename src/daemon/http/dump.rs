@@ -107,7 +107,7 @@ struct CutShort;
 /// Why a dump ends early. The answer is cut off then.
 enum Ended {
     ClientLeft,
-    /// It took nothing for too long. Meanwhile nobody else could have a dump.
+    /// The client took nothing for too long. Meanwhile nobody else could have a dump.
     ClientWaits,
     LanesStopped,
 }

@@ -1,4 +1,4 @@
-//! What the routes need of a bridge that runs in the same process.
+//! The interface of a bridge in the same process that the routes need.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 /// Names one publisher of an engine: an instance, a model, a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
-    /// What gateways call the instance.
+    /// The name that gateways have for the instance.
     pub instance: String,
     /// The model, and for whom.
     pub model: ModelKey,
@@ -40,23 +40,23 @@ impl fmt::Display for EngineKey {
 /// One publisher to follow. A bridge writes those down that are registered: a field that is added has `#[serde(default)]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewEngine {
-    /// Who it is.
+    /// The key of the publisher.
     pub key: EngineKey,
-    /// Where it publishes, such as `tcp://host:5557`.
+    /// The address on which it publishes, such as `tcp://host:5557`.
     pub endpoint: String,
-    /// Where it replays what was missed, if anywhere.
+    /// The address on which it replays what was missed, if anywhere.
     pub replay: Option<String>,
-    /// Whose payloads it publishes.
+    /// The format of its payloads.
     pub format: Format,
     /// Tokens in a block.
     pub block_size: u32,
-    /// What the topics begin with that are followed; empty for all.
+    /// The prefix of the topics that are followed; empty for all.
     pub topic: String,
-    /// What is known of its blocks beside its events.
+    /// The facts about its blocks that are not in its events.
     pub beside: BesideEvents,
-    /// What its events don't tell of its groups of layers.
+    /// The facts about its groups of layers that are not in its events.
     pub groups: GroupFacts,
-    /// Where requests for it go, and how it is labelled.
+    /// The address where requests for it go, and its labels.
     #[serde(default)]
     pub profile: Profile,
 }
@@ -90,7 +90,7 @@ impl NewEngine {
 /// An engine that is named by the address of its server, and asked the rest. Written down like [`NewEngine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
-    /// What gateways call the instance.
+    /// The name that gateways have for the instance.
     pub instance: String,
     /// `http://HOST:PORT`, or `https://HOST:PORT`.
     pub url: String,
@@ -98,19 +98,19 @@ pub struct NewServer {
     pub model: Option<String>,
     /// For whom it serves; empty for the default tenant.
     pub tenant: String,
-    /// Whose server it is asked as first.
+    /// The kind of server that it is asked as first.
     pub format: Format,
     /// Tokens in a block; none where the engine has to tell.
     pub block_size: Option<u32>,
-    /// What is known of its blocks beside its events.
+    /// The facts about its blocks that are not in its events.
     pub beside: BesideEvents,
-    /// What its events don't tell of its groups of layers.
+    /// The facts about its groups of layers that are not in its events.
     pub groups: GroupFacts,
     /// The facts that the source knows which has found it.
     pub discovered: Discovered,
     /// The scheme of the hashes that name its blocks; none for the contract's.
     pub scheme: Option<Scheme>,
-    /// Where requests for it go, and how it is labelled.
+    /// The address where requests for it go, and its labels.
     pub profile: Profile,
 }
 
@@ -126,7 +126,7 @@ pub struct Discovered {
 /// Names one server: an instance, and the cache that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// What gateways call the instance.
+    /// The name that gateways have for the instance.
     pub instance: String,
     /// The model that it has to serve, if any is given.
     pub model: Option<String>,
@@ -193,7 +193,7 @@ impl GivenEngine {
         }
     }
 
-    /// What gateways call the instance.
+    /// The name that gateways have for the instance.
     pub fn instance(&self) -> &str {
         match self {
             Self::Publisher(engine) => &engine.key.instance,
@@ -233,7 +233,7 @@ pub struct EngineState {
     pub engine: NewEngine,
     /// How it is followed.
     pub status: EngineStatus,
-    /// What went wrong last; none while nothing is.
+    /// The last trouble with it; none while nothing is wrong.
     pub last_error: Option<String>,
 }
 
@@ -248,7 +248,7 @@ pub struct ServerState {
     pub last_error: Option<String>,
 }
 
-/// Who has given a namespace its block size.
+/// The party that has given a namespace its block size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeOf {
     /// The configuration.
@@ -268,15 +268,15 @@ pub enum RegisterRefusal {
     /// The same instance, model and rank is followed otherwise.
     #[error("{key} is followed at {endpoint} already; unregister it first")]
     Conflict {
-        /// Who it is.
+        /// The publisher in question.
         key: Box<EngineKey>,
-        /// Where it is followed.
+        /// The address where it is followed.
         endpoint: String,
     },
     /// Another engine with another model or block size is followed at the same address.
     #[error("{endpoint} is followed as {key} with blocks of {block_size} tokens; unregister that first")]
     SameAddress {
-        /// Who is followed there.
+        /// The publisher that is followed there.
         key: Box<EngineKey>,
         /// The address.
         endpoint: String,
@@ -294,11 +294,11 @@ pub enum RegisterRefusal {
     /// Its blocks have another size than those of its namespace.
     #[error("block_size is {asked}, but the blocks of this model have {in_force} tokens here: {whose}")]
     OtherBlockSize {
-        /// What the registration says.
+        /// The block size in the registration.
         asked: u32,
-        /// What the namespace has.
+        /// The block size of the namespace.
         in_force: u32,
-        /// Who has given it that.
+        /// The party that has given it that size.
         whose: SizeOf,
     },
     /// A part of the registration cannot be used.

@@ -1,4 +1,4 @@
-//! What can be wrong with a request, and the one place that maps it to HTTP.
+//! The errors of a request, and the one place that maps them to HTTP.
 
 use axum::Json;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -43,10 +43,10 @@ pub(crate) enum HttpError {
     /// The route takes another method.
     #[error("this route takes {allowed} only")]
     Method { allowed: &'static str },
-    /// What is named is not there.
+    /// The named thing is not there.
     #[error("{0}")]
     NotFound(String),
-    /// What is named is there already, and differs.
+    /// The named thing is there already, and differs.
     #[error("{0}")]
     Conflict(String),
     /// Not now.

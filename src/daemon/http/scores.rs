@@ -17,7 +17,7 @@ pub(super) enum Words {
     Dynamo,
 }
 
-/// What was found, by instance.
+/// The blocks that were found, by instance.
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,

@@ -22,11 +22,11 @@ use super::shared::{HttpParts, Shared};
 pub struct HttpStartError {
     /// The address.
     listen: SocketAddr,
-    /// What is wrong with it.
+    /// The system's error.
     source: io::Error,
 }
 
-/// What clients can hold, bounded.
+/// The bounds on what clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpLimits {
     /// Connections at once.

@@ -1,4 +1,4 @@
-//! What all routes share: the parts that they serve, the bodies of requests, and JSON in return.
+//! The common base of all routes: the parts that they serve, the bodies of requests, and JSON in return.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,25 +31,25 @@ use super::source::Source;
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// What queries are answered from.
+/// The parts from which queries are answered.
 pub(crate) struct IndexParts {
-    /// Who answers.
+    /// The index or the shards that answer.
     pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
-    /// What requests found of what answers promised.
+    /// The blocks that requests found of what answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
     /// The part of the workers that this daemon knows, as text; none where it knows all.
     pub(crate) shard: Option<String>,
 }
 
-/// What the routes serve.
+/// The parts that the routes serve.
 pub struct HttpParts {
     /// The index; none in a process that only runs a bridge.
     pub(crate) index: Option<IndexParts>,
     /// The bridge; none where none runs in this process.
     pub engines: Option<Arc<dyn EngineRegistry>>,
-    /// What `/metrics` gives.
+    /// The metrics that `/metrics` gives.
     pub metrics: Arc<dyn AdminSource>,
     /// The token that requests need.
     pub token: Option<Secret>,
@@ -90,7 +90,7 @@ pub(super) struct Index {
     pub(super) readiness: Arc<Readiness>,
     pub(super) outcomes: Arc<Outcomes>,
     pub(super) shard: Option<HeaderValue>,
-    /// Of each namespace that was asked about.
+    /// Metrics of each namespace that was asked about.
     metrics: QueryMetricsByNamespace,
     /// One dump at a time: each takes a turn of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
@@ -124,7 +124,7 @@ impl Index {
     }
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(super) struct Shared {
     pub(super) index: Option<Index>,
     engines: Option<Arc<dyn EngineRegistry>>,
@@ -175,7 +175,7 @@ impl Shared {
         self.engines.as_deref().ok_or_else(missing)
     }
 
-    /// What is known of a model of which no events have come: nothing, where engines of it are followed. They may have something.
+    /// The findings for a model of which no events have come: nothing, where engines of it are followed. They may have something.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
         let engines = self.engines.as_ref()?.engines();
         let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
@@ -206,7 +206,7 @@ impl Shared {
 pub(super) struct Payload(Received);
 
 impl Payload {
-    /// What the body says.
+    /// The body, read as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
         // Else the fields of an array would be taken in their order.
         let bytes = &self.0.bytes;

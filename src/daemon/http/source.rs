@@ -1,4 +1,4 @@
-//! Who answers queries over HTTP: the index of this process, or the shards of which it is a gateway.
+//! The source of answers over HTTP: the index of this process, or the shards of which it is a gateway.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::daemon::queries::{Answerer, AnyReply, Found, ShardAsker};
 
 use super::error::HttpError;
 
-/// What queries are answered from.
+/// The source from which queries are answered.
 pub(crate) enum Source {
     /// The index of this process.
     Here(IndexHere),

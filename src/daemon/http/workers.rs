@@ -56,7 +56,7 @@ struct Worker {
     /// Whether the index knows all its ranks for certain; absent where it knows none.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// Where requests for each rank go, and how the rank is labelled; those that have said so.
+    /// The addresses for requests and the labels, by rank; of those that have said so.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -1,4 +1,4 @@
-//! What is remembered of workers and ranks without a holder, of all lanes, for a while:
+//! The memory of workers and ranks without a holder, of all lanes, for a while:
 //!
 //! - Who has sent a message that could not be decoded. It may have overtaken the first batch of a holder, and then nothing else shows that it
 //!   was lost. No worker is forgotten early, however many there are: each leaves marks in a table, and who has all its marks from others
@@ -28,7 +28,7 @@ const GOODBYES_MAX: usize = 65_536;
 /// Places of the table of marks: as many as 16 bits of a hash can name.
 const MARKS: usize = 1 << 16;
 
-/// What is remembered of those without a holder.
+/// The memory of workers and ranks without a holder.
 #[derive(Debug)]
 pub(super) struct Absent {
     hasher: RandomState,

@@ -1,4 +1,4 @@
-//! What operators have lanes do to holders.
+//! The commands of operators that lanes carry out on holders.
 
 use std::sync::Arc;
 

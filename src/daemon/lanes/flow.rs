@@ -159,7 +159,7 @@ pub(crate) struct SearchMark {
 pub(crate) enum SeenInParts {
     /// Nobody.
     Nobody,
-    /// These.
+    /// The listed holders.
     These(Vec<HolderId>),
     /// Any: more batches ended than are remembered.
     Any,
@@ -199,7 +199,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// Whom a search that began at `mark` may have seen in parts.
+    /// The holders that a search that began at `mark` may have seen in parts.
     pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
         fence(Ordering::Acquire);
         let steps = &self.steps;

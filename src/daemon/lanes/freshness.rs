@@ -49,7 +49,7 @@ impl Freshness {
         }
     }
 
-    /// Of a daemon that follows no events.
+    /// The freshness of a daemon that follows no events.
     #[cfg(test)]
     pub(crate) fn without_events() -> Self {
         let flows = Arc::new(Flows::new(1));
@@ -163,7 +163,7 @@ impl Look<'_> {
         self.flow.as_ref().map(|flow| flow.mark_search())
     }
 
-    /// Whom a search that began at `mark` may have seen in parts.
+    /// The holders that a search that began at `mark` may have seen in parts.
     pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
         match (&self.flow, mark) {
             (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a daemon that allows `behind_after`, and heard the broker `unheard` ago.
+    /// The freshness of a daemon that allows `behind_after`, and heard the broker `unheard` ago.
     fn freshness(behind_after: Option<Duration>, unheard: Duration) -> (Freshness, u64) {
         let flows = Arc::new(Flows::new(1));
         let assignments = Arc::new(Assignments::new(1, Arc::clone(&flows)));

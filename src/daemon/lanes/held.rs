@@ -39,7 +39,7 @@ impl HoldingLimits {
     }
 }
 
-/// What a batch costs beside its payload.
+/// The cost of a batch beside its payload.
 const BATCH_OVERHEAD_BYTES: usize = 256;
 
 /// The held batches of one holder, in the order in which they came.
@@ -60,7 +60,7 @@ pub(super) struct Held {
 /// Messages that were dropped while batches were held.
 #[derive(Debug, Default)]
 struct Dropped {
-    /// What they are as reasons for doubt.
+    /// The reasons for doubt that they give.
     doubts: DegradedReasons,
     /// How many held batches came before the last of them.
     behind: usize,

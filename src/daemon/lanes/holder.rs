@@ -37,7 +37,7 @@ pub(super) struct Clocks {
     pub(super) listening_us: u64,
 }
 
-/// What a lane lends a holder for one job.
+/// The tools that a lane lends a holder for one job.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(super) clocks: Clocks,
@@ -63,8 +63,8 @@ pub(crate) struct Holder {
     pub(super) lower: Lower,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
-    /// What has been received in the newest epoch. An answer that ends before it is not believed, nor does a batch before it confirm
-    /// anything.
+    /// The high-water mark: what has been received in the newest epoch. An answer that ends before it is not believed, nor does a batch
+    /// before it confirm anything.
     pub(super) high_water: HighWater,
     /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
@@ -72,7 +72,7 @@ pub(crate) struct Holder {
     pub(super) profile_epoch: u64,
 }
 
-/// What is known of a holder's publisher from resyncs.
+/// The knowledge of a holder's publisher from resyncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     /// How many resyncs there were.

@@ -33,7 +33,7 @@ pub enum Revisited {
     Unchanged,
     /// Its dump does not hold. This is its present state, as events.
     Changed(Box<HolderDump>),
-    /// It has left.
+    /// The holder has left.
     Gone,
 }
 

@@ -37,7 +37,7 @@ use super::tally::Tally;
 /// A holder's key. The holders of a lane are in the order of their keys.
 pub(crate) type HolderKey = (WorkerKey, Rank);
 
-/// What a lane can be told to do.
+/// The jobs that a lane can be told to do.
 pub(crate) enum Job {
     /// Decode messages and apply their batches.
     Batches(BatchesJob),
@@ -77,7 +77,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// What the lane's time for the job counts as.
+    /// The kind of work that the lane's time for the job counts as.
     fn work(&self) -> LaneWork {
         match self {
             Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
@@ -108,7 +108,7 @@ impl LaneTimes {
     }
 }
 
-/// Who has sent messages that are on their way to the lane.
+/// The sender of messages that are on their way to the lane.
 pub(crate) struct Sender {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
@@ -169,7 +169,7 @@ pub(crate) struct RestoreJob {
     pub(super) in_flight: InFlight,
 }
 
-/// What a frame of a snapshot is to its holder.
+/// The role of a snapshot's frame for its holder.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
     /// Begins a holder, which is confirmed in this generation.
@@ -182,7 +182,7 @@ pub(crate) enum RestorePart {
     Abandon(Rank),
 }
 
-/// What to do to holders.
+/// The commands that change holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HolderCommand {
     /// Forget them, their epochs and numbers included.

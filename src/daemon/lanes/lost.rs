@@ -11,7 +11,7 @@ use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 use super::settings::epoch_max_at;
 
-/// Of so many ranks, the newest dropped batch is known. Of more, nothing is.
+/// The most ranks of which the newest dropped batch is known. Of more, nothing is.
 const RANKS_MAX: usize = 64;
 
 /// The mark of messages of a worker that were dropped.

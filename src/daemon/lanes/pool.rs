@@ -54,11 +54,11 @@ pub(super) struct LaneHandle {
 /// Messages that have been sorted by their lanes. Whoever sorts bounds how many there are before they are handed over.
 pub(crate) struct Inbox {
     by_lane: Box<[Vec<BatchesJob>]>,
-    /// Who has sent the last one: mostly the next one is of the same worker.
+    /// The sender of the last message: mostly the next one is of the same worker.
     last: Option<LastSender>,
 }
 
-/// Who has sent the last message, and what it has sent since another one had.
+/// The sender of the last message, and what it has sent since another one had.
 struct LastSender {
     subject: String,
     lane: LaneId,
@@ -320,7 +320,7 @@ impl LanePool {
         Ok(sent?)
     }
 
-    /// Who has sent a message on an events subject; none, and counted, where it is not taken.
+    /// The sender of a message on an events subject; none, and counted, where it is not taken.
     fn sender(&self, subject: &str, payload: &[u8]) -> Option<(LaneId, Arc<Sender>)> {
         let name_bytes_max = self.limits.now().wire.name_bytes_max;
         match self.subjects.parse_events(subject, name_bytes_max) {

@@ -22,12 +22,12 @@ use tokio::sync::Notify;
 
 use super::line::Line;
 
-/// What a message costs beside its payload, in bytes.
+/// The cost of a message beside its payload, in bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
 /// Bytes of the jobs of one turn at most, unless it is a single job.
 const TURN_BYTES_MAX: usize = 32 * 1024;
 
-/// What can wait in a line.
+/// A job that can wait in a line.
 pub(crate) trait LineJob: Sized {
     /// How many messages it is. Each has a share of the room, and of a turn.
     fn messages(&self) -> usize {
@@ -80,7 +80,7 @@ struct Control<J> {
     is_fence: bool,
 }
 
-/// What was dropped.
+/// The messages that were dropped.
 struct Dropped {
     bytes: usize,
     messages: usize,
@@ -104,7 +104,7 @@ struct State<J> {
     /// Never empty. The first has the number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
-    /// What came behind a fence.
+    /// The jobs that came behind a fence.
     behind_fence: VecDeque<Arrival<J>>,
     is_fenced: bool,
     is_closed: bool,
@@ -129,7 +129,7 @@ pub(crate) struct JobSender<J>(Arc<Shared<J>>);
 /// The lane's end of its queue.
 pub(crate) struct JobReceiver<J>(Arc<Shared<J>>);
 
-/// What the lane works on: a control job, or the next jobs of a line. To be given back when it is done.
+/// The work of the lane at a time: a control job, or the next jobs of a line. To be given back when it is done.
 pub(crate) struct Turn {
     from: Origin,
     jobs: usize,

@@ -107,7 +107,7 @@ mod tests {
         (tier, prop_oneof![3 => stored, 1 => removed, 1 => marked])
     }
 
-    /// What a holder has, in a comparable form: a name that is the block's hash may be given or left out.
+    /// The contents of a holder, in a comparable form: a name that is the block's hash may be given or left out.
     fn contents(writer: &mut HolderWriter) -> Vec<String> {
         let without_hashes_as_names = |event| match event {
             Event::Stored(mut stored) => {

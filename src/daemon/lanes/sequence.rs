@@ -75,24 +75,25 @@ impl HighWater {
     }
 }
 
-/// What to do with a batch.
+/// The decision on a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It continues the count: apply it; nothing before it was lost.
+    /// The batch continues the count: apply it; nothing before it was lost.
     Next,
     /// `missed` batches before it never came. Apply it; the holder's state is no longer certain.
     Gap {
         /// How many.
         missed: u64,
     },
-    /// It begins a new epoch. Drop the holder's blocks, then apply it. Where `missed` is above 0, the epoch's first batches never came.
+    /// The batch begins a new epoch. Drop the holder's blocks, then apply it. Where `missed` is above 0, the epoch's first batches never
+    /// came.
     NewEpoch {
         /// How many.
         missed: u64,
     },
-    /// It was applied before: skip it.
+    /// The batch was applied before: skip it.
     Duplicate,
-    /// It belongs to an epoch that has ended: skip it.
+    /// The batch belongs to an epoch that has ended: skip it.
     StaleEpoch,
 }
 
@@ -120,7 +121,7 @@ impl SequenceTracker {
         self.cursor
     }
 
-    /// What to do with the batch at `next`; the cursor stays.
+    /// The decision on the batch at `next`; the cursor stays.
     pub(crate) fn classify(&self, next: BatchCursor) -> Admission {
         match self.cursor {
             Some(last) if next.epoch < last.epoch => Admission::StaleEpoch,

@@ -17,7 +17,7 @@ pub struct LaneSettings {
     pub subjects: Subjects,
     /// Threads that apply events; at least 1.
     pub lanes: usize,
-    /// What may wait for one lane, in bytes.
+    /// Bytes that may wait for one lane.
     pub lane_queue_bytes: usize,
     /// The age of the oldest event that waits beyond which holders are degraded; never where it is absent.
     pub behind_after: Option<Duration>,

@@ -1,4 +1,4 @@
-//! What a lane has applied and not counted yet. Batches are counted together: that costs less than applying a short one.
+//! The batches that a lane has applied and not counted yet. Batches are counted together: that costs less than applying a short one.
 
 use std::cell::RefCell;
 use std::sync::Arc;

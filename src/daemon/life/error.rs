@@ -26,7 +26,7 @@ pub enum StartError {
     BrokerAddress {
         /// The address.
         url: String,
-        /// What is wrong with it.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The admin listener.

@@ -26,7 +26,7 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Who answers over HTTP, and over gRPC.
+/// The source of answers over HTTP, and over gRPC.
 pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
     if !shared.config.gateway.enabled {
         return Ok(Source::Here(IndexHere {

@@ -67,12 +67,12 @@ impl Daemon {
         &self.nats
     }
 
-    /// Where metrics and probes are served, if anywhere.
+    /// The address where metrics and probes are served, if anywhere.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(AdminServer::local_addr)
     }
 
-    /// Where queries are answered over HTTP, if anywhere.
+    /// The address where queries are answered over HTTP, if anywhere.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::local_addr)
     }

@@ -13,7 +13,7 @@ pub enum NamespaceError {
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The error of the name.
         source: NameError,
     },
     /// Its block size is not valid.

@@ -1,4 +1,4 @@
-//! What a running daemon takes from a configuration that was read again.
+//! The settings that a running daemon takes from a configuration that was read again.
 
 use std::time::Duration;
 
@@ -30,12 +30,12 @@ const RELOADABLE: [&str; 14] = [
     "limits.empty_namespace_seconds",
 ];
 
-/// What came of a reload.
+/// The outcome of a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReloadReport {
-    /// What took effect, as settings.
+    /// The settings that took effect.
     pub applied: Vec<&'static str>,
-    /// What differs from the start's configuration and needs a restart.
+    /// The settings that differ from the start's configuration and need a restart.
     pub needs_restart: Vec<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! What a running daemon does by the clock.
+//! The work that a running daemon does by the clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

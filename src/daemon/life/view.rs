@@ -1,4 +1,4 @@
-//! What the admin listener shows of a running daemon.
+//! The view of a running daemon that the admin listener shows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ static FORGOTTEN_GATE: LogGate = LogGate::new();
 
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
-    /// What this process is among the daemons: `daemon`, or `gateway`.
+    /// The role of this process among the daemons: `daemon`, or `gateway`.
     pub(super) role: &'static str,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) history: Arc<History>,
@@ -43,7 +43,7 @@ pub(super) struct DaemonView {
     pub(super) metrics: MetricsHandle,
     pub(super) process: ProcessMetrics,
     pub(super) gauges: Mutex<HashMap<NamespaceName, NamespaceGauges>>,
-    /// None until the newest snapshot is loaded, and without a snapshot directory.
+    /// The keeper of snapshots; none until the newest snapshot is loaded, and without a snapshot directory.
     pub(super) snapshots: Mutex<Option<Arc<SnapshotKeeper>>>,
     pub(super) page: Arc<Page>,
     pub(super) shrinks: Mutex<ShrinkWatch>,
@@ -157,7 +157,7 @@ struct HolderJson {
     lag_us: u64,
     /// The time that the lane has spent on the worker, with all its ranks.
     worker_lane_us: u64,
-    /// What exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
+    /// The sums of what exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<Tally>,
     /// How its state has changed, the oldest first; only where that is asked for.
@@ -189,7 +189,7 @@ struct NamespaceJson {
     workers: usize,
     parked_events: u64,
     foreign_holders: u32,
-    /// Of how many holders it is only guessed how many tokens their blocks have.
+    /// The number of holders whose tokens in a block are only guessed.
     unsized_holders: u32,
     #[serde(flatten)]
     troubles: Troubles,

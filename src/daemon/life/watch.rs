@@ -31,7 +31,7 @@ struct Inexact {
     is_seen: bool,
 }
 
-/// What a look finds worth telling.
+/// The findings of a look that are worth telling.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
     /// A holder has been degraded for a while.

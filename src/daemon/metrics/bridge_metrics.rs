@@ -1,4 +1,4 @@
-//! What is counted, and logged, about the engines that a bridge follows.
+//! The metrics, and log lines, about the engines that a bridge follows.
 
 use std::collections::HashMap;
 use std::fmt::Display;

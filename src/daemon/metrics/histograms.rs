@@ -66,7 +66,7 @@ impl HistogramFn for Buckets {
 }
 
 impl Histograms {
-    /// Those that are `declared`.
+    /// The histograms that are `declared`.
     pub(super) fn new(declared: impl IntoIterator<Item = MetricDescription>) -> Self {
         let histograms = declared
             .into_iter()

@@ -1,4 +1,4 @@
-//! What is counted, and logged, about the query listener.
+//! The metrics, and log lines, about the query listener.
 
 use std::time::Duration;
 

@@ -282,15 +282,15 @@ label_values! {
 label_values! {
     /// Why a snapshot that was found at start was not loaded.
     SnapshotRejection: "reason" {
-        /// It cannot be read.
+        /// The file cannot be read.
         Unreadable => "unreadable",
-        /// It is no snapshot, or has a version that this build does not know.
+        /// The file is no snapshot, or has a version that this build does not know.
         Unknown => "unknown",
-        /// It ends too early.
+        /// The file ends too early.
         Truncated => "truncated",
         /// Its content has changed since it was written.
         Damaged => "damaged",
-        /// It is larger than the limit.
+        /// The file is larger than the limit.
         TooLarge => "too_large",
     }
 }
@@ -346,11 +346,11 @@ label_values! {
 label_values! {
     /// Why a bridge ended the connection of a router that follows what is published once more.
     RepublishCut: "reason" {
-        /// It takes what is sent too slowly.
+        /// The router takes what is sent too slowly.
         Slow => "slow",
-        /// It sends more than subscriptions and questions need.
+        /// The router sends more than subscriptions and questions need.
         TooMuch => "too_much",
-        /// It does not speak ZMTP 3 as such a client does.
+        /// The router does not speak ZMTP 3 as such a client does.
         Protocol => "protocol",
         /// There are too many connections.
         TooMany => "too_many",
@@ -471,7 +471,7 @@ label_values! {
 }
 
 label_values! {
-    /// What a lane spends its time on.
+    /// The kinds of work that a lane spends its time on.
     LaneWork: "work" {
         /// Decoding and applying event batches.
         Events => "events",
@@ -507,9 +507,9 @@ label_values! {
     OutcomeRefusal: "reason" {
         /// The payload or the subject is no report.
         Undecodable => "undecodable",
-        /// It speaks another version of the contract.
+        /// The report speaks another version of the contract.
         UnsupportedVersion => "unsupported_version",
-        /// It has more outcomes than a report may have.
+        /// The report has more outcomes than one may have.
         TooMany => "too_many",
         /// The namespace is not known.
         UnknownNamespace => "unknown_namespace",
@@ -523,9 +523,9 @@ label_values! {
 label_values! {
     /// An event of a connection.
     ConnectionEvent: "event" {
-        /// It is established, for the first time or again.
+        /// The connection is established, for the first time or again.
         Connected => "connected",
-        /// It was lost.
+        /// The connection was lost.
         Disconnected => "disconnected",
         /// Messages were discarded because this program took them too slowly.
         SlowConsumer => "slow_consumer",

@@ -22,7 +22,7 @@ pub(super) struct LeasedSeries {
 }
 
 impl LeasedSeries {
-    /// Those that are `declared`.
+    /// The series that are `declared`.
     pub(super) fn new(declared: impl IntoIterator<Item = MetricDescription>) -> Self {
         Self {
             declared: declared.into_iter().map(|metric| (metric.name, metric)).collect(),

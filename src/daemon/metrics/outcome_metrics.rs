@@ -1,4 +1,4 @@
-//! What is counted of outcomes: what answers promised, and what requests then found.
+//! The metrics of outcomes: what answers promised, and what requests then found.
 
 use std::fmt::Display;
 
@@ -44,12 +44,12 @@ metric_group! {
     }
 }
 
-/// What one request was promised, and what it found.
+/// The blocks that one request was promised, and those that it found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedOutcome {
     /// Blocks that the answer promised.
     pub promised_blocks: u64,
-    /// Those of them that the request did not find.
+    /// Promised blocks that the request did not find.
     pub missing_blocks: u64,
     /// Blocks that it found beyond those.
     pub unpromised_blocks: u64,

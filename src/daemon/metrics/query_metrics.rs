@@ -22,12 +22,12 @@ static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() };
 static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
     [const { LogGate::new() }; ReplyDropReason::COUNT];
 
-/// What an answer found of one prompt.
+/// The blocks that an answer found of one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnsweredPrompt {
     /// The prompt's blocks.
     pub asked_blocks: u32,
-    /// Those that the best holder has.
+    /// Blocks that the best holder has.
     pub matched_blocks: u32,
     /// The most of them that a request can reuse from one holder.
     pub usable_blocks: u32,

@@ -49,10 +49,10 @@ pub(crate) struct BrokenPromise {
 /// Why a report was refused as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReportError {
-    /// It speaks another version of the contract.
+    /// The report speaks another version of the contract.
     #[error("version {0} is not known; this daemon speaks 1")]
     Version(u64),
-    /// It has too many outcomes.
+    /// The report has too many outcomes.
     #[error("{0} outcomes are more than the {OUTCOMES_MAX} of a report; send several")]
     TooMany(usize),
     /// No such namespace is known.

@@ -16,7 +16,7 @@ pub(crate) struct Tally {
     pub(crate) requests: u64,
     /// Blocks that answers promised to them.
     pub(crate) promised_blocks: u64,
-    /// Those of them that the requests did not find.
+    /// Promised blocks that the requests did not find.
     pub(crate) missing_blocks: u64,
     /// Blocks that they found beyond those.
     pub(crate) unpromised_blocks: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Tally {
 
 /// Fewer promised blocks say little: a block or two are evicted between any answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Of so many promised blocks one may be missing.
+/// The number of promised blocks of which one may be missing.
 const BROKEN_SHARE: u64 = 20;
 
 impl Tally {

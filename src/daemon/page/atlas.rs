@@ -18,7 +18,7 @@ pub(super) const NODES_MAX: usize = 400;
 /// Names of holders that a node has at most; explaining it gives all.
 const NAMES_MAX: usize = 4;
 
-/// What the weight of a prefix is.
+/// The weight that a prefix has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lens {
     /// How many queries of the sample asked for it.
@@ -44,7 +44,7 @@ pub(super) struct Branch {
 /// The hottest prefixes of a namespace, at one time.
 #[derive(Debug, Serialize)]
 pub(super) struct Atlas {
-    /// What all weights add up to.
+    /// The sum of all weights.
     pub(super) total: u64,
     /// Over how many seconds the sample reaches; none where it is no sample.
     pub(super) seconds: Option<u64>,

@@ -25,7 +25,7 @@ struct Explanation {
     start: usize,
     end: usize,
     block_size: u32,
-    /// Those that hold at least the first block of the whole prefix, deepest first.
+    /// The holders of at least the first block of the whole prefix, deepest first.
     holders: Vec<HolderJson>,
     holders_total: u32,
     /// How many hold the whole prefix.
@@ -47,10 +47,10 @@ struct HolderJson {
     dropped_out: Option<(u32, u32)>,
 }
 
-/// What it would cost if nobody held the node's blocks any more.
+/// The cost if nobody held the node's blocks any more.
 #[derive(Serialize)]
 struct Loss {
-    /// What is held at and below the first block of the node: none of it could be found.
+    /// The blocks that are held at and below the first block of the node: none of them could be found.
     below: Below,
     /// Queries of the sample that ask for the whole prefix, of how many, over how many seconds.
     asking: usize,

@@ -1,4 +1,4 @@
-//! What has changed of the holders since a client last heard of them.
+//! The changes of the holders since a client last heard of them.
 //!
 //! All streams share one book. It numbers each look at the index, and notes with every holder the number of the look at which something
 //! about it was last new. A client that has heard of look 7 is sent the holders with a greater number.
@@ -26,7 +26,7 @@ pub(super) struct Fleet {
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, Entry>>,
     gone: VecDeque<(u64, Number)>,
-    /// Who has heard of less than this look must be told everything.
+    /// The earliest look since which all changes are remembered: a client behind it must be told everything.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -47,7 +47,7 @@ struct Entry {
     seen: u64,
 }
 
-/// What is shown of a holder, besides its name.
+/// The facts that are shown of a holder, besides its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     blocks: u64,
@@ -58,7 +58,7 @@ struct Facts {
     parked_events: u32,
 }
 
-/// What a client is told. Numbers stand in arrays, in this order, to keep a frame of thousands of holders short:
+/// The changes that a client is told. Numbers stand in arrays, in this order, to keep a frame of thousands of holders short:
 ///
 /// * `added`: number, namespace, worker, rank;
 /// * `profiles`: number, address, labels; of those that have either, or have lost it;
@@ -165,7 +165,7 @@ impl Fleet {
         }
     }
 
-    /// What is new for a client that has heard of `heard`, which is brought up to date. A new client has heard of 0.
+    /// The changes for a client that has heard of `heard`, which is brought up to date. A new client has heard of 0.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

@@ -92,7 +92,7 @@ fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     lineage_hashes(&sequence).map_while(Result::ok).collect()
 }
 
-/// What is held at and below a block.
+/// The blocks that are held at and below a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(super) struct Below {
     /// Different blocks.

@@ -56,7 +56,7 @@ const WAITING_MAX: usize = 16;
 /// Atlases that are kept, so that a prefix in one can be explained.
 const ATLASES_MAX: usize = 8;
 
-/// What the page shows, read from the daemon.
+/// The page's data, read from the daemon.
 pub(crate) struct Page {
     answerer: Answerer,
     readiness: Arc<Readiness>,
@@ -174,7 +174,7 @@ impl Page {
         }
     }
 
-    /// What `work` gives, made on a thread for blocking work.
+    /// The JSON that `work` gives, made on a thread for blocking work.
     async fn json(
         self: Arc<Self>,
         work: impl FnOnce(&Self) -> Result<String, Refusal> + Send + 'static,

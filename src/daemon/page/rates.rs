@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::daemon::queries::AnswerCounts;
 
-/// What happened in a second, on average since the last reading.
+/// The rates of a second, on average since the last reading.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Rates {
     /// Batches applied.
@@ -32,9 +32,9 @@ pub(super) struct Rates {
     empty: f64,
     /// Half of the queries took at most so long; none where there were none.
     query_p50_us: Option<f64>,
-    /// Of a hundred queries, 99 took at most so long.
+    /// The time within which 99 of a hundred queries were answered.
     query_p99_us: Option<f64>,
-    /// Of a hundred batches, 99 were applied within so long.
+    /// The time within which 99 of a hundred batches were applied.
     apply_p99_us: Option<f64>,
     /// Messages that wait for a lane now.
     waiting: f64,
@@ -42,7 +42,7 @@ pub(super) struct Rates {
     resident_bytes: f64,
 }
 
-/// What is read of the metrics, summed over all labels but a histogram's bound.
+/// The values read of the metrics, summed over all labels but a histogram's bound.
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,

@@ -30,7 +30,7 @@ const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// The least time between two atlases; more if making one takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// What making atlases may take of the time of one core: one part in so many.
+/// The share of one core's time that making atlases may take: one part in so many.
 const ATLAS_SHARE: u32 = 20;
 /// Life of a stream: shorter than that of a connection, with the time for which one may have been idle before.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
@@ -48,7 +48,7 @@ static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     DegradedReason::ALL.map(mend).into()
 });
 
-/// What does not change while the daemon runs.
+/// The facts that do not change while the daemon runs.
 #[derive(Serialize)]
 struct Hello {
     version: &'static str,

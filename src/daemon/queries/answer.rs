@@ -129,7 +129,7 @@ impl Answerer {
         &self.namespaces
     }
 
-    /// What says which holders are verified.
+    /// The record of which holders are verified.
     pub(crate) fn trust(&self) -> &StreamTrust {
         &self.trust
     }
@@ -272,7 +272,7 @@ impl Answerer {
         Ok(reply)
     }
 
-    /// What a search finds, with what is in doubt of it and what it may lack.
+    /// The findings of a search, with what is in doubt of it and what it may lack.
     fn searched(
         &self,
         doubts: &Doubts<'_, '_>,
@@ -367,10 +367,10 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// What has to be known from before a search.
+/// The facts that have to be known from before a search.
 struct Doubts<'f, 'n> {
     namespace: &'n Namespace,
-    /// What is asked for.
+    /// The key that is asked for.
     key: &'n QueryKey,
     before: DoubtfulHolders,
     look: Look<'f>,
@@ -449,7 +449,7 @@ fn most_of(options: &QueryOptions) -> usize {
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
-/// Those of the holders found that have as many blocks as the options ask for.
+/// The holders found that have as many blocks as the options ask for.
 fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
     let found = matches.holders();

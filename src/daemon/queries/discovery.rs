@@ -24,13 +24,13 @@ use kvatlas_core::wire::{Subjects, WireError};
 
 use super::requests::{Asked, ServedRequests};
 
-/// What the service is called; every daemon and gateway is one instance.
+/// The name of the service; every daemon and gateway is one instance.
 const NAME: &str = "kvatlas";
 const DESCRIPTION: &str = "Who holds which prefix of a prompt in its KV cache";
 /// Longest text of an error that is told.
 const ERROR_CHARACTERS_MAX: usize = 512;
 
-/// What one endpoint has done since the start.
+/// The counts of one endpoint since the start.
 #[derive(Debug, Default)]
 struct EndpointCounts {
     requests: AtomicU64,
@@ -39,7 +39,7 @@ struct EndpointCounts {
     last_error: Mutex<String>,
 }
 
-/// What the requests of a process came to, over all its connections.
+/// The counts of the requests of a process, over all its connections.
 #[derive(Debug)]
 pub(crate) struct ServiceCounts {
     queries: EndpointCounts,
@@ -74,7 +74,7 @@ impl ServiceCounts {
     }
 }
 
-/// Who an instance is; part of every answer.
+/// The identity of an instance; part of every answer.
 #[derive(Debug, Clone, Serialize)]
 struct Identity {
     name: &'static str,

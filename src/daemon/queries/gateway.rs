@@ -37,7 +37,7 @@ pub(super) struct GatewaySettings {
     pub(super) gathers_max: usize,
     /// Bounds on requests.
     pub(super) limits: Live<WireLimits>,
-    /// Who sees every request.
+    /// The observers of every request.
     pub(super) observers: Observers,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Gateway {
     connected: Connected,
 }
 
-/// What the gathers under way share.
+/// The parts that the gathers under way share.
 struct Parts {
     asker: ShardAsker,
     responder: Responder,

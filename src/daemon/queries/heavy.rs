@@ -31,11 +31,11 @@ pub(super) const PIECE: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, Waiting>>);
 
-/// Those of one namespace.
+/// The heavy requests of one namespace.
 #[derive(Debug)]
 struct Waiting {
     turn: Arc<Semaphore>,
-    /// Of those that wait, and of the one whose turn it is.
+    /// The work of those that wait, and of the one whose turn it is.
     work: u64,
 }
 

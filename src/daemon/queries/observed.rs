@@ -1,4 +1,4 @@
-//! What is seen of requests from outside: counts for who asks after services, and spans for who traces.
+//! The observers of requests from outside: counts for who asks after services, and spans for who traces.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use kvatlas_core::wire::WireError;
 use super::discovery::ServiceCounts;
 use super::requests::Asked;
 
-/// Those who see requests. Clones are the same.
+/// The observers of requests. Clones are the same.
 #[derive(Debug, Clone)]
 pub(super) struct Observers {
     counts: Arc<ServiceCounts>,
-    /// None where there is no collector.
+    /// The tracer; none where there is no collector.
     tracer: Option<Tracer>,
 }
 
@@ -27,7 +27,7 @@ impl Observers {
         }
     }
 
-    /// What was counted.
+    /// The counts so far.
     pub(super) fn counts(&self) -> Arc<ServiceCounts> {
         Arc::clone(&self.counts)
     }

@@ -1,10 +1,10 @@
-//! What an answer found of each prompt, as metrics and the page count it.
+//! The findings of an answer for each prompt, as metrics and the page count them.
 
 use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
 
-/// What was found of each prompt of a batch that was answered.
+/// The findings for each prompt of a batch that was answered.
 pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPrompt> {
     reply.results.iter().filter_map(|result| match result {
         QueryResult::Reply(reply) => Some(prompt_of(reply)),
@@ -12,7 +12,7 @@ pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPro
     })
 }
 
-/// What an answer found of its prompt, as far as it says.
+/// The findings of an answer for its prompt, as far as it says.
 pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     let most = |blocks: fn(&HolderMatch) -> u32| reply.holders.iter().map(blocks).max().unwrap_or_default();
     AnsweredPrompt {

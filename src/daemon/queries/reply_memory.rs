@@ -10,7 +10,7 @@ const PIECE_BYTES: usize = 16 << 10;
 /// A longer reply keeps the memory that it was made in.
 const COPIED_BYTES_MAX: usize = 2 << 10;
 
-/// Where the short replies of one connection are copied to.
+/// The memory that the short replies of one connection are copied to.
 ///
 /// A waiting reply keeps its piece. Replies are sent in the order in which they were made: beside pieces full of waiting replies there are two
 /// at most.

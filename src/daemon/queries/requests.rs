@@ -51,7 +51,7 @@ pub(super) struct ServedRequests {
 }
 
 impl ServedRequests {
-    /// Those under `subjects` that fall to a member of `queue_group`.
+    /// The requests under `subjects` that fall to a member of `queue_group`.
     ///
     /// With a shard, those on the shards' subjects that fall to a replica of the shard. Each shard is a queue group of its own, so every
     /// shard gets every request.
@@ -70,7 +70,7 @@ impl ServedRequests {
         }
     }
 
-    /// Who shares the requests.
+    /// The queue group that shares the requests.
     pub(super) fn queue_group(&self) -> &str {
         &self.queue_group
     }
@@ -85,7 +85,7 @@ impl ServedRequests {
         self.shard
     }
 
-    /// Where replicas that answer the same requests tell which holders they know.
+    /// The subject on which replicas that answer the same requests tell which holders they know.
     pub(super) fn roster_subject(&self) -> String {
         self.subjects.roster(&self.queue_group)
     }
@@ -248,7 +248,7 @@ pub(super) struct LastingRequests {
 
 type Rejoining = Pin<Box<dyn Future<Output = Result<Requests, SubscribeError>> + Send>>;
 
-/// What [`LastingRequests::next`] has.
+/// The outcome of [`LastingRequests::next`].
 pub(super) enum NextRequest {
     /// A request.
     Request(Asked, Message),

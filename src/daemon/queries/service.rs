@@ -56,7 +56,7 @@ struct Answering {
     observers: Observers,
     /// Room for requests that wait.
     room: Room,
-    /// Those that answer heavy requests.
+    /// The tasks that answer heavy requests.
     heavy: TaskTracker,
 }
 

@@ -30,10 +30,10 @@ const ROSTER_BYTES_MAX: usize = 128 << 20;
 /// After so long without a roster the other does not count as serving: it may be gone without the broker having noticed.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// What a starting replica compares.
+/// The parts with which a starting replica compares rosters.
 pub(super) struct Settling {
     pub(super) client: Client,
-    /// Where replicas that answer the same requests tell their rosters.
+    /// The subject on which replicas that answer the same requests tell their rosters.
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,

@@ -25,7 +25,7 @@ pub(crate) struct ShardAsker {
     /// How long the shards have to answer.
     deadline: Duration,
     metrics: GatherMetrics,
-    /// Of the namespaces that a shard knew.
+    /// Metrics of the namespaces that a shard knew.
     namespaces: QueryMetricsByNamespace,
 }
 

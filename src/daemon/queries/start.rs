@@ -147,7 +147,7 @@ pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, Connect
     Ok(client)
 }
 
-/// What asks the shards for a listener, on that connection.
+/// The client that asks the shards for a listener, on that connection.
 ///
 /// # Errors
 ///

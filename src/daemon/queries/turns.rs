@@ -28,7 +28,7 @@ pub(super) struct Connected {
     pub(super) client: Client,
     /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
     pub(super) refusals: watch::Receiver<u64>,
-    /// What has been received and not been taken.
+    /// The messages that have been received and not been taken.
     pub(super) intake: Arc<Intake>,
     /// Becomes true when the server is about to shut down.
     is_lame: watch::Receiver<bool>,
@@ -119,7 +119,7 @@ impl Connector {
 /// Calls back whenever the server has confirmed the subscriptions.
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
-/// What serves on a connection, one after the other.
+/// The services on a connection, one after the other.
 struct Turns<Serve> {
     connector: Connector,
     stop: CancellationToken,

@@ -15,7 +15,7 @@ const REPEATED_MIN: usize = 3;
 /// How long a search is repeated beyond that: longer than most batches take to apply.
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
-/// What a search found, and whom it may have seen in parts.
+/// The findings of a search, and the holders that it may have seen in parts.
 pub(super) struct Seen<T> {
     pub(super) found: T,
     changing: SeenInParts,
@@ -77,7 +77,7 @@ impl<T> Seen<T> {
 
 #[cfg(test)]
 impl<T> Seen<T> {
-    /// What was found while batches of these holders came.
+    /// The findings while batches of these holders came.
     pub(super) fn while_changing(found: T, holders: Vec<HolderId>) -> Self {
         let changing = SeenInParts::These(holders);
         Self { found, changing }

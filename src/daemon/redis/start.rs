@@ -29,7 +29,7 @@ pub enum RedisStartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
     /// The password.

@@ -1,4 +1,4 @@
-//! Where the answers of all publishers come: one subscription, and a queue for each attempt.
+//! The inbox for the answers of all publishers: one subscription, and a queue for each attempt.
 //!
 //! An attempt may be slow to take its answer: it waits for a slot, or works on a chunk. The client library bounds what waits in
 //! messages only. So messages are taken at once, and wait here, bounded in bytes.
@@ -22,7 +22,7 @@ use kvatlas_core::wire::ERROR_CODE_HEADER;
 
 use super::assembly::AnswerLimits;
 
-/// What a message takes beside its payload while it waits, about.
+/// The bytes that a waiting message takes beside its payload, about.
 const WORD_BYTES: usize = 64;
 /// Messages that are taken before anything else is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
@@ -174,7 +174,7 @@ impl Answers {
 }
 
 impl Reply {
-    /// Where the publisher is to answer.
+    /// The subject on which the publisher is to answer.
     pub(super) fn subject(&self) -> String {
         format!("{}{:016x}", self.answers.prefix, self.token)
     }

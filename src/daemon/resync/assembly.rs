@@ -16,7 +16,7 @@ pub(super) struct AnswerLimits {
     pub(super) chunks_max: u32,
 }
 
-/// What is known without the answer. An answer that contradicts it is not believed.
+/// The facts that are known without the answer. An answer that contradicts them is not believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Evidence {
     /// The newest batch that had been received when the publisher was asked.
@@ -43,7 +43,7 @@ pub(super) enum Taken {
 pub(super) struct Assembly {
     request: ResyncRequest,
     evidence: Evidence,
-    /// Those of the namespace.
+    /// The settings of the namespace.
     settings: NamespaceSettings,
     limits: AnswerLimits,
     wire: WireLimits,

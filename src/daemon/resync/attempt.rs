@@ -52,16 +52,16 @@ impl ResyncSettings {
     }
 }
 
-/// What a resyncer works with.
+/// The parts that a resyncer works with.
 pub(super) struct ResyncerParts {
     pub(super) client: Client,
     /// The answers that are expected.
     pub(super) answers: Arc<Answers>,
-    /// Where publishers are asked.
+    /// The subjects on which publishers are asked.
     pub(super) subjects: Subjects,
     /// The namespaces of the holders that are looked at.
     pub(super) namespaces: Arc<Namespaces>,
-    /// Where the answers are applied.
+    /// The lanes in which the answers are applied.
     pub(super) pool: Arc<LanePool>,
     /// Whether the stream is followed. If it is not, no answer proves anything.
     pub(super) trust: Arc<StreamTrust>,

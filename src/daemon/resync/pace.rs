@@ -24,7 +24,7 @@ impl Attempts {
         !self.is_busy && self.not_before.is_none_or(|time| now >= time)
     }
 
-    /// What the attempts so far promise.
+    /// The prospect after the attempts so far.
     pub(super) fn prospect(&self) -> Prospect {
         match (self.failures, self.was_silent) {
             (0, _) => Prospect::First,

@@ -1,16 +1,16 @@
-//! Whom to ask next: fair by worker, first tries before repeated ones, those that were silent last.
+//! The queue of publishers to ask: fair by worker, first tries before repeated ones, those that were silent last.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// What is known of a holder's publisher. Lower ones are asked first.
+/// The prospect that a holder's publisher answers. Lower ones are asked first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Prospect {
-    /// It has not been asked since the doubt began.
+    /// The publisher has not been asked since the doubt began.
     First,
-    /// It has answered, but the holder is in doubt again or still.
+    /// The publisher has answered, but the holder is in doubt again or still.
     Again,
-    /// It did not answer the last time.
+    /// The publisher did not answer the last time.
     Silent,
 }
 

@@ -1,4 +1,4 @@
-//! Whose a bucket is: all replicas of one deployment use it, and nobody else.
+//! The claim on a bucket: all replicas of one deployment use it, and nobody else.
 //!
 //! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated, and a fresh one
 //! would start from a snapshot without its own workers. So an object without content says which deployment the bucket belongs to.
@@ -57,7 +57,7 @@ impl fmt::Display for Deployment {
 /// Why a bucket is not claimed.
 #[derive(Debug)]
 pub(super) enum ClaimError {
-    /// It belongs to another deployment.
+    /// The bucket belongs to another deployment.
     Taken {
         /// Which.
         deployment: String,

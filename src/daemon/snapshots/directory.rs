@@ -24,7 +24,7 @@ const TEMPORARY_PREFIX: &str = ".writing-";
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {} {}: {source}", action.words(), path.display())]
 pub struct DirectoryError {
-    /// What was attempted.
+    /// The action that was attempted.
     pub action: DirectoryAction,
     /// On which path.
     pub path: PathBuf,
@@ -121,7 +121,7 @@ pub(super) struct Temporary<'a> {
 }
 
 impl Temporary<'_> {
-    /// Where it lies.
+    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

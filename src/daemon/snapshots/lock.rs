@@ -25,7 +25,7 @@ pub enum LockError {
     Taken {
         /// The directory.
         path: PathBuf,
-        /// What the other daemon calls itself.
+        /// The name that the other daemon gives itself.
         owner: String,
     },
     /// The file cannot be locked.

@@ -59,7 +59,7 @@ pub enum ObjectStoreError {
     Taken {
         /// Its name.
         bucket: String,
-        /// Whose snapshots it has.
+        /// The deployment whose snapshots it has.
         deployment: String,
         /// The daemon that said so.
         instance: String,
@@ -85,14 +85,14 @@ pub enum ObjectStoreError {
     /// An object could not be sent, fetched or removed.
     #[error("cannot {action} {name}: {reason}")]
     Object {
-        /// What was attempted.
+        /// The action that was attempted.
         action: &'static str,
         /// The object.
         name: String,
         /// The client's words.
         reason: String,
     },
-    /// It is larger than it may be.
+    /// The object is larger than it may be.
     #[error("{name} has more than {bytes_max} bytes; raise snapshots.object_store_max_bytes")]
     TooLarge {
         /// The object.
@@ -103,7 +103,7 @@ pub enum ObjectStoreError {
     /// The file cannot be read or written.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// It took too long.
+    /// The request took too long.
     #[error("not within {0:?}, see snapshots.object_store_patience_seconds")]
     TimedOut(Duration),
 }

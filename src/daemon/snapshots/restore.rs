@@ -25,11 +25,11 @@ use super::storage::open_regular;
 pub struct Restored {
     /// The file.
     pub path: PathBuf,
-    /// What it holds.
+    /// The totals of what it holds.
     pub totals: SnapshotTotals,
     /// When it was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// Where the events stream goes on behind the snapshot; none where it says nothing about the stream.
+    /// The place where the events stream goes on behind the snapshot; none where the snapshot says nothing about the stream.
     pub cursor: Option<StreamCursor>,
     /// How long it took to check and load.
     pub elapsed: Duration,
@@ -54,7 +54,7 @@ pub struct Restorer {
     pub limits: WireLimits,
     /// The events stream that will be read behind the snapshot; none with core NATS.
     pub stream: Option<String>,
-    /// Where to go on in the stream: set by [`Self::restore_newest`].
+    /// The place in the stream where to go on: set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
     /// Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
     pub trust: Arc<StreamTrust>,
@@ -189,7 +189,7 @@ impl Restorer {
 struct Restoring {
     /// The last one.
     holder: Option<HolderFrame>,
-    /// Those whose blocks are in forests.
+    /// The holders whose blocks are in forests.
     in_forest: Vec<HolderFrame>,
 }
 

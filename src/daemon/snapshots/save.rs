@@ -57,7 +57,7 @@ pub struct Saved {
     pub path: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// What it holds.
+    /// The totals of what it holds.
     pub totals: SnapshotTotals,
     /// How long it took.
     pub elapsed: Duration,

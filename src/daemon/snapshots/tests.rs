@@ -380,7 +380,7 @@ fn removed(hashes: std::ops::Range<u64>) -> Event {
     Event::Removed(RemovedBlocks::by_sequence(hashes.map(SequenceHash).collect()))
 }
 
-/// What a worker's batches 2 to 4 are, in the middle of a snapshot.
+/// The events in a worker's batches 2 to 4, in the middle of a snapshot.
 type Meanwhile = Vec<(u64, u64, Vec<Event>)>;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,7 +69,7 @@ pub(crate) struct CoreNatsSource {
     tracer: Option<Tracer>,
 }
 
-/// What a [`CoreNatsSource`] is told of its connection.
+/// The news of its connection that a [`CoreNatsSource`] is told.
 pub(super) struct Notices {
     /// Counts the incidents that may have lost messages. The stream must be doubted before it changes.
     pub(super) incidents: watch::Receiver<u64>,
@@ -77,7 +77,7 @@ pub(super) struct Notices {
     pub(super) refusals: watch::Receiver<u64>,
     /// Messages that the client buffers for the subscription, at most.
     pub(super) buffered_max: usize,
-    /// What the connection has received and nobody has taken; it is told here what is taken.
+    /// The messages that the connection has received and nobody has taken; it is told here what is taken.
     pub(super) intake: Arc<Intake>,
     /// Opens spans, where there is a collector.
     pub(super) tracer: Option<Tracer>,
@@ -256,7 +256,7 @@ impl CoreNatsSource {
     }
 }
 
-/// What has been taken: messages in all, and bytes that the intake has not been told of.
+/// The messages that have been taken: messages in all, and bytes that the intake has not been told of.
 #[derive(Default)]
 struct Taken {
     messages: usize,

@@ -79,11 +79,11 @@ pub(crate) struct JetStreamSource {
     tracer: Option<Tracer>,
 }
 
-/// What a [`JetStreamSource`] works with, beside the connection.
+/// The parts that a [`JetStreamSource`] works with, beside the connection.
 pub(super) struct JetStreamParts {
     /// The subject of all events.
     pub(super) subject: String,
-    /// Where messages go.
+    /// The lanes that messages go to.
     pub(super) pool: Arc<LanePool>,
     /// The stream.
     pub(super) config: StreamConfig,
@@ -91,7 +91,7 @@ pub(super) struct JetStreamParts {
     pub(super) lag_max: usize,
     /// Says which holders are verified. A stall must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
-    /// Where to go on reading; kept up to date.
+    /// The place where to go on reading; kept up to date.
     pub(super) position: Arc<StreamPosition>,
     /// Must change whenever the connection broke.
     pub(super) incidents: watch::Receiver<u64>,
@@ -133,11 +133,11 @@ impl Attached {
 /// Why a consumer has to be made anew, and the detail for the log.
 type Broken = (ConsumerReset, String);
 
-/// What a consumer begins with.
+/// The check that a consumer begins with.
 struct Check {
     /// Number of the last message that was read.
     sequence: u64,
-    /// What it is recognised by.
+    /// The digest by which the message is recognised.
     digest: u64,
     /// Before the first message of the stream.
     beginning: StreamCursor,
@@ -281,7 +281,7 @@ impl JetStreamSource {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
 
-    /// Where to go on in the stream. Messages before it that were never read are lost.
+    /// The place where to go on in the stream. Messages before it that were never read are lost.
     fn resume(&self, stream: &EventStream) -> StreamCursor {
         let (beginning, span) = (stream.beginning(), stream.span());
         let cursor = match self.position.get() {
@@ -395,7 +395,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Where no message has come since the last look, one that is known to be in the stream may be gone: a new consumer shows it.
+    /// Looks for the next message that is known to be in the stream: where none has come since the last look, it may be gone, and a new
+    /// consumer shows it.
     fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
         let last = self.position.sequence();
         if attached.looked_at.replace(last) != Some(last) {
@@ -530,7 +531,7 @@ impl JetStreamSource {
     }
 }
 
-/// What the stream is to be compared with before it is read on behind `cursor`; nothing where the message at the cursor is not known or no
+/// The check of the stream before it is read on behind `cursor`; nothing where the message at the cursor is not known or no
 /// longer there.
 fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<Check> {
     let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;

@@ -23,7 +23,7 @@ pub(super) struct Pulse {
     freshness: Arc<Freshness>,
     inbox: String,
     echoes: Subscriber,
-    /// None where nobody asks how old the state is.
+    /// The pause between pulses; none where nobody asks how old the state is.
     interval: Option<Duration>,
     /// When the next one is due.
     due: Pin<Box<Sleep>>,
@@ -32,7 +32,7 @@ pub(super) struct Pulse {
     sent: u64,
 }
 
-/// What [`Pulse::beat`] has.
+/// The outcome of [`Pulse::beat`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beat {
     /// The pulse was sent.

@@ -1,4 +1,4 @@
-//! Who publishes, after the events have begun to be followed.
+//! The roll call of those who publish, after the events have begun to be followed.
 //!
 //! Core NATS keeps no message from before a subscription, and a worker that nothing has come of is in no answer. Publishers send something
 //! every second. So once a subscription has stood for longer than that, everybody is known, and answers lack nobody.
@@ -19,7 +19,7 @@ const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis
 /// The time in which those who publish show themselves.
 pub(super) struct RollCall {
     generation: StreamGeneration,
-    /// None once it is over.
+    /// The end of the roll call; none once it is over.
     end: Option<Pin<Box<Sleep>>>,
 }
 

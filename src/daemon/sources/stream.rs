@@ -16,7 +16,7 @@ const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Why the events stream cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// It does not exist and is not to be created.
+    /// The stream does not exist and is not to be created.
     #[error("the stream {name} does not exist; create it, or set events.stream_create")]
     Missing {
         /// Its name.
@@ -40,7 +40,7 @@ pub(super) enum StreamError {
         /// The client's words.
         source: CreateStreamError,
     },
-    /// It holds other messages than our events.
+    /// The stream holds other messages than our events.
     #[error(
         "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other, so that its numbers prove \
          that nothing was lost; correct it, or name another in events.stream"
@@ -50,10 +50,10 @@ pub(super) enum StreamError {
         name: String,
         /// Its subjects.
         subjects: Vec<String>,
-        /// What they must be.
+        /// The subjects that it must have.
         expected: String,
     },
-    /// It drops messages once they have been read.
+    /// The stream drops messages once they have been read.
     #[error(
         "the stream {name} does not have the retention policy \"limits\"; correct it, or name another in events.stream"
     )]
@@ -76,7 +76,7 @@ pub(super) enum StreamError {
     Probe {
         /// Its name.
         name: String,
-        /// What came instead.
+        /// The trouble that came instead.
         reason: String,
     },
     /// The server does not create a consumer.
@@ -142,7 +142,7 @@ impl EventStream {
         Ok(Self { stream, subject })
     }
 
-    /// What it had when it was looked up.
+    /// The span that it had when it was looked up.
     pub(super) fn span(&self) -> StreamSpan {
         let state = &self.stream.cached_info().state;
         StreamSpan {

@@ -44,7 +44,8 @@ enum ExportError {
     TimedOut(Duration),
 }
 
-/// What opens spans where a collector is configured, and the task that sends them until `stop` is cancelled and all have been sent.
+/// The tracer that opens spans where a collector is configured, and the task that sends them until `stop` is cancelled and all have been
+/// sent.
 pub(crate) fn start_traces(
     config: &TracesConfig,
     instance: String,

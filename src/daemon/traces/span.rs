@@ -17,9 +17,9 @@ const TEXT_CHARACTERS_MAX: usize = 256;
 /// On which side of an exchange a span is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
-    /// It answers a request.
+    /// The span answers a request.
     Server,
-    /// It takes in a message.
+    /// The span takes in a message.
     Consumer,
 }
 
@@ -120,7 +120,7 @@ impl OpenSpan {
         Some(span.context.below(span.span_id))
     }
 
-    /// What it is about has failed.
+    /// Notes that the work of the span has failed.
     pub(crate) fn fail(&mut self, error: &dyn std::fmt::Display) {
         if let Some(span) = &mut self.0.span {
             span.error = Some(cut(&error.to_string()));

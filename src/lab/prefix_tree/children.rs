@@ -82,7 +82,7 @@ impl<K: Copy + Eq + Hash, G> Children<K, G> {
         nodes.map(|(_, node)| node)
     }
 
-    /// What they take beside their own size, without the nodes, in bytes.
+    /// The bytes that they take beside their own size, without the nodes.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::Few(_) => 0,

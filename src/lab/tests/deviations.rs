@@ -1,4 +1,4 @@
-//! What each design does differently from the published one or from the truth, pinned down with examples.
+//! The deviations of each design from the published one, or from the truth, pinned down with examples.
 
 use std::num::NonZeroUsize;
 
@@ -33,7 +33,7 @@ fn depth(index: &dyn PrefixIndex, path: &[u32]) -> u32 {
     of_holder.map_or(0, |depth| depth.matched_blocks)
 }
 
-/// What every design says after the same changes; the exact ones first.
+/// The depths that every design gives after the same changes; the exact ones first.
 fn depths(change: impl Fn(&mut dyn PrefixIndex), path: &[u32]) -> Vec<(Design, u32)> {
     let depth_in = |design: Design| {
         let mut index = design.build(2).unwrap();

@@ -39,7 +39,7 @@ pub(super) fn query(symbols: &[u32]) -> PrefixQuery {
     PrefixQuery::new(&contents)
 }
 
-/// What everybody holds.
+/// The blocks that everybody holds.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     held: BTreeMap<HolderNumber, HashSet<Prefix>>,

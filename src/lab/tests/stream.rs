@@ -15,7 +15,7 @@ pub(super) enum Alphabet {
     Distinct,
 }
 
-/// What a stream looks like.
+/// The shape of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) alphabet: Alphabet,

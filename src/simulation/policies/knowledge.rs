@@ -1,4 +1,4 @@
-//! What a router knows about the caches: what an index has heard, or what the router itself assumes.
+//! A router's knowledge of the caches: what an index has heard, or what the router itself assumes.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -18,13 +18,13 @@ use super::super::fleet::{FleetSize, RANK, events_of};
 pub(super) enum Change {
     /// Blocks of full attention.
     Blocks(Event),
-    /// These blocks got a block of the windows or states.
+    /// Blocks that got a block of the windows or states.
     SidesStored(Vec<SequenceHash>),
-    /// These blocks lost theirs.
+    /// Blocks that lost theirs.
     SidesEvicted(Vec<SequenceHash>),
 }
 
-/// What an admission changed, in the order that promises too much at no time.
+/// The changes of an admission, in the order that promises too much at no time.
 pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<Change> {
     let blocks = events_of(chain, &admission);
     let mut changes = vec![Change::SidesEvicted(admission.sides_evicted)];
@@ -120,7 +120,7 @@ impl Heard {
     }
 }
 
-/// What one router assumes: that a worker keeps what the router sent to it, as long as its cache has room. It knows the model.
+/// The assumption of one router: that a worker keeps what the router sent to it, as long as its cache has room. It knows the model.
 pub(super) struct Guesses {
     caches: Vec<PrefixCache>,
 }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Of a worker that is emptied at times the index knows what its cache would say, also of prompts that it was never asked for.
+        /// The index knows of a worker that is emptied at times what its cache would say, also of prompts that it was never asked for.
         #[test]
         fn what_is_heard_is_the_cache(
             capacity in 4_usize..30,

@@ -53,7 +53,7 @@ pub struct ServiceModel {
     pub event_delay_us: u64,
     /// Time between two heartbeats of a worker, in microseconds.
     pub heartbeat_us: u64,
-    /// What a block to compute weighs beside a block in flight, where a policy weighs load.
+    /// The weight of a block to compute against a block in flight, where a policy weighs load.
     pub overlap_weight: u64,
 }
 
@@ -71,7 +71,7 @@ impl Default for ServiceModel {
     }
 }
 
-/// What goes wrong while requests arrive.
+/// The faults while requests arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scenario {
     /// Its name in tables.
@@ -136,7 +136,7 @@ impl Scenario {
     }
 }
 
-/// What is compared.
+/// The settings of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
     /// The fleet.

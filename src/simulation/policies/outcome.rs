@@ -1,4 +1,4 @@
-//! What a policy achieved.
+//! The results of a policy.
 
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::super::attention::CacheModel;
 /// The figures of one policy under one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// What went wrong meanwhile, and the model where its attention is not full.
+    /// The faults meanwhile, and the model where its attention is not full.
     pub scenario: String,
     /// The policy.
     pub policy: &'static str,

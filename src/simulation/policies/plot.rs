@@ -101,7 +101,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// Where bars may end; labels follow behind.
+    /// The place where bars may end; labels follow behind.
     const BAR_WIDTH: f64 = 560.0;
 
     fn of(outcomes: &[Outcome]) -> Self {

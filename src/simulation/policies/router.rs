@@ -89,7 +89,7 @@ impl Policy {
     }
 }
 
-/// What a router has given to one worker and has not heard the end of.
+/// The work that a router has given to one worker and has not heard the end of.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     /// Blocks that the worker still has to compute, as the router expects.
@@ -108,7 +108,7 @@ impl Load {
 #[derive(Debug)]
 pub(super) struct Router {
     loads: Vec<Load>,
-    /// What a block to compute weighs beside a block in flight.
+    /// The weight of a block to compute against a block in flight.
     overlap_weight: u64,
     next: usize,
     random: Rng,
@@ -188,7 +188,7 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Of the workers that cost about as little as the cheapest, the one with the highest score for the first blocks: rendezvous hashing
+    /// The worker with the highest score for the first blocks among those that cost about as little as the cheapest: rendezvous hashing
     /// (Thaler and Ravishankar, 1998). All routers prefer the same workers for one prompt, in the same order, without talking.
     ///
     /// Where some of the prompt is known to be cached, a tenth of the prompt's cost is about the same. Where nothing is known the

@@ -13,7 +13,7 @@ use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
 
-/// What happens at some time.
+/// The events of a run.
 enum Happening {
     /// A request arrives at a router.
     Arrival(usize),
@@ -49,7 +49,7 @@ struct Run<'a> {
     workers: Vec<Worker>,
     routers: Vec<(Router, Guesses)>,
     heard: Option<Heard>,
-    /// What was lost on the way to the index, by worker.
+    /// The changes that were lost on the way to the index, by worker.
     lost: Vec<Vec<Change>>,
     /// Requests that have not had their first token.
     open: usize,

@@ -1,4 +1,4 @@
-//! What the decoder of a `tokenizer.json` makes of one token's text.
+//! The work of the decoder of a `tokenizer.json` on one token's text.
 //!
 //! A decoder is a sequence of steps. Only steps are known whose work on a token does not depend on the tokens beside it, but for the ends of
 //! the whole text. A file with any other step is refused: a mask from a wrong text allows what is forbidden.

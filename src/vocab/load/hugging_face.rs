@@ -37,9 +37,9 @@ struct Model {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Vocab {
-    /// Of BPE: numbers by token.
+    /// Vocabulary of BPE: numbers by token.
     Numbers(HashMap<String, u64>),
-    /// Of Unigram: tokens with scores, in order.
+    /// Vocabulary of Unigram: tokens with scores, in order.
     Scores(Vec<(String, f64)>),
 }
 

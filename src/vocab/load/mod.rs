@@ -60,24 +60,24 @@ impl FromStr for VocabularyFormat {
 /// Why a file gives no vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the file cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    /// It is too large.
+    /// The file is too large.
     #[error("the file has more than {VOCABULARY_FILE_BYTES_MAX} bytes; name the file of a vocabulary")]
     FileTooLarge,
-    /// It is in no known format.
+    /// The file is in no known format.
     #[error(
         "the file is not known to be a vocabulary: name a Hugging Face `tokenizer.json`, a tiktoken file, or a `tekken.json`; \
          or say which it is: hugging-face, tiktoken or tekken"
     )]
     UnknownFormat,
-    /// It is not the JSON that was expected.
+    /// The file is not the JSON that was expected.
     #[error("the file is not a {format} file: {source}", format = .format.as_str())]
     Json {
-        /// What it was read as.
+        /// The format that it was read as.
         format: VocabularyFormat,
-        /// Where and why not.
+        /// The parser's error: where and why not.
         source: serde_json::Error,
     },
     /// A line of a tiktoken file is wrong.
@@ -98,7 +98,7 @@ pub enum LoadError {
         /// The type in the file.
         model: String,
     },
-    /// What a token stands for depends on more than the token, or on a step that is not known.
+    /// The meaning of a token depends on more than the token, or on a step that is not known.
     #[error(
         "the file's decoder has {step:?}, which is not supported: what a token stands for is not known for certain. ByteLevel, \
          ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"

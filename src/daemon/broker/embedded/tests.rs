@@ -1,4 +1,4 @@
-//! These tests need a `nats-server`; the error of a test without one says how to get it. Where
+//! Tests that need a `nats-server`; the error of a test without one says how to get it. Where
 //! `KVATLAS_TEST_OLD_NATS_SERVER` names an older one, they run against both.
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -28,7 +28,7 @@ async fn a_broker_takes_clients_and_large_messages() {
     }
 }
 
-/// What a stream may grow to is no question of what the disk has free today.
+/// The size that a stream may grow to does not depend on the disk space that is free today.
 #[tokio::test]
 async fn a_stream_may_be_larger_than_the_free_disk() {
     for binary in binaries() {

@@ -1,4 +1,4 @@
-//! These tests need a `nats-server`, as those of the embedded broker.
+//! Tests that need a `nats-server`, as those of the embedded broker.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

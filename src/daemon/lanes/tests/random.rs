@@ -17,12 +17,12 @@ const BLOCKS: u64 = 5;
 /// Steps of one run.
 const STEPS: usize = 80;
 
-/// What the publisher had after a batch.
+/// The state of the publisher after a batch.
 #[derive(Debug, Clone)]
 struct Version {
     batch: EventBatch,
     blocks: BTreeSet<u64>,
-    /// What has been told in the batch's epoch.
+    /// The profile that has been told in the batch's epoch.
     profile: Profile,
 }
 
@@ -32,11 +32,11 @@ struct OnWay {
     generation: StreamGeneration,
 }
 
-/// What has been written of a holder, and what a stream gives behind it.
+/// The frames written of a holder, and the messages that a stream gives behind them.
 struct Written {
     frame: HolderFrame,
     batches: Vec<Vec<u8>>,
-    /// What has come since.
+    /// The messages that have come since.
     rest: Vec<Vec<u8>>,
 }
 

@@ -5,7 +5,7 @@ use super::LabelValue;
 label_values! {
     /// Methods of the listener for SGLang's routers.
     GrpcMethod: "method" {
-        /// Who has leading blocks of a prompt.
+        /// The holders that have leading blocks of a prompt.
         MatchPrefix => "match_prefix",
         /// The same, by tier.
         Match => "match",
@@ -15,7 +15,7 @@ label_values! {
         Source => "source",
         /// Whether the daemon is ready.
         Health => "health",
-        /// What the server takes.
+        /// The description of what the server takes.
         Reflection => "reflection",
         /// There is no such method.
         Other => "other",
@@ -53,7 +53,7 @@ label_values! {
         Cancelled => "cancelled",
         /// Something was asked that is none.
         InvalidArgument => "invalid_argument",
-        /// It took too long.
+        /// The call took too long.
         DeadlineExceeded => "deadline_exceeded",
         /// Too much at once.
         ResourceExhausted => "resource_exhausted",

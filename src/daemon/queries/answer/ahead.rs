@@ -11,7 +11,7 @@ use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, Sing
 use super::{Answerer, Asked, Doubts, Found, explain, most_of, saturating_u32};
 
 impl<'n> Doubts<'_, 'n> {
-    /// What is asked for, as such engines hash it; none where the namespace has none of them, or the query no tokens.
+    /// The key that is asked for, as such engines hash it; none where the namespace has none of them, or the query no tokens.
     pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
         let QueryKey::Tokens {

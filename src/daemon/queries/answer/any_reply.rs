@@ -69,7 +69,7 @@ impl AnyReply {
         self.encode()
     }
 
-    /// What was found of each prompt that was answered.
+    /// The blocks found of each prompt that was answered.
     pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
         let (single, batch) = match self {
             Self::Single(reply) => (Some(reply), None),

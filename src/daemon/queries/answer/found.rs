@@ -18,7 +18,7 @@ use super::{
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundHolder {
-    /// Who it is.
+    /// The holder's id.
     pub(crate) id: HolderId,
     /// How many leading blocks of it count, in whichever tiers: those that a request can reuse, or those that full attention has. The settings
     /// say which.
@@ -27,11 +27,11 @@ pub(crate) struct FoundHolder {
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
-    /// Where requests for it go.
+    /// The address where requests for it go.
     pub(crate) address: Option<Address>,
 }
 
-/// What [`Answerer::find`] has found.
+/// The findings of [`Answerer::find`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Tokens in a block of the namespace.

@@ -1,4 +1,4 @@
-//! What is said of a namespace and its holders where no prompt is asked about.
+//! The statements about a namespace and its holders where no prompt is asked about.
 
 use crate::daemon::lanes::{Look, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
@@ -8,7 +8,7 @@ use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Pro
 
 use super::with_wait;
 
-/// Of how many holders it is only guessed how many tokens their blocks have.
+/// The number of holders whose tokens in a block are only guessed.
 pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
     match namespace.is_configured {
         true => 0,
@@ -50,7 +50,7 @@ pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize)
     reply.encode()
 }
 
-/// What a status reply says of a holder.
+/// The report of a holder in a status reply.
 pub(crate) fn report(
     holder: &HolderRecord,
     trust: &StreamTrust,

@@ -405,7 +405,7 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
 }
 
-/// What an answer says, without its list, must be what a look at each holder says.
+/// The statements of an answer, without its list, must be what a look at each holder says.
 #[test]
 fn whoever_may_hold_more_and_is_not_listed_is_counted() {
     let answerer = answerer();
@@ -553,7 +553,7 @@ impl Scene {
         QueryReply::decode(&answer.unwrap().payload).unwrap()
     }
 
-    /// Who has how many blocks, whether each is certain, and whether the answer is.
+    /// The holders with their blocks, whether each is certain, and whether the answer is.
     fn found(&self, key: &QueryKey) -> (Vec<(String, u32, bool)>, bool) {
         let reply = self.ask(key.clone(), None);
         let holders = reply
