@@ -1,4 +1,4 @@
-//! What a client can meet.
+//! The errors that a client can meet.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a NATS server refuses: a subscription, or a message.
+//! A refusal by a NATS server: of a subscription, or of a message.
 //!
 //! The server says so in an error on the connection, at any time. It is asked, or its configuration is loaded again and the
 //! right is gone. The client library goes on as if nothing had happened. So the words of the error are all there is to know
@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// What the server refused.
+/// The subscription or the message that the server refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Refused {
     /// A subscription to this subject. Without a subject it may be any: the server has as many as it allows.
@@ -18,7 +18,7 @@ pub enum Refused {
 /// A refusal, and the server's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was refused.
+    /// The subscription or the message that was refused.
     pub refused: Refused,
     /// The server's words.
     pub words: String,

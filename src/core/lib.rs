@@ -1,4 +1,4 @@
-//! What every part of kvatlas stands on: no I/O, no async, no clock.
+//! The ground that every part of kvatlas stands on: no I/O, no async, no clock.
 //!
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.

@@ -15,7 +15,7 @@ pub(crate) struct SplitMap<K, V> {
     /// One, or as many as [`SPLITS`].
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
-    /// What the maps take.
+    /// Bytes of the maps.
     bytes: usize,
 }
 
@@ -34,7 +34,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().all(HashMap::is_empty)
     }
 
-    /// What it takes, in bytes.
+    /// Bytes of the whole map.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.maps.capacity() * size_of::<HashMap<K, V>>()
     }

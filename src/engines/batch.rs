@@ -1,4 +1,4 @@
-//! What all engines' payloads decode into.
+//! The form into which all engines' payloads are decoded.
 //!
 //! A batch is made once and filled again and again. Events refer to spans of lists that all events share. Once the lists have
 //! grown, decoding a block or an event allocates nothing.
@@ -56,7 +56,7 @@ pub enum GroupKind {
 pub struct Group {
     /// The number of the group, where the event has one.
     pub index: Option<u32>,
-    /// What the group is, where the event says so.
+    /// The kind of the group, where the event tells it.
     pub kind: Option<GroupKind>,
 }
 
@@ -110,7 +110,7 @@ impl Component {
     }
 }
 
-/// What tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.
+/// An object that tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockObject {
     /// Index of the block within its event.
@@ -119,7 +119,7 @@ pub struct BlockObject {
     pub hash: u64,
 }
 
-/// What stored blocks consist of.
+/// The content of stored blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// Tokens. Block number i has those from i × `step` on, `window` of them.
@@ -142,17 +142,17 @@ pub enum Content {
 /// Blocks that an engine has stored: consecutive ones of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineStored {
-    /// What the engine calls the blocks.
+    /// The engine's names for the blocks.
     pub names: Span,
-    /// What it calls the block before the first; none at position 0.
+    /// The engine's name for the block before the first; none at position 0.
     pub parent: Option<u64>,
     /// Position of the first block, where the event says so.
     pub position: Option<u64>,
     /// Tokens in a block, where the event says so.
     pub block_size: Option<u64>,
-    /// What the blocks consist of.
+    /// The content of the blocks.
     pub content: Content,
-    /// Where they lie.
+    /// The tier in which they lie.
     pub tier: Tier,
     /// The group of layers.
     pub group: Group,
@@ -191,9 +191,9 @@ impl EngineStored {
 /// Blocks that an engine has removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineRemoved {
-    /// What the engine calls the blocks.
+    /// The engine's names for the blocks.
     pub names: Span,
-    /// Where they lay; every tier where it is absent.
+    /// The tier in which they lay; every tier where it is absent.
     pub tier: Option<Tier>,
     /// The group of layers.
     pub group: Group,
@@ -212,11 +212,11 @@ pub enum EngineChange {
     Removed(EngineRemoved),
     /// A block has gone from one tier to another.
     Moved {
-        /// What the engine calls the block.
+        /// The engine's name for the block.
         name: u64,
-        /// Where it lay.
+        /// The tier in which it lay.
         from: Tier,
-        /// Where it lies.
+        /// The tier in which it lies.
         to: Tier,
         /// The group of layers.
         group: Group,
@@ -241,7 +241,7 @@ pub struct EngineEvent {
 /// The envelope that Dynamo's event plane puts around events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Envelope {
-    /// Who published it.
+    /// The publisher of the events.
     pub publisher: u64,
     /// The publisher's number of it.
     pub sequence: u64,
@@ -256,7 +256,7 @@ pub struct EventNumber {
     pub id: u64,
 }
 
-/// What the form of a stream has no room for, so that its events cannot tell it.
+/// The facts that the form of a stream has no room for, so that its events cannot tell them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
     /// The salts of blocks.
@@ -266,7 +266,7 @@ pub struct Untold {
 }
 
 impl Untold {
-    /// What one of both has no room for.
+    /// The facts that one of both has no room for.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -296,11 +296,11 @@ pub struct EngineBatch {
     pub rank: Option<Rank>,
     /// The envelope, if there was one.
     pub envelope: Option<Envelope>,
-    /// What of the payload is not among the events, and why.
+    /// Counts of the payload's parts that are not among the events, by reason.
     pub reasons: ReasonCounts,
     /// The numbers of all events, in order, for formats whose numbers are the only proof that nothing is missing: TensorRT-LLM's.
     pub numbers: Vec<EventNumber>,
-    /// What the form of its stored events has no room for.
+    /// The facts that the form of its stored events has no room for.
     pub untold: Untold,
     events: Vec<EngineEvent>,
     doubts: Vec<PlacedDoubt>,

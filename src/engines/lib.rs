@@ -1,4 +1,4 @@
-//! What engines say of their caches, in the contract's words: no I/O, no async, no clock.
+//! Events of engines about their caches, in the contract's words: no I/O, no async, no clock.
 //!
 //! - [`Decoder`] reads the payloads of vLLM, SGLang, TensorRT-LLM, Dynamo and Mooncake Store into an [`EngineBatch`].
 //! - [`Translator`] turns it into events of the contract, for one holder. It computes the contract's hashes, knows what the

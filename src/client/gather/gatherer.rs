@@ -34,7 +34,7 @@ pub struct Merged<T> {
 #[derive(Debug, Clone)]
 pub struct Gatherer {
     nats: Client,
-    /// Those of the shards.
+    /// The subjects of the shards.
     subjects: Subjects,
     inbox: Inbox,
 }
@@ -228,7 +228,7 @@ fn merge<Reply, Whole>(
     Ok(Merged { reply, gathered })
 }
 
-/// What a shard answered; none if it could not.
+/// The answer of a shard; none if it could not.
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

@@ -26,7 +26,7 @@ struct Waiting {
     late: AtomicU64,
 }
 
-/// Where replies arrive. The subscription ends when the last clone is dropped.
+/// The subscription on which replies arrive. It ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
     prefix: String,
@@ -39,7 +39,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub(super) struct Replies {
     number: u64,
-    /// Where the replies are to be sent.
+    /// The subject to which the replies are to be sent.
     pub(super) reply_to: String,
     messages: mpsc::Receiver<Message>,
     waiting: Arc<Waiting>,

@@ -10,7 +10,7 @@ use kvatlas_core::wire::{
     WireError,
 };
 
-/// What one shard answered.
+/// The answer of one shard.
 pub(super) type Answered<T> = Result<T, WireError>;
 
 /// The answers of those that know the namespace, or the error that stands for all.

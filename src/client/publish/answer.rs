@@ -182,7 +182,7 @@ impl Outbox {
     }
 }
 
-/// What a chunk has in front of each of its batches, at most.
+/// Most bytes that a chunk has in front of each of its batches.
 const BATCH_HEAD_BYTES: usize = 5;
 
 /// The event without engine hashes that are the sequence hashes again.
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// What a full answer doubts.
+    /// The doubts that a full answer tells.
     fn doubts(outbox: &mut Outbox, clocks: Clocks) -> DegradedReasons {
         let answer = outbox.answer(&request(0, 0, true), None, clocks).unwrap();
         let batches = chunks(&answer)

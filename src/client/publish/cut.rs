@@ -5,7 +5,7 @@ use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, Resumab
 
 use super::outbox::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 
-/// What one message may carry.
+/// The bounds on one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CutBounds {
     /// Most events.
@@ -200,7 +200,7 @@ mod tests {
         (1..=count).map(SequenceHash).collect()
     }
 
-    /// What the messages store, as one event; each piece has to go on where the one before ended.
+    /// The blocks that the messages store, as one event; each piece has to go on where the one before ended.
     fn joined(messages: Vec<Vec<Event>>, bytes_max: usize) -> StoredBlocks {
         let mut all: Option<StoredBlocks> = None;
         for message in messages {

@@ -1,4 +1,4 @@
-//! What a publisher can meet.
+//! The errors that a publisher can meet.
 
 use kvatlas_core::index::RegisterError;
 

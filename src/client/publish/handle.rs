@@ -21,7 +21,7 @@ use super::state::SharedState;
 use super::task::{Command, Lent, Task, clocks};
 use super::voice::Voice;
 
-/// Whose blocks are published.
+/// The holder whose blocks are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedHolder {
     /// The namespace of its cache.
@@ -32,7 +32,7 @@ pub struct PublishedHolder {
     pub rank: Rank,
 }
 
-/// What a publisher has done since it was started.
+/// The counters of a publisher since it was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PublisherCounters {
     /// Batches sent, without heartbeats.
@@ -41,7 +41,7 @@ pub struct PublisherCounters {
     pub heartbeats_sent: u64,
     /// Batches that the transport did not take; daemons notice the gap and ask for them.
     pub batches_failed: u64,
-    /// Of those sent, also heartbeats, how many the server refused for want of the right to publish. Known with a
+    /// Batches sent, also heartbeats, that the server refused for want of the right to publish. Known with a
     /// [`PublishConnection`] only. Publishers of several ranks of one worker on one connection share the number.
     pub batches_refused: u64,
     /// Calls that had to wait for room in the queue.
@@ -69,12 +69,12 @@ pub(super) struct LiveCounters {
     pub(super) answers_refused: AtomicU64,
 }
 
-/// What the handle and the task share.
+/// The state that the handle and the task share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) counters: LiveCounters,
     pub(super) cursor: Mutex<BatchCursor>,
-    /// What the server refuses; absent where the connection does not tell.
+    /// The refusals of the server; absent where the connection does not tell.
     pub(super) refusals: Option<Watches>,
 }
 
@@ -343,7 +343,7 @@ impl HolderPublisher {
         *self.shared.cursor.lock()
     }
 
-    /// What has been done so far.
+    /// The counters so far.
     pub fn counters(&self) -> PublisherCounters {
         let live = &self.shared.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

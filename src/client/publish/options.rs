@@ -29,7 +29,7 @@ impl Transport {
     };
 }
 
-/// Where the numbers begin.
+/// The point at which the batch numbers begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Beginning {
     /// With a new epoch, the time in microseconds: the holder has nothing yet.
@@ -48,7 +48,7 @@ pub enum Beginning {
 /// How to publish. [`Default`] is right for an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// Where the numbers begin.
+    /// The point at which the batch numbers begin.
     pub beginning: Beginning,
     /// How batches travel.
     pub transport: Transport,
@@ -57,7 +57,8 @@ pub struct PublisherOptions {
     pub settings: NamespaceSettings,
     /// Whether batches say the block size. True at first. For blocks that have no tokens, such as those of a probe.
     pub tells_block_size: bool,
-    /// Where requests for the holder go, and how it is labelled. Daemons are told with the first batch, with every heartbeat, and with what clears.
+    /// The holder's address for requests, and its labels. Daemons are told with the first batch, with every heartbeat, and with what
+    /// clears.
     pub profile: Profile,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,

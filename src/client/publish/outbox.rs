@@ -48,7 +48,7 @@ pub(super) struct Outbox {
     /// When the batch at the cursor was made; none if it was made elsewhere, or is not there.
     pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
-    /// None where the blocks of earlier batches are not known, or are kept elsewhere.
+    /// The holder's blocks; none where those of earlier batches are not known, or are kept elsewhere.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
     /// When the last batch was numbered, in microseconds on the monotonic clock.
@@ -57,7 +57,7 @@ pub(super) struct Outbox {
     new_until_us: u64,
     /// When the epoch was last put above another one.
     risen_us: Option<u64>,
-    /// What the publisher itself doubts; part of the full state.
+    /// The publisher's own doubts; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// The holder's address and labels.
     pub(super) profile: ToldProfile,
@@ -67,7 +67,7 @@ pub(super) struct Outbox {
     server_bytes_max: usize,
 }
 
-/// What headers and the frame of a chunk take beside batches, at most.
+/// Most bytes of headers and the frame of a chunk, beside batches.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -169,7 +169,7 @@ impl Outbox {
         sealed
     }
 
-    /// What batches say of the blocks' size.
+    /// The block size that batches tell.
     pub(super) fn told_block_size(&self) -> Option<BlockSize> {
         let block_size = self.options.settings.block_size;
         self.options.tells_block_size.then_some(block_size)
@@ -341,11 +341,11 @@ fn first_of(epoch: u64) -> BatchCursor {
     BatchCursor { epoch, seq: 0 }
 }
 
-/// What a batch takes beside its events.
+/// Bytes of a batch beside its events.
 pub(super) const BATCH_BYTES: usize = 64;
-/// What an event takes beside its lists.
+/// Bytes of an event beside its lists.
 pub(super) const EVENT_BYTES: usize = 128;
-/// What a run length takes at most.
+/// Most bytes of a run length.
 pub(super) const RUN_BYTES: usize = 5;
 
 /// About how many bytes these events take in a batch; never less than they do.

@@ -2,7 +2,7 @@
 
 use kvatlas_core::wire::Profile;
 
-/// What is told of a holder's address and labels.
+/// The address and labels of a holder that daemons are told.
 #[derive(Debug)]
 pub(super) struct ToldProfile {
     profile: Profile,
@@ -35,7 +35,8 @@ impl ToldProfile {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// What the next batch tells. Heartbeats, and batches that clear, `repeat` it: for daemons that have missed it and are not answered.
+    /// The profile that the next batch tells. Heartbeats, and batches that clear, `repeat` it: for daemons that have missed it and are not
+    /// answered.
     pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
         let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
@@ -43,7 +44,7 @@ impl ToldProfile {
         told
     }
 
-    /// What a full state tells; none where there has never been anything to tell.
+    /// The profile that a full state tells; none where there has never been anything to tell.
     pub(super) fn all(&self) -> Option<&Profile> {
         (self.was_told || !self.profile.is_empty()).then_some(&self.profile)
     }

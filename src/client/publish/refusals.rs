@@ -1,4 +1,4 @@
-//! What the server refuses a publisher.
+//! The server's refusals that a publisher meets.
 //!
 //! NATS answers a message without the right to publish, or a subscription without the right to it, with an error on the connection.
 //! The client library hands it to the connection's event callback, and nowhere else. [`Refusals`] hear it there, and each publisher
@@ -68,7 +68,7 @@ impl From<Client> for PublishConnection {
     }
 }
 
-/// What the server refuses on one connection. Clones share it. It remembers what publishers watch for, and nothing else.
+/// The record of the server's refusals on one connection. Clones share it. It remembers what publishers watch for, and nothing else.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, Watched>>>);
 
@@ -183,7 +183,7 @@ impl Drop for Watch {
     }
 }
 
-/// What one publisher watches for.
+/// The refusals that one publisher watches for.
 #[derive(Debug)]
 pub(super) struct Watches {
     refusals: Refusals,

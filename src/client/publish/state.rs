@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 
 /// Knows all that a holder has, in place of the publisher's own table.
 pub trait FullState: Send {
-    /// What all events so far add up to, as stored events: parents before children.
+    /// The sum of all events so far, as stored events: parents before children.
     fn full_state(&mut self) -> Vec<(Tier, Event)>;
 }
 

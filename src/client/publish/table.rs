@@ -1,4 +1,4 @@
-//! What the holder has, for daemons that need all of it.
+//! The blocks of the holder, for daemons that need all of them.
 //!
 //! The table is an index of one holder. The same code decides in the publisher and in the daemon what an event means. So a
 //! daemon is given the state that it would have if it had received every batch.
@@ -38,7 +38,7 @@ impl BlockTable {
         self.is_short = false;
     }
 
-    /// What has to be doubted of [`Self::state`]: blocks that were left out are missing there.
+    /// The doubts that go with [`Self::state`]: blocks that were left out are missing there.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),

@@ -22,7 +22,7 @@ use super::state::SharedState;
 use super::transport::{SendError, send};
 use super::voice::Voice;
 
-/// What the handle asks of the task.
+/// A request of the handle to the task.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Publish these events.
@@ -37,10 +37,10 @@ pub(super) enum Command {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// What is lent to a publisher.
+/// The state and the voice that are lent to a publisher.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
-    /// Who knows all that the holder has; none where the outbox does.
+    /// The keeper of all that the holder has; none where the outbox keeps it.
     pub(super) state: Option<SharedState>,
     /// When it may speak; always where it is absent.
     pub(super) voice: Option<Voice>,
@@ -51,7 +51,7 @@ struct Turns {
     voice: Voice,
     /// The turn in which it speaks.
     current: Option<u64>,
-    /// Where questions come in its turn; none where it answers none.
+    /// The subject of questions in its turn; none where it answers none.
     questions_subject: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Task {
     subject: String,
     outbox: Outbox,
     shared: Arc<Shared>,
-    /// Who knows all that the holder has; none where the outbox does.
+    /// The keeper of all that the holder has; none where the outbox keeps it.
     state: Option<SharedState>,
     turns: Option<Turns>,
     started: Instant,

@@ -34,7 +34,7 @@ pub struct IndexSizes {
     pub chain_conflicts: u64,
     /// Distinct blocks forgotten so far because there were too many.
     pub evicted_blocks: u64,
-    /// What the blocks, the tables that lead to them and the holders take, in bytes; see [`Capacity`](super::Capacity).
+    /// Bytes of the blocks, the tables that lead to them and the holders; see [`Capacity`](super::Capacity).
     pub bytes: u64,
 }
 

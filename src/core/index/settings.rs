@@ -1,10 +1,10 @@
-//! What can be set of an index: block size and hashing, and bounds.
+//! The settings of an index: block size and hashing, and bounds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::hash::BlockSize;
 
-/// Whose chain the index is keyed by.
+/// The chain that the index is keyed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hashing {
@@ -25,14 +25,14 @@ impl Hashing {
     }
 }
 
-/// What all caches of a namespace have in common.
+/// The settings that all caches of a namespace have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
     /// Whether publishers say so in their batches. Otherwise the configuration does.
     pub is_size_told: bool,
-    /// Whose chain the index is keyed by.
+    /// The chain that the index is keyed by.
     pub hashing: Hashing,
 }
 
@@ -52,7 +52,7 @@ pub struct IndexLimits {
     pub ranks_per_worker_max: usize,
     /// Most blocks of one holder.
     pub blocks_per_holder_max: usize,
-    /// What may wait for a parent, per holder.
+    /// The bounds on what waits for a parent, per holder.
     pub parking: ParkingLimits,
     /// How large the index may be before it forgets blocks.
     pub capacity: Capacity,

@@ -1,4 +1,4 @@
-//! What lanes and queries of one index share, and what several indexes do.
+//! The state that lanes and queries of one index share, and that of several indexes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,8 @@ use super::runs::RunStore;
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::usage::Usage;
 
-/// What lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on another
-/// cache line.
+/// The state that lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on
+/// another cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Shared {
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) evicting: Mutex<()>,
     /// How many holders' hashes are not the contract's chain.
     pub(super) foreign_holders: AtomicCell<u32>,
-    /// Of how many holders it is not known how many tokens their blocks have.
+    /// Number of holders whose blocks' size in tokens is not known.
     pub(super) unsized_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
     pub(super) replacements: AtomicCell<u64>,
@@ -56,7 +56,7 @@ impl Shared {
         shared
     }
 
-    /// What a holder's turns need of the index.
+    /// The parts of the index that a holder's turns need.
     pub(super) fn home(&self) -> Home<'_> {
         Home {
             settings: &self.settings,
@@ -78,7 +78,7 @@ impl Shared {
     }
 }
 
-/// What several indexes use together, and who they are.
+/// The usage of several indexes together, and which indexes they are.
 #[derive(Debug)]
 pub struct TotalUsage {
     pub(super) usage: Arc<Usage>,

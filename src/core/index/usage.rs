@@ -1,13 +1,13 @@
-//! What is used of a capacity, by one index or by several together.
+//! The used part of a capacity, by one index or by several together.
 
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::settings::Capacity;
 
-/// What a distinct block takes, roughly: how many blocks to forget for some bytes.
+/// Bytes of a distinct block, roughly: how many blocks to forget for some bytes.
 const BLOCK_BYTES: u64 = 32;
 
-/// What has no place among the runs may take this share of the capacity, or this many bytes.
+/// The share of the capacity, or the bytes, that things without a place among the runs may take.
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 

@@ -108,7 +108,7 @@ pub struct StreamCursor {
     pub digest: Option<u64>,
 }
 
-/// What a message of a stream is recognised by: XXH3-64 of its subject, a zero byte and its payload.
+/// The digest by which a message of a stream is recognised: XXH3-64 of its subject, a zero byte and its payload.
 pub fn message_digest(subject: &str, payload: &[u8]) -> u64 {
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
     hasher.update(subject.as_bytes());
@@ -150,7 +150,7 @@ pub struct HolderFrame {
     /// time; absent where the mark is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
-    /// Where requests for it go, as its publisher has told.
+    /// The address for requests to it, as its publisher has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
     /// How it is labelled.
@@ -184,7 +184,7 @@ impl HolderFrame {
     }
 }
 
-/// What a whole snapshot holds.
+/// The totals of a whole snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SnapshotTotals {
     /// Holder frames.

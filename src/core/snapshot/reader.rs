@@ -79,7 +79,7 @@ pub enum SnapshotError {
     Undecodable {
         /// The frame, from 0.
         frame: u64,
-        /// What is wrong with it.
+        /// The error in the payload.
         reason: String,
     },
     /// A forest frame whose payload is not valid.
@@ -87,7 +87,7 @@ pub enum SnapshotError {
     Forest {
         /// The frame, from 0.
         frame: u64,
-        /// What is wrong with it.
+        /// The error in the payload.
         error: ForestError,
     },
     /// Another frame comes before a forest has ended, or a holder's place in forests is not the next one.
@@ -105,9 +105,9 @@ pub enum SnapshotError {
     /// The end frame's counts differ from the content's.
     #[error("the snapshot announces {announced:?} but has {found:?}")]
     Totals {
-        /// What the end frame says.
+        /// The totals that the end frame announces.
         announced: SnapshotTotals,
-        /// What came before it.
+        /// The totals of what came before it.
         found: SnapshotTotals,
     },
     /// Bytes follow the end frame.

@@ -13,7 +13,7 @@ const WORKERS_MAX: usize = 4096;
 /// Most ranks of a worker that are known at a time. All others count as one.
 const RANKS_MAX: usize = 64;
 
-/// Those of one namespace.
+/// Refused holders of one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 
@@ -21,9 +21,9 @@ pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 #[derive(Debug, Default)]
 struct RefusedWorker {
     ranks: BTreeMap<Rank, u64>,
-    /// Of ranks beyond [`RANKS_MAX`].
+    /// The time of the last batch of ranks beyond [`RANKS_MAX`].
     more: Option<u64>,
-    /// Of a rank that is not known.
+    /// The time of the last batch of a rank that is not known.
     unread: Option<u64>,
 }
 

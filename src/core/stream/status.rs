@@ -13,7 +13,7 @@ use crossbeam_utils::atomic::AtomicCell;
 use super::{StreamGeneration, StreamTrust};
 use crate::wire::{BatchCursor, DegradedReason, DegradedReasons, Profile};
 
-/// What the lane of a holder tells the queries about it. One lane writes; anyone reads.
+/// The facts that the lane of a holder tells the queries about it. One lane writes; anyone reads.
 #[derive(Debug, Default)]
 pub struct HolderStatus {
     reasons: AtomicU32,

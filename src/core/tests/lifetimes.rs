@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-/// What `words.rs` finds around it, without the libraries.
+/// The code that `words.rs` finds around it, without the libraries.
 const AROUND: &str = r#"
 #![allow(dead_code, unused_imports, unsafe_code)]
 extern crate self as parking_lot;

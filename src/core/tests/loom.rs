@@ -16,7 +16,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use sync::{AtomicU64, Ordering, fence};
 
-/// What the product's sources find in place of its own.
+/// The module that the product's sources find in place of their own.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 

@@ -156,7 +156,7 @@ pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
 #[derive(Debug, Clone)]
 pub struct Children<'a, N> {
     nodes: &'a [N],
-    /// Where the first one is, until it is given.
+    /// The index of the first one, until it is given.
     first: Option<usize>,
     /// The one given last. The next one is sought only when it is wanted: look-ups end at most nodes.
     last: Option<usize>,

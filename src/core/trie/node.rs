@@ -1,4 +1,4 @@
-//! What a type must offer to be a node.
+//! The interface that a type must offer to be a node.
 
 /// The most nodes of a trie.
 pub const NODES_MAX: usize = u32::MAX as usize;
@@ -24,7 +24,7 @@ impl Links {
 ///
 /// Nodes are compared to find damage: `with_links` gives each node with the same label, payload and links in one form only.
 pub trait FlatNode: Copy + PartialEq {
-    /// What tells a node from its siblings.
+    /// The label, which tells a node from its siblings.
     type Label: Copy + Ord;
 
     /// The largest `num_parents` that a leaf has room for, and so the greatest depth of a trie.

@@ -11,7 +11,7 @@ pub enum OutlineError {
     PopsTooFar {
         /// Which record, from 0.
         record: u64,
-        /// What it says.
+        /// The number of levels that it pops.
         pops: u64,
         /// How many levels are open, the record's own included.
         open: u64,
@@ -35,7 +35,7 @@ pub enum OutlineError {
 /// A node of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutlineRecord<P> {
-    /// What the node carries.
+    /// The payload of the node.
     pub payload: P,
     /// How many levels to pop after the node: 0 if its first child comes next, else the `num_parents` of the layout.
     pub pops: u64,

@@ -214,7 +214,7 @@ fn links_that_lie_are_refused() {
     assert!(FlatTrie::<Node<100>>::from_nodes(Vec::new()).unwrap().is_empty());
 }
 
-/// What must hold of any trie that was built from these keys.
+/// Checks what must hold of any trie that was built from these keys.
 fn check_against_tree<const SIZE_MAX: usize>(keys: &[Vec<u8>]) -> Result<(), TestCaseError> {
     let trie = trie::<SIZE_MAX>(keys);
     let mut tree = Tree::default();

@@ -30,9 +30,9 @@ pub enum LayoutError {
     WrongSize {
         /// The node.
         index: usize,
-        /// What it says; 0 if it carries no links although they have room.
+        /// The stored size; 0 if the node carries no links although they have room.
         stored: usize,
-        /// What follows from the pops.
+        /// The size that follows from the pops.
         actual: usize,
     },
     /// `num_parents` does not lead to the parent of the next node.
@@ -40,9 +40,9 @@ pub enum LayoutError {
     WrongPops {
         /// The node.
         index: usize,
-        /// What it says.
+        /// The stored number.
         stored: usize,
-        /// What would be right, or the most that would be.
+        /// The right number, or the most that would be right.
         expected: usize,
     },
     /// The links are right, but not in the form in which this type of node stores them.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::entries::{Entries, Message, coded};
 use super::subject::{NamespaceName, Rank, WorkerName};
 
-/// What an operator can have a daemon or a bridge do.
+/// A command that an operator can give a daemon or a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AdminCommand {
     /// Forget a holder, its epoch and numbers included. Its next batch begins anew.
@@ -50,7 +50,7 @@ impl AdminCommand {
     }
 }
 
-/// What a command is about.
+/// The scope of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct AdminRequest {
     /// Only this daemon or bridge, by the name that it gives in its replies; all where it is absent.
@@ -76,7 +76,7 @@ pub struct AdminHolder {
     pub rank: Option<Rank>,
 }
 
-/// What a daemon or a bridge says to a command.
+/// A daemon's reply to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminReply {
     /// Version of the contract.

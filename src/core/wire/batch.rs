@@ -48,7 +48,7 @@ pub struct EventBatch {
     pub events: Vec<Event>,
 }
 
-/// Where in a worker's memory hierarchy a block lies. A holder holds a block as long as any tier has it.
+/// The level of a worker's memory hierarchy at which a block lies. A holder holds a block as long as any tier has it.
 ///
 /// 0 is the accelerator's memory, 1 the host's, 2 a local disk, 3 remote storage; 4 to 7 are free for the publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

@@ -288,7 +288,7 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
     }
 }
 
-/// What an iterator gives, as a list of serde's.
+/// The items of an iterator, as a list of serde's.
 struct Sequence<I>(I);
 
 impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for Sequence<I> {

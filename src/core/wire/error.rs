@@ -1,4 +1,4 @@
-//! What can be wrong with a payload, and the one place that maps errors to the wire.
+//! The errors of a payload, and the one place that maps errors to the wire.
 
 use crate::hash::{LineageError, Position, PositionError};
 
@@ -25,19 +25,19 @@ pub enum DecodeError {
     /// The payload ends inside a value.
     #[error("the payload ends inside a value at byte {offset}; send the whole MessagePack map")]
     Truncated {
-        /// Where the value began.
+        /// The offset at which the value began.
         offset: usize,
     },
     /// Bytes follow the map.
     #[error("bytes follow the MessagePack map at byte {offset}; send one map and nothing else")]
     TrailingBytes {
-        /// Where they begin.
+        /// The offset at which they begin.
         offset: usize,
     },
     /// A byte that MessagePack reserves.
     #[error("byte {offset} is not MessagePack")]
     Reserved {
-        /// Where it stands.
+        /// The offset of the byte.
         offset: usize,
     },
     /// A value has another type than its field.
@@ -45,9 +45,9 @@ pub enum DecodeError {
     WrongType {
         /// The field.
         field: &'static str,
-        /// What the field takes.
+        /// The type that the field takes.
         expected: &'static str,
-        /// What was sent.
+        /// The type that was sent.
         found: &'static str,
     },
     /// A number is larger than its field allows.
@@ -55,7 +55,7 @@ pub enum DecodeError {
     OutOfRange {
         /// The field.
         field: &'static str,
-        /// What was sent.
+        /// The number that was sent.
         value: u64,
         /// The largest value allowed.
         max: u64,
@@ -140,7 +140,7 @@ pub enum DecodeError {
     Name {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The error in the name.
         source: NameError,
     },
     /// A position that lineage hashes cannot carry.
@@ -151,7 +151,7 @@ pub enum DecodeError {
     Lineage {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The error in the hash.
         source: LineageError,
     },
     /// The lineage hashes of a query are not one chain from position 0.
@@ -265,7 +265,7 @@ impl ErrorCode {
 pub struct WireError {
     /// The number.
     pub code: ErrorCode,
-    /// What to change.
+    /// The text, which says what to change.
     pub text: String,
 }
 

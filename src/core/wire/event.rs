@@ -17,7 +17,7 @@ use super::reader::{Reader, Value, set_once};
 use super::reasons::{DegradedReason, DegradedReasons};
 use super::resumable::{Resumable, ResumableBlocks};
 
-/// What stored blocks are called.
+/// The names of stored blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockNames {
     /// Sequence hashes of consecutive blocks.
@@ -49,7 +49,7 @@ impl BlockNames {
     }
 }
 
-/// What stored blocks consist of, for namespaces that recompute the chain.
+/// The content of stored blocks, for namespaces that recompute the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockContent {
     /// One block hash a block.
@@ -94,11 +94,11 @@ impl BlockContent {
 /// Blocks that a holder has stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredBlocks {
-    /// What the blocks are called.
+    /// The names of the blocks.
     pub names: BlockNames,
-    /// What they consist of, where the publisher says so.
+    /// Their content, where the publisher tells it.
     pub content: Option<BlockContent>,
-    /// What the engine calls them in later removals, where that is not the sequence hash; one a block.
+    /// The engine's names for them in later removals, where those are not the sequence hashes; one a block.
     pub engine_hashes: Option<Vec<u64>>,
     /// Behind which of them a request can resume.
     pub resumable: Resumable,
@@ -124,7 +124,7 @@ pub enum Event {
     Resumable(ResumableBlocks),
     /// All blocks were removed, from every tier. What follows is the holder's full state, so it is exact again.
     Cleared,
-    /// What the publisher itself doubts about its blocks from now on. It has lost events on the way from the engine, or sight
+    /// The publisher's own doubts about its blocks from now on. It has lost events on the way from the engine, or sight
     /// of the engine. Only reasons for which [`DegradedReason::is_upstream`] holds; none at all ends the doubt, and so do
     /// [`Self::Cleared`] and a new epoch.
     Doubted(DegradedReasons),

@@ -155,7 +155,7 @@ pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     WorkerName::new(&name)
 }
 
-/// What the names of pools begin with; no instance's does.
+/// The beginning of the names of pools; no instance's has it.
 const POOL_PREFIX: &str = "_p";
 
 /// The holder for what the pool `instance` owns: storage that every worker of the namespace can load from.
@@ -174,7 +174,7 @@ pub fn is_pool(worker: &WorkerName) -> bool {
     worker.as_str().starts_with(POOL_PREFIX)
 }
 
-/// What a gateway calls `worker`, which may be a pool; the worker's own name where no instance has it.
+/// A gateway's name for `worker`, which may be a pool; the worker's own name where no instance has it.
 pub fn instance_of_worker(worker: &WorkerName) -> String {
     let name = worker.as_str();
     match decode(name.strip_prefix(POOL_PREFIX).unwrap_or(name)) {

@@ -60,7 +60,7 @@ pub enum ProfileError {
     },
 }
 
-/// Where requests for a holder go: `HOST:PORT`, or a URL.
+/// The address for requests to a holder: `HOST:PORT`, or a URL.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(Arc<str>);
 
@@ -151,7 +151,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// What a holder is labelled with, such as its role, zone and model. Cheap to clone.
+/// The labels of a holder, such as its role, zone and model. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(try_from = "BTreeMap<String, String>")]
 pub struct Labels(Option<Arc<BTreeMap<String, String>>>);
@@ -188,7 +188,7 @@ impl Labels {
         Ok(Self((!map.is_empty()).then(|| Arc::new(map))))
     }
 
-    /// These labels, and `key` with `value`.
+    /// The same labels, and `key` with `value`.
     ///
     /// # Errors
     ///
@@ -251,7 +251,7 @@ impl fmt::Display for Labels {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Profile {
-    /// Where requests for it go; none where that is not known.
+    /// The address for requests to it; none where that is not known.
     pub address: Option<Address>,
     /// How it is labelled.
     pub labels: Labels,

@@ -13,8 +13,8 @@ use super::reader::{Reader, check_version, set_once};
 use super::subject::WorkerName;
 use super::writer::encode;
 
-/// What is asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`] chooses
-/// blocks of one.
+/// The blocks that are asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`]
+/// chooses blocks of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryKey {
     /// The prompt's tokens; the namespace's block size cuts them into blocks.
@@ -48,7 +48,7 @@ impl QueryKey {
     }
 }
 
-/// What the reply should have.
+/// The options of a query: what its reply should have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueryOptions {
     /// Answer only for these workers; for all where it is absent.
@@ -67,7 +67,7 @@ pub struct QueryOptions {
 /// One query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SingleQuery {
-    /// What is asked for.
+    /// The blocks that are asked for.
     pub key: QueryKey,
     /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
     /// from one. The reply has bounds. [`SingleQuery::check`] says which fit; absent for whole prefixes.
@@ -76,7 +76,7 @@ pub struct SingleQuery {
     /// Where it is absent, every block of hashes counts, and tokens are the whole prompt. Beside tokens it must not be less than they are: the
     /// prompt goes on behind them.
     pub token_count: Option<u64>,
-    /// What the reply should have.
+    /// The options: what the reply should have.
     pub options: QueryOptions,
 }
 
@@ -236,7 +236,7 @@ fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Si
     (0..queries).map(decode_one).collect()
 }
 
-/// What the value of a query's field is.
+/// The kind of a query field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
     /// A list of tokens.
@@ -264,13 +264,13 @@ pub enum FieldKind {
 pub struct QueryField {
     /// Its key.
     pub key: &'static str,
-    /// What its value is.
+    /// The kind of its value.
     pub kind: FieldKind,
-    /// What it means, for the page of the contract.
+    /// The meaning, for the page of the contract.
     pub meaning: &'static str,
 }
 
-/// What the value of a field may be, with its limits.
+/// The values that a field may have, with their limits.
 trait FieldValue: Sized {
     const KIND: FieldKind;
 

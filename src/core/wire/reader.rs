@@ -73,7 +73,7 @@ impl DecodeError {
 pub(super) trait Element: Sized {
     /// Bytes of one element within a blob.
     const WIDTH: usize;
-    /// What the field takes, for error texts.
+    /// The type that the field takes, for error texts.
     const EXPECTED: &'static str;
 
     /// The elements of a blob, whose length is a multiple of theirs.

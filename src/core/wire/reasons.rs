@@ -215,19 +215,19 @@ impl DegradedReasons {
         self.0 & reason as u32 != 0
     }
 
-    /// Those that leave nothing certain for any query.
+    /// The reasons that leave nothing certain for any query.
     #[must_use]
     pub fn of_all_queries(self) -> Self {
         self.filtered(|reason| !reason.is_of_some_queries())
     }
 
-    /// Those that leave something uncertain for some queries only.
+    /// The reasons that leave something uncertain for some queries only.
     #[must_use]
     pub fn of_some_queries(self) -> Self {
         self.filtered(DegradedReason::is_of_some_queries)
     }
 
-    /// Those that are reasons for a query by `key`, in whose answer the holder `is_listed` or not.
+    /// The reasons that count for a query by `key`, in whose answer the holder `is_listed` or not.
     #[must_use]
     pub fn for_query(self, key: &QueryKey, is_listed: bool) -> Self {
         // Mostly there is none.
@@ -237,13 +237,13 @@ impl DegradedReasons {
         }
     }
 
-    /// Those that say something of `tier` or nearer ones. Without any, all that lies there is known for certain.
+    /// The reasons that say something of `tier` or nearer ones. Without any, all that lies there is known for certain.
     #[must_use]
     pub fn up_to(self, tier: Tier) -> Self {
         self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
     }
 
-    /// Those that are the publisher's own doubts.
+    /// The reasons that are the publisher's own doubts.
     #[must_use]
     pub fn upstream(self) -> Self {
         self.filtered(DegradedReason::is_upstream)

@@ -17,7 +17,7 @@ use super::reasons::{DegradedReason, DegradedReasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::{encode, encode_into};
 
-/// Where a holder dropped out of a query.
+/// The point at which a holder dropped out of a query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct DropOut {
     /// Position of the first block that the holder does not have.
@@ -95,13 +95,13 @@ pub struct HolderMatch {
     /// Why the state is not certain; absent where it is.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// Where the holder dropped out; only with `explain`, and absent where it holds the whole query.
+    /// The point at which the holder dropped out; only with `explain`, and absent where it holds the whole query.
     #[serde(default)]
     pub dropped_out: Option<DropOut>,
     /// Why no more blocks are usable; only with `explain`, and absent where the whole query is.
     #[serde(default)]
     pub limited_by: Option<Limit>,
-    /// Where requests for it go; absent where that is not known.
+    /// The address for requests to it; absent where that is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
     /// How it is labelled.
@@ -109,7 +109,7 @@ pub struct HolderMatch {
     pub labels: Labels,
 }
 
-/// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
+/// The shards that a reply was gathered from; only in replies that a gateway or a gathering client put together.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Gathered {
     /// How many shards there are.
@@ -159,7 +159,7 @@ pub struct QueryReply {
     /// Which shards the reply was gathered from; absent in a daemon's own.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// Of a compressed chain: the first position chosen. Holders without any chosen block are not found, and hold at most so many
+    /// The first position chosen of a compressed chain. Holders without any chosen block are not found, and hold at most so many
     /// leading blocks. Absent where it is 0.
     #[serde(default)]
     pub unseen_blocks_max: u32,
@@ -281,7 +281,7 @@ impl<'a> ReplyOrder<'a> {
 pub struct ErrorBody {
     /// The number; see [`ErrorCode`](super::ErrorCode).
     pub code: u16,
-    /// What to change.
+    /// The text, which says what to change.
     pub text: String,
 }
 
@@ -298,9 +298,9 @@ impl From<&WireError> for ErrorBody {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueryResult {
-    /// It was answered.
+    /// The answer to the query.
     Reply(QueryReply),
-    /// It was not.
+    /// The error in place of an answer.
     Error(ErrorBody),
 }
 

@@ -69,7 +69,7 @@ impl Message for ResyncRequest {
     }
 }
 
-/// What the chunks of an answer are together.
+/// The kind of an answer: what its chunks are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResyncAnswerKind {
     /// The batches after the request's cursor, in order; none if the daemon has missed nothing.
@@ -95,9 +95,9 @@ impl ResyncAnswerKind {
 pub struct ResyncChunk {
     /// The rank that the answer is about.
     pub rank: Rank,
-    /// Where the daemon is when it has applied the whole answer. The same in every chunk.
+    /// The daemon's cursor when it has applied the whole answer. The same in every chunk.
     pub cursor: BatchCursor,
-    /// What the answer is. The same in every chunk.
+    /// The kind of the answer. The same in every chunk.
     pub kind: ResyncAnswerKind,
     /// Number of the chunk, from 0 without a gap.
     pub number: u32,

@@ -33,7 +33,7 @@ pub struct RosterKey {
 /// A holder that a serving replica knows.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RosterHolder {
-    /// Who it is.
+    /// The holder's key.
     pub key: RosterKey,
     /// Whether its state is certain there.
     pub exact: bool,

@@ -38,7 +38,7 @@ pub struct HolderStatusReply {
     /// Since when it is not, in microseconds since the Unix epoch; absent where it is, and where that is not known.
     #[serde(default)]
     pub since_us: Option<u64>,
-    /// Where requests for it go; absent where that is not known.
+    /// The address for requests to it; absent where that is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
     /// How it is labelled.
@@ -57,8 +57,8 @@ pub struct StatusReply {
     pub distinct_blocks: u64,
     /// Batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
-    /// Of how many holders it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no configuration
-    /// names the namespace. Absent where it is 0.
+    /// Number of holders of which it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no
+    /// configuration names the namespace. Absent where it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
     /// How many holders there was no place for: they are left out. Absent where it is 0.

@@ -159,7 +159,7 @@ pub enum SubjectError {
     Name {
         /// The subject as received.
         subject: String,
-        /// What is wrong with the token.
+        /// The error in the token.
         source: NameError,
     },
     /// The prefix cannot be part of a subject.
@@ -203,7 +203,7 @@ impl Subjects {
         })
     }
 
-    /// These subjects, with the shards' own for queries and status requests. Every shard answers a request on them; one daemon answers
+    /// The same subjects, with the shards' own for queries and status requests. Every shard answers a request on them; one daemon answers
     /// a request on the plain subjects.
     #[must_use]
     pub fn of_shards(&self) -> Self {
@@ -229,12 +229,12 @@ impl Subjects {
         format!("{}roster.{queue_group}", self.root)
     }
 
-    /// Where bridges of `group` say for which holders they speak.
+    /// The subject on which bridges of `group` say for which holders they speak.
     pub fn bridges(&self, group: &str) -> String {
         format!("{}bridges.{group}", self.root)
     }
 
-    /// Where operators send `command`.
+    /// The subject to which operators send `command`.
     pub fn admin(&self, command: AdminCommand) -> String {
         format!("{}admin.{}", self.root, command.as_str())
     }
@@ -250,7 +250,7 @@ impl Subjects {
         AdminCommand::of_token(token)
     }
 
-    /// Where `worker` publishes its batches for `namespace`.
+    /// The subject on which `worker` publishes its batches for `namespace`.
     pub fn events(&self, namespace: &NamespaceName, worker: &WorkerName) -> String {
         format!("{}{namespace}.{worker}", self.events)
     }
@@ -260,17 +260,17 @@ impl Subjects {
         format!("{}>", self.events)
     }
 
-    /// Where the publisher of one rank of `worker` is asked for what a daemon has missed.
+    /// The subject on which the publisher of one rank of `worker` is asked for what a daemon has missed.
     pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
         format!("{}{namespace}.{worker}.{rank}", self.resync)
     }
 
-    /// Where queries about `namespace` go.
+    /// The subject of queries about `namespace`.
     pub fn query(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.query)
     }
 
-    /// Where routers tell what their requests about `namespace` have found.
+    /// The subject on which routers tell what their requests about `namespace` have found.
     pub fn outcome(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.outcome)
     }
@@ -301,7 +301,7 @@ impl Subjects {
         format!("{}~", self.status)
     }
 
-    /// Where status requests about `namespace` go.
+    /// The subject of status requests about `namespace`.
     pub fn status(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.status)
     }

@@ -27,7 +27,7 @@ const ALL: [Component; 4] = [
 pub(super) enum Components {
     /// This one alone.
     One(Component),
-    /// Of all components those with a bit.
+    /// All components that have a bit.
     All(u64),
 }
 

@@ -15,7 +15,7 @@ use super::pool::{Object, Pool};
 use super::tokens::{TokenList, names_one_page, read_text_tokens, read_tokens, widen};
 use super::{Format, Verdict, array_or_nil, field};
 
-/// What an event is.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
     Stored,
@@ -162,7 +162,7 @@ pub(super) struct Fields<'a> {
     image_keys: Option<Reader<'a>>,
     lookahead: Option<Reader<'a>>,
     copies_left: Option<Span>,
-    /// Whose an object of a pool is.
+    /// The owner of an object of a pool.
     object: Object<'a>,
     /// Whether the event is a map: newer than the versions that told images by a bare text.
     is_map: bool,
@@ -257,7 +257,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Where LoRA names are told by a text, SGLang puts a map with the salt.
+    /// Reads a LoRA name, or the map with the salt that SGLang puts in its place.
     pub(super) fn read_lora_name_or_metadata(
         &mut self,
         reader: &mut Reader<'a>,
@@ -542,7 +542,7 @@ fn is_owner(value: &Value<'_>) -> bool {
     !matches!(value, Value::Nil)
 }
 
-/// Who owns the blocks of an event, as text.
+/// The owner of an event's blocks, as text.
 pub(super) fn push_owner(
     owner: Option<Value<'_>>,
     batch: &mut EngineBatch,

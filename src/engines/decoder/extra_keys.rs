@@ -1,4 +1,4 @@
-//! What makes blocks with the same tokens different: extra keys.
+//! The extra keys, which make blocks with the same tokens different.
 //!
 //! vLLM lists them for each block, in this order: the adapter's name, images, the salt, digests of prompt embeddings. The
 //! salt is with the first block of a sequence only. An image is a pair of its identifier and an offset; before vLLM 0.19 it
@@ -12,14 +12,14 @@ use crate::limits::DecodeLimits;
 
 use super::array_or_nil;
 
-/// What Dynamo puts before a salt, so that it can be told from other texts.
+/// The prefix that Dynamo puts before a salt, so that it can be told from other texts.
 const DYNAMO_SALT_PREFIX: &str = "dynamo-cache-salt:";
 /// The length of an identifier that is a hash in hexadecimal digits.
 const DIGEST_DIGITS: usize = 64;
 /// How many of the digits enter the object hash.
 const HASH_DIGITS: usize = 16;
 
-/// What has to be known of an event to read its extra keys.
+/// The facts of an event that are needed to read its extra keys.
 pub(super) struct ExtraKeys<'a> {
     pub(super) blocks: usize,
     pub(super) lora_name: Option<&'a str>,

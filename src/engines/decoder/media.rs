@@ -1,4 +1,4 @@
-//! What engines call the places where blocks lie.
+//! The engines' names for the places where blocks lie.
 
 use kvatlas_core::wire::Tier;
 

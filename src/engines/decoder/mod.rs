@@ -34,7 +34,7 @@ use crate::batch::EngineBatch;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
-/// Who speaks.
+/// The form of a publisher's payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Format {
     /// vLLM's `EventBatch`, arrays and maps of every published length.
@@ -135,7 +135,7 @@ pub struct Decoder {
     limits: DecodeLimits,
     /// The payload as MessagePack, where it came as JSON.
     transcoded: Vec<u8>,
-    /// What was in an envelope as a list of numbers.
+    /// The content of an envelope that came as a list of numbers.
     enveloped: Vec<u8>,
     scratch: Vec<u64>,
     pool: pool::Pool,
@@ -222,13 +222,13 @@ impl Decoder {
     }
 }
 
-/// What became of one event that could be read.
+/// The outcome for one event that could be read.
 enum Verdict {
-    /// It is among the events.
+    /// The event is among those of the batch.
     Taken,
-    /// It is not, for a reason.
+    /// The event is not, for a reason.
     LeftOut(Reason),
-    /// It is not, for a reason; it stores blocks in this tier.
+    /// The event is not, for a reason; it stores blocks in this tier.
     LeftOutOf(Tier, Reason),
 }
 

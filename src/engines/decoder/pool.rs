@@ -1,16 +1,16 @@
-//! Whose the objects of a store are: Mooncake's, which is shared by models, tenants and shards.
+//! Owners of a store's objects: of Mooncake's, which is shared by models, tenants and shards.
 
 use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey};
 
 use crate::reason::Reason;
 
-/// What an event says of an object, beside its name.
+/// The facts that an event tells of an object, beside its name.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Object<'a> {
     pub(super) model: Option<&'a str>,
     pub(super) tenant: Option<&'a str>,
     pub(super) salt: Option<&'a str>,
-    /// Of how many a block consists, nobody says.
+    /// The shard; nobody says how many of them a block consists of.
     pub(super) shard: Option<u64>,
 }
 

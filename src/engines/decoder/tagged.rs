@@ -43,11 +43,11 @@ const STORED_HEAD: [Key; 6] = [
 const MEDIUM_SLOT: usize = 6;
 /// The slot of the adapter's name.
 const LORA_NAME_SLOT: usize = 7;
-/// Where a removal has its owner: behind the locality, with the group's kind and window in front of that or without.
+/// The slots where a removal can have its owner: behind the locality, with the group's kind and window in front of that or without.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
 /// The slot of the extra keys, with the salt among them.
 const EXTRA_KEYS_SLOT: usize = 8;
-/// Where Dynamo's older forks of vLLM told images, before the group.
+/// The slot where Dynamo's older forks of vLLM told images, before the group.
 const GROUP_SLOT: usize = 9;
 
 /// Decodes one batch.
@@ -146,7 +146,7 @@ fn decode_event(
     }
 }
 
-/// What stored events of so many slots have no room for. Versions that write maps have room for all.
+/// The facts that stored events of so many slots have no room for. Versions that write maps have room for all.
 fn untold_by(slots: usize, format: Format) -> Untold {
     match format {
         // The slot of the adapter's name has the salt.
@@ -211,7 +211,7 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// What SGLang has in a slot that is another's in vLLM: medium, component and a map with the salt tell themselves apart.
+/// The key in a slot of SGLang's that is another's in vLLM: medium, component and a map with the salt tell themselves apart.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<Key> {
     match value {
         Value::Text(_) if is_component(value) => Some(Key::Component),

@@ -40,7 +40,7 @@ pub(super) fn decode(
     })?)
 }
 
-/// What all changes of one event have in common.
+/// The part that all changes of one event have in common.
 #[derive(Default)]
 struct Head {
     id: Option<u64>,
@@ -219,7 +219,7 @@ struct StoredEvent<'a> {
     parent: Option<u64>,
     /// Tokens in a block, as the first block has them.
     size: Option<usize>,
-    /// What the current change has in common.
+    /// The values that all blocks of the current change have in common.
     level: u64,
     lora_id: Option<u64>,
     cache_salt: Option<Span>,

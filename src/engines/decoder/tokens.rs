@@ -8,7 +8,7 @@ use crate::batch::{Content, EngineBatch, Span};
 use super::array_or_nil;
 use super::extra_keys::identifier_hash;
 
-/// What stands in the place of a text among tokens; the text itself is an object of the block.
+/// The token that stands for a text; the text itself is an object of the block.
 pub(super) const TEXT_TOKEN: Token = 0;
 
 /// Tokens as a list, or as overlapping pairs, the way engines with speculative decoding by bigrams write them.

@@ -1,4 +1,5 @@
-//! What payloads may cost: small ones that claim to be large cost nothing, large ones a multiple of their size, and a block no allocation.
+//! The bounds on what payloads cost: small ones that claim to be large cost nothing, large ones a multiple of their size, and a block no
+//! allocation.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -13,7 +14,7 @@ use common::{Change, Engine, Store, translator};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a decoder may take for a payload of `bytes` bytes.
+/// The most that a decoder may take for a payload of `bytes` bytes.
 fn bound(bytes: usize) -> usize {
     40 * bytes + (1 << 16)
 }

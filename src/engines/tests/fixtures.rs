@@ -221,7 +221,7 @@ fn size_of_blocks(fixture: &Fixture) -> u32 {
     }
 }
 
-/// What a translator says of one fixture after another of the same engine.
+/// The translation of one fixture after another of the same engine.
 #[test]
 fn translation_gives_the_hashes_of_the_manifest() {
     let mut engines: Vec<(Format, u32, Translator)> = Vec::new();

@@ -42,11 +42,11 @@ impl Group {
     }
 }
 
-/// What a group keeps of the blocks that a request has computed.
+/// The blocks that a group keeps of those that a request has computed.
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// What is needed to go on behind each of these strides, counted from the request's first.
+    /// The blocks needed to go on behind each of these strides, counted from the request's first.
     Tails(u8),
 }
 
@@ -87,7 +87,7 @@ enum Operation {
 /// One bit a part, so that prompts share prefixes.
 type Prompt = u8;
 
-/// Where the parts of a prompt begin. Some do within a block, so that blocks begin alike.
+/// The beginnings of the parts of a prompt. Some lie within a block, so that blocks begin alike.
 const PARTS: [u32; 8] = [0, 5, 16, 21, 30, 40, 47, 56];
 
 fn tokens(prompt: Prompt) -> Vec<u32> {
@@ -96,7 +96,7 @@ fn tokens(prompt: Prompt) -> Vec<u32> {
     (0..DEPTH * SIZE).map(value).collect()
 }
 
-/// What the engine calls the prefix of a prompt: any function of its tokens.
+/// The engine's name for the prefix of a prompt: any function of its tokens.
 fn name(prompt: Prompt, end: u32) -> u64 {
     let step = |name: u64, token: &u32| {
         (name ^ u64::from(*token))

@@ -51,7 +51,7 @@ impl Prompt {
             .collect()
     }
 
-    /// What the engine calls the blocks: any function of the prefix, salt and adapter.
+    /// The engine's names for the blocks: any function of the prefix, salt and adapter.
     fn names(&self) -> Vec<u64> {
         let mut name = 17_u64;
         for text in [self.salt, self.lora].into_iter().flatten() {
@@ -133,7 +133,7 @@ struct Cache {
     /// Names of blocks that were held since something came of a tier beyond the device. There they are known still.
     past: BTreeSet<u64>,
     is_beyond: bool,
-    /// What came of a tier beyond the device before its parents.
+    /// Blocks of a tier beyond the device that came before their parents.
     late: Vec<Blocks>,
     late_removed: Vec<(usize, u64)>,
 }

@@ -98,7 +98,7 @@ fn placed() -> [Value; 2] {
     ]
 }
 
-/// What the genuine publisher tells of: nothing of it is a block that anybody can place.
+/// The genuine publisher's events: none is about a block that anybody can place.
 #[test]
 fn an_object_under_a_key_alone_leaves_doubt() {
     let mut store = Store::new();
@@ -122,7 +122,7 @@ fn a_block_without_position_and_parent_is_no_root() {
     assert_eq!(store.blocks().len(), 0);
 }
 
-/// What the store evicts goes without a word: a block that it has stored is in doubt until a clear.
+/// Evictions by the store go without a word: a block that it has stored is in doubt until a clear.
 #[test]
 fn stores_of_an_object_are_one_and_in_doubt() {
     let mut store = Store::new();

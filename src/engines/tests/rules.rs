@@ -1,4 +1,4 @@
-//! What a translator takes, what it leaves out, and why.
+//! The rules of a translator: what it takes, what it leaves out, and why.
 
 use std::collections::{BTreeSet, HashMap};
 

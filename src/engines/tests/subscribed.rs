@@ -29,7 +29,7 @@ fn frames(name: &str) -> Vec<KvEventFrame> {
     frames
 }
 
-/// What one rank holds, by the engine's names and by the translator.
+/// The state of one rank, by the engine's names and by the translator.
 struct RankState {
     last: u64,
     copies: BTreeMap<u64, u32>,
@@ -181,7 +181,7 @@ struct OneFrame {
     events: Vec<OneEvent>,
 }
 
-/// What a translator doubts of tiers, after a block of `size` tokens in each medium, with its owner.
+/// The doubts that a translator has of tiers, after a block of `size` tokens in each medium, with its owner.
 fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
     let event = |(size, medium, owner): &(u32, &str, &str)| OneEvent {
         stored: Some(OneStored {

@@ -1,4 +1,4 @@
-//! What is known of an engine's adapters.
+//! An engine's adapters, as far as they are known.
 
 use std::collections::HashMap;
 

@@ -24,12 +24,12 @@ use super::past::Past;
 use super::tiers::{TIERS, TierIndex, TierSet};
 use super::{HashMode, Start, Translator};
 
-/// What is known of tiers beyond the device, beside their blocks.
+/// The knowledge of tiers beyond the device, beside their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
     /// Why what each tier has is not known for certain.
     doubts: [Option<Reason>; TIERS],
-    /// Of each tier, a multiple of the blocks in a chunk, as far as chunks have shown it. 0 before the first.
+    /// A multiple of the blocks in a chunk for each tier, as far as chunks have shown it. 0 before the first.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
@@ -178,12 +178,12 @@ impl Translator {
         }
     }
 
-    /// What `name` stands for.
+    /// The block that `name` stands for.
     pub(super) fn known_now(&self, lane: LaneId, name: u64) -> Option<Block> {
         self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
     }
 
-    /// What `name` stands for, or did a while ago.
+    /// The block that `name` stands for, or did a while ago.
     pub(super) fn known(&self, lane: LaneId, name: u64) -> Option<Block> {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
@@ -304,7 +304,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Of how many blocks of the contract one of the event is a chunk.
+    /// Number of the contract's blocks in a chunk, which is one block of the event.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {
@@ -443,7 +443,7 @@ impl Translator {
         }
     }
 
-    /// Where the first block of an event stands.
+    /// The place of an event's first block.
     fn start_beyond(
         &self,
         batch: &EngineBatch,

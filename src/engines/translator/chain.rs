@@ -12,7 +12,7 @@ use super::saved::{SavedChain, SavedError, SavedKept};
 use super::tiers::{TierIndex, TierSet};
 use super::tree::Tree;
 
-/// Where a block is kept.
+/// The place where a block is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Slot(u32);
 
@@ -34,7 +34,7 @@ impl Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) sequence: SequenceHash,
-    /// None at position 0.
+    /// The block before; none at position 0.
     pub(super) parent: Option<SequenceHash>,
     pub(super) position: u32,
     /// The seed of the sequence; children inherit it.
@@ -55,7 +55,7 @@ struct Kept {
     names: u32,
     /// The tiers that it was published as held in.
     published: u8,
-    /// Those of them in which it was published as not resumable.
+    /// The tiers among them in which it was published as not resumable.
     barred: u8,
     /// The tiers in which it lies within a chunk, which can be loaded as a whole only.
     inner: u8,

@@ -1,4 +1,4 @@
-//! What an engine's events don't tell of its groups of layers, and somebody states.
+//! Facts of an engine's groups of layers that its events don't tell, and somebody states.
 
 use serde::{Deserialize, Serialize};
 

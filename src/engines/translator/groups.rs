@@ -42,7 +42,7 @@ impl Groups {
         }
     }
 
-    /// What was saved, whose blocks are in `chain`.
+    /// The state that was saved, whose blocks are in `chain`.
     pub(super) fn restore(saved: SavedGroups, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut groups = Self {
             lanes: Vec::new(),
@@ -65,7 +65,7 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
-    /// What the names of main attention stand for, in all of its groups.
+    /// The blocks that the names of main attention stand for, in all of its groups.
     pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.flat_map(|(_, lane)| lane.iter())
@@ -206,12 +206,12 @@ impl Groups {
             .map(LaneId)
     }
 
-    /// What `name` stands for in the lane, or else in any.
+    /// The block that `name` stands for in the lane, or else in any.
     pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
 
-    /// What `name` stands for in any lane.
+    /// The block that `name` stands for in any lane.
     pub(super) fn find_any(&self, name: u64) -> Option<Slot> {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }

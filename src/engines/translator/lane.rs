@@ -1,4 +1,4 @@
-//! What one group of layers has: the engine's names, and how many copies each tier has of a block.
+//! The state of one group of layers: the engine's names, and how many copies each tier has of a block.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -25,7 +25,7 @@ impl Name {
     }
 }
 
-/// What came of adding a copy.
+/// The outcome of adding a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Added {
     pub(super) slot: Slot,
@@ -33,7 +33,7 @@ pub(super) struct Added {
     pub(super) is_alias: bool,
 }
 
-/// What came of taking a copy away.
+/// The outcome of taking a copy away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     /// There was none.
@@ -94,7 +94,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// What the names stand for.
+    /// The names, each with the block that it stands for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Slot)> {
         self.names.iter().map(|(name, known)| (*name, known.slot))
     }

@@ -80,7 +80,7 @@ pub struct Translator {
     unchecked: u32,
 }
 
-/// Where a stored event continues.
+/// The place where a stored event continues.
 struct Start {
     parent: Option<SequenceHash>,
     position: u32,
@@ -153,7 +153,7 @@ impl Translator {
             .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 
-    /// What the engine's events cannot tell: nothing is certain for queries that ask for it.
+    /// The facts that the engine's events cannot tell: nothing is certain for queries that ask for them.
     pub fn untold(&self) -> Untold {
         self.untold.or(Untold {
             adapters: self.adapters.is_uncertain(),
@@ -421,7 +421,7 @@ impl Translator {
         lane
     }
 
-    /// Where the event's first block stands.
+    /// The place of the event's first block.
     fn start_of(&self, batch: &EngineBatch, stored: &EngineStored, lane: LaneId) -> Result<Start, Reason> {
         let lora_name = self.lora_name(batch, stored)?;
         let salt = stored.cache_salt.map(|salt| batch.text(salt));

@@ -1,4 +1,4 @@
-//! What a translation yields.
+//! The result of a translation.
 
 use kvatlas_core::hash::{Position, SequenceHash};
 use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, Resumable, ResumableBlocks, StoredBlocks, Tier};
@@ -24,7 +24,7 @@ pub struct TranslationPart {
 pub struct Translation {
     /// The parts, to be published one after the other.
     pub parts: Vec<TranslationPart>,
-    /// What of the engine's batch is not among the events, and why.
+    /// Counts of the parts of the engine's batch that are not among the events, by reason.
     pub reasons: ReasonCounts,
     /// How many events of the last part are finished: what follows begins a new one.
     sealed: usize,
@@ -119,7 +119,7 @@ impl Translation {
         }
     }
 
-    /// Where the next event comes.
+    /// The place of the next event.
     pub(crate) fn mark(&self) -> Mark {
         Mark {
             parts: self.parts.len(),

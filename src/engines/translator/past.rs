@@ -9,7 +9,7 @@ use super::chain::Block;
 /// Most names that are remembered: about two megabytes.
 const NAMES_MAX: usize = 1 << 14;
 
-/// What names stood for that the engine has no more. The latest are kept.
+/// The blocks that names stood for that the engine has no more. The latest are kept.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     blocks: HashMap<u64, Block>,
@@ -17,7 +17,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// What `name` stood for.
+    /// The block that `name` stood for.
     pub(super) fn get(&self, name: u64) -> Option<Block> {
         self.blocks.get(&name).copied()
     }

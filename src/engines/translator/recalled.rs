@@ -15,7 +15,7 @@ use super::output::Translation;
 use super::saved::{SavedBlock, SavedError};
 use super::tiers::TierIndex;
 
-/// What names of main attention stood for.
+/// The blocks that names of main attention stood for.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
     blocks: HashMap<u64, Block>,

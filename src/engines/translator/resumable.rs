@@ -26,12 +26,12 @@ use super::tiers::{TierIndex, TierSet};
 use super::windows::{Place, WindowId};
 use super::{Start, Translator};
 
-/// What a step needs until its end.
+/// The state that a step needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     /// The changes of groups beside main attention.
     waiting: Vec<EngineChange>,
-    /// What names of main attention stand for that were removed in this step, in order. The blocks are kept until its end.
+    /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until its end.
     gone: Vec<(u64, Slot)>,
     /// The same by name. Few steps ask.
     gone_by_name: OnceCell<HashMap<u64, Slot>>,
@@ -52,7 +52,7 @@ impl Step {
         self.gone_by_name.take();
     }
 
-    /// What `name` stood for before it was removed in this step. To be asked when no more names go.
+    /// The block that `name` stood for before it was removed in this step. To be asked when no more names go.
     fn gone(&self, name: u64) -> Option<Slot> {
         let by_name = || self.gone.iter().copied().collect();
         self.gone_by_name.get_or_init(by_name).get(&name).copied()
@@ -237,8 +237,8 @@ impl Translator {
         }
     }
 
-    /// Of a model without main attention, a window whose events skip no block stands in for it. What a request reuses is not known then: blocks
-    /// behind the window may be gone, and it needs none of them.
+    /// Lets a window whose events skip no block stand in for main attention where a model has none. What a request reuses is not known
+    /// then: blocks behind the window may be gone, and it needs none of them.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -303,7 +303,8 @@ impl Translator {
             .or_else(|| self.step.gone(name))
     }
 
-    /// Where the block `name` of a group ends. `walked` is where the tokens say that it does, `behind` where the next one of its event does.
+    /// The place where the block `name` of a group ends. `walked` is where the tokens say that it does, `behind` where the next one of its
+    /// event does.
     fn place(&self, id: WindowId, name: u64, walked: Option<Place>, behind: Option<Place>) -> Option<Place> {
         self.windows
             .place_of(id, name)

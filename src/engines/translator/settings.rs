@@ -1,4 +1,4 @@
-//! What a translator has to know of its engine.
+//! The settings that a translator has to know of its engine.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::decoder::Format;
 
 use super::facts::GroupFacts;
 
-/// Whose hashes a holder's blocks are published by.
+/// The hashes by which a holder's blocks are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HashMode {
     /// The contract's hashes are computed from the content of each block.
@@ -23,12 +23,12 @@ pub enum HashMode {
     },
 }
 
-/// What a translator has to know of the engine.
+/// The settings that a translator has to know of the engine.
 #[derive(Debug, Clone)]
 pub struct TranslatorSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
-    /// Whose hashes count.
+    /// The hashes that count.
     pub mode: HashMode,
     /// The chains in which hashes are computed; none for the contract's.
     pub chains: Option<SchemeChains>,
@@ -49,7 +49,7 @@ pub struct TranslatorSettings {
     pub clears_up_to: Tier,
     /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
     pub is_untold: bool,
-    /// What the engine's events don't tell of its groups of layers.
+    /// Facts of the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
 

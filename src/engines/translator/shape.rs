@@ -1,4 +1,4 @@
-//! What a group of layers beside main attention needs, in blocks of its own.
+//! The needs of a group of layers beside main attention, in blocks of its own.
 
 use crate::batch::GroupKind;
 
@@ -9,7 +9,7 @@ const FAN_MAX: u64 = 64;
 /// Longest window, in blocks of its own.
 const NEED_MAX: u64 = 1 << 24;
 
-/// What a group of layers needs.
+/// The needs of a group of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// How many blocks of its own, in a row.
@@ -21,7 +21,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// None where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
+    /// The shape; none where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
     pub(super) fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         if block == 0 || size == 0 {

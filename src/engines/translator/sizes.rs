@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
 
-/// What the sizes of an engine's blocks have shown.
+/// The facts that the sizes of an engine's blocks have shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Sizes {
     /// Whether a block of the registered size has come.

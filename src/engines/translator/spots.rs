@@ -65,7 +65,7 @@ impl Reach {
     }
 }
 
-/// Where a small block ends that doesn't end with a block of the contract.
+/// The end of a small block that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
     /// Its content. Known for all that matter.
@@ -216,7 +216,7 @@ impl Spots {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
 
-    /// Where the small block ends that `reach` does, within a block of the contract.
+    /// The end of the small block that `reach` ends with, within a block of the contract.
     pub(super) fn within(&self, reach: Reach) -> Option<Within> {
         let before = self.fan.checked_sub(reach.blocks).filter(|before| *before > 0)?;
         Some(Within {
@@ -234,7 +234,7 @@ impl Spots {
         })
     }
 
-    /// Where the small block `name` ends.
+    /// The end of the small block `name`.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
         self.names.get(&name).map(Name::at)
     }

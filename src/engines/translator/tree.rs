@@ -31,7 +31,7 @@ impl Links {
     };
 }
 
-/// Where a parent that is not kept would stand. A block is nobody's parent by its hash alone: a position makes cycles impossible.
+/// The place where a parent that is not kept would stand. A block is nobody's parent by its hash alone: a position makes cycles impossible.
 type Missing = (SequenceHash, u32);
 
 /// The blocks as a forest, in doubly linked lists of siblings.
@@ -169,7 +169,7 @@ impl Tree {
     }
 }
 
-/// Where the parent of `block` stands.
+/// The place where the parent of `block` stands.
 fn missing_parent(block: Block) -> Option<Missing> {
     Some((block.parent?, block.position.checked_sub(1)?))
 }

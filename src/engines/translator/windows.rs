@@ -28,7 +28,7 @@ const HELD: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowId(usize);
 
-/// Where a block of a group ends.
+/// The place where a block of a group ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// With this block of the contract.
@@ -43,7 +43,7 @@ struct Name {
     copies: u16,
 }
 
-/// What one group has on the device.
+/// One group's blocks on the device.
 #[derive(Debug)]
 struct Window {
     index: u32,
@@ -61,7 +61,7 @@ struct Window {
     runs: Vec<u32>,
 }
 
-/// What came of a group's stored event.
+/// The outcome of a group's stored event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Learned {
     pub(super) id: WindowId,
@@ -92,7 +92,7 @@ impl Windows {
         }
     }
 
-    /// What was saved, whose blocks of `size` tokens are in `chain`.
+    /// The state that was saved, whose blocks of `size` tokens are in `chain`.
     pub(super) fn restore(size: u32, saved: SavedWindows, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut windows = Self::new(size);
         windows.expected = saved.expected;
@@ -235,7 +235,7 @@ impl Windows {
         Ok(Learned { id, is_new: true })
     }
 
-    /// What a group was said to be.
+    /// The kind that a group was said to be.
     pub(super) fn kind(&self, id: WindowId) -> Option<GroupKind> {
         self.all.get(id.0).map(|window| window.kind)
     }
@@ -245,7 +245,7 @@ impl Windows {
         self.all.get(id.0)?.spots.as_ref()
     }
 
-    /// Where the group's block `name` ends, if the group has it.
+    /// The place where the group's block `name` ends, if the group has it.
     pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<Place> {
         let window = self.all.get(id.0)?;
         if let Some(name) = window.names.get(&name) {
@@ -263,7 +263,7 @@ impl Windows {
         self.all.iter().find_map(found)
     }
 
-    /// Where the group's block before the one at `place` ends, as far as that is kept.
+    /// The place where the group's block before the one at `place` ends, as far as that is kept.
     pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use super::super::block::Token;
 use super::super::sequence::SequenceHash;
 
-/// What the digest of a salt begins with.
+/// The bytes that are digested before a salt.
 const SALT_DOMAIN: &[u8] = b"sglang-cache-salt-v1\0";
 
 /// The hash of each full page of `tokens`: the first bytes of SHA-256 over the page before it, whole, and the tokens. With `ahead` of 1 each token

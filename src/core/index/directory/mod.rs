@@ -1,4 +1,4 @@
-//! Who is there: holders by a small number, and sets of them.
+//! The holders of an index: each by a small number, and sets of them.
 //!
 //! | file | what |
 //! |---|---|

@@ -18,7 +18,7 @@ use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 /// A registered holder, as queries and the lane share it.
 #[derive(Debug)]
 pub struct HolderRecord {
-    /// Who it is.
+    /// The holder's worker and rank.
     pub id: HolderId,
     /// Whether its state is certain, and how large it is.
     pub status: HolderStatus,

@@ -1,4 +1,4 @@
-//! What applying events did.
+//! The outcome of applying events.
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
@@ -75,7 +75,7 @@ impl RejectReason {
     }
 }
 
-/// What applying events did.
+/// The outcome of applying events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Blocks stored; those that were held already count too.
@@ -84,7 +84,7 @@ pub struct Applied {
     pub removed: u64,
     /// Whether everything was cleared.
     pub cleared: bool,
-    /// What the publisher doubts from now on, if it said so.
+    /// The publisher's doubts from now on, if it told them.
     pub doubted: Option<DegradedReasons>,
     /// Whether the holder said goodbye.
     pub goodbye: bool,

@@ -18,7 +18,7 @@ pub(super) type Aliases = SmallVec<[Alias; 4]>;
 pub(super) struct Copies {
     /// In order.
     groups: Vec<Group>,
-    /// What the names of groups take, in bytes.
+    /// Bytes of the groups' names.
     names: usize,
 }
 
@@ -58,7 +58,7 @@ impl Further {
 }
 
 impl Copies {
-    /// What they take, in bytes.
+    /// Bytes of the further names.
     pub(super) fn bytes(&self) -> usize {
         self.groups.capacity() * size_of::<Group>() + self.names
     }
@@ -136,7 +136,7 @@ impl Group {
         self.names.capacity() * size_of::<Further>()
     }
 
-    /// Where the names of a block are.
+    /// The places of a block's names in the list.
     fn range(&self, offset: u16) -> std::ops::Range<usize> {
         let from = match self.names.last() {
             Some(last) if last.offset < offset => self.names.len(),

@@ -105,8 +105,8 @@ impl HolderState {
         named.into_iter().flat_map(events).collect()
     }
 
-    /// What the events call the block before others: a block that the holder has came before, so its name finds it. Of another one the hash
-    /// says enough.
+    /// The name of the block before others in events: a block that the holder has came before, so its name finds it. Of another one the
+    /// hash says enough.
     fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
         let names = self.names_of(spot, runs);
         SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))

@@ -1,4 +1,4 @@
-//! What one holder has, and how events change it. The lane and whoever evicts blocks take turns at it under a lock.
+//! The blocks of one holder, and how events change them. The lane and whoever evicts blocks take turns at them under a lock.
 //!
 //! A block that the holder has is in one of two places:
 //!
@@ -57,12 +57,12 @@ pub(crate) struct Holder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// What applying events to a holder works with.
+/// The means of applying events to a holder.
 struct Work<'a> {
     runs: RunWriter<'a>,
-    /// What has been done so far.
+    /// The outcome so far.
     applied: &'a mut Applied,
-    /// Where the blocks of the event are.
+    /// The tier of the event's blocks.
     tier: Tier,
     /// Most blocks of the holder.
     blocks_max: usize,
@@ -91,7 +91,7 @@ pub(crate) struct HolderState {
     own: NameMap,
     /// How many of these names are not the first ones of their blocks.
     further: usize,
-    /// What those take in parts, in bytes.
+    /// Bytes of those names in parts.
     copies_bytes: usize,
     orphans: Orphans,
     /// Blocks that some orphans may have waited for; none between events.
@@ -103,7 +103,7 @@ pub(crate) struct HolderState {
     is_keyed: bool,
     /// Runs of which it has got more or less since readers were told.
     touched: Vec<RunId>,
-    /// What is accounted for, in bytes; how much of it is for what has no place among the runs; and how much of that for events that wait.
+    /// The bytes that are accounted for: in all, for what has no place among the runs, and of the latter for events that wait.
     bytes: i64,
     aside: i64,
     waiting: i64,
@@ -113,7 +113,7 @@ pub(crate) struct HolderState {
     refuses_nameless: bool,
     /// Whether blocks have been evicted since the last event.
     is_cut: bool,
-    /// Where blocks were stored last.
+    /// The tiers in which blocks were stored last.
     tiers: u8,
     /// Counts whatever is more than getting and losing blocks at the ends of what there is.
     reshaped: u64,

@@ -92,8 +92,9 @@ impl HolderState {
         found
     }
 
-    /// Where the children begin of the block that an event names as a parent, by the engine's name for it, or else by its sequence hash.
-    /// `position` is that of the first child, where the event has one. Where hashes are no chain, blocks of that name can stand elsewhere.
+    /// The place where the children begin of the block that an event names as a parent, by the engine's name for it, or else by its
+    /// sequence hash. `position` is that of the first child, where the event has one. Where hashes are no chain, blocks of that name can
+    /// stand elsewhere.
     pub(super) fn find_parent(
         &mut self,
         name: u64,
@@ -113,7 +114,7 @@ impl HolderState {
         Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    /// Where the children of a block begin; `hash` is its whole sequence hash, unless another one is known.
+    /// The place where the children of a block begin; `hash` is its whole sequence hash, unless another one is known.
     fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
         let (spot, known) = match found {
             Found::Placed(spot) => {

@@ -12,7 +12,7 @@ use crate::wire::Tier;
 
 use super::part::{classes, marked};
 
-/// What a block is found by. In the order of these, by position, parent and own hash, those that wait for one block stand together.
+/// The key of an orphan. In the order of keys, by position, parent and own hash, orphans that wait for one block stand together.
 pub(super) type Key = PositionalLineageHash;
 
 /// How many are looked at in one go where those without a name go.
@@ -103,7 +103,7 @@ impl Orphan {
         self.nameless | named
     }
 
-    /// What is said of the block in one of its tiers: whether it is barred there.
+    /// Notes whether the block is barred in one of its tiers.
     pub(super) fn mark(&mut self, tier: Tier, is_barred: bool) {
         self.barred = marked(self.barred, tier, is_barred);
     }
@@ -139,7 +139,7 @@ impl Orphans {
         self.blocks.len()
     }
 
-    /// What they take, in bytes, roughly.
+    /// Bytes of the orphans, roughly.
     pub(super) fn bytes(&self) -> usize {
         // Nodes are half full at least.
         let trees =

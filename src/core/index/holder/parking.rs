@@ -12,17 +12,17 @@ use crate::index::block::NewBlock;
 /// An event that waits.
 #[derive(Debug)]
 pub(crate) struct ParkedEvent {
-    /// What the engine calls the parent.
+    /// The engine's name of the parent.
     pub(crate) parent: u64,
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
-    /// What the engine calls the blocks of this event that have not been removed while it waited.
+    /// The engine's names of those blocks of this event that have not been removed while it waited.
     remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
 }
 
-/// What the blocks of an event take, in bytes.
+/// Bytes of the blocks of an event.
 fn bytes_of(stored: &StoredBlocks) -> usize {
     let names = match &stored.names {
         BlockNames::Sequence { hashes, .. } => hashes.capacity() * 8,
@@ -38,12 +38,12 @@ fn bytes_of(stored: &StoredBlocks) -> usize {
     names + content + runs + own * 8
 }
 
-/// What a set of so many names takes, in bytes.
+/// Bytes of a set of so many names.
 fn bytes_of_names(names: usize) -> usize {
     names * (size_of::<u64>() + 1) / 7 * 8
 }
 
-/// What an event would take while it waits, in bytes, roughly.
+/// Bytes that an event would take while it waits, roughly.
 pub(super) fn bytes_to_wait(stored: &StoredBlocks) -> usize {
     size_of::<ParkedEvent>() + bytes_of(stored) + bytes_of_names(stored.names.len() * 2)
 }
@@ -78,7 +78,7 @@ impl ParkedEvent {
     }
 }
 
-/// What the engine calls the blocks of an event.
+/// The engine's names of an event's blocks.
 pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
     match (&stored.engine_hashes, &stored.names) {
         (Some(names), _) => names.clone(),
@@ -105,7 +105,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Counts the events that had to wait.
     stamp: u64,
-    /// What was removed while some event waited, and how many events had had to wait when it last was.
+    /// The removals while some event waited, each with how many events had had to wait when it last came.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -114,7 +114,7 @@ impl Parking {
         self.events.len()
     }
 
-    /// What waits takes so much, in bytes, and what is kept in mind for it.
+    /// Bytes of the events that wait, and of the removals remembered for them.
     pub(crate) fn bytes(&self) -> usize {
         let unplaced = self.unplaced.capacity() * (size_of::<((Tier, Unplaced), u64)>() + 1);
         self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8

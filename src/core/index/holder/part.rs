@@ -1,4 +1,4 @@
-//! What a holder has of one run: intervals, each with its tiers, and the engine's names.
+//! One holder's share of one run: intervals, each with its tiers, and the engine's names.
 
 use smallvec::SmallVec;
 
@@ -9,7 +9,7 @@ use crate::index::directory::HolderSlot;
 use crate::index::runs::{Barred, Entry, STEPS};
 use crate::wire::{Resumable, Tier};
 
-/// What all blocks of an interval have in common.
+/// The attributes that all blocks of an interval have in common.
 ///
 /// The low byte has one bit a tier. Above it stands how the engine names the blocks, and what is known of them. The highest bits say in which
 /// classes of tiers the blocks are *barred*, which is not resumable: on the device, on the host, in all others. In a class in which the blocks
@@ -92,7 +92,7 @@ impl Attributes {
         Self(self.0 & !BARRED | u16::from(classes) << BARRED_SHIFT)
     }
 
-    /// What is said of the blocks in one of their tiers: whether they are barred there.
+    /// The attributes with a note of whether the blocks are barred in one of their tiers.
     pub(super) fn marked(self, tier: Tier, is_barred: bool) -> Self {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
@@ -122,7 +122,7 @@ pub(super) struct Interval {
     pub(super) attributes: Attributes,
 }
 
-/// What a holder has of one run.
+/// One holder's share of one run.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     /// In order; neighbours differ or have a hole between them.
@@ -132,9 +132,9 @@ pub(super) struct Part {
     names_from: u16,
     /// Names after the first, of blocks that have several.
     copies: Option<Box<Copies>>,
-    /// Where the blocks ended when readers were last told.
+    /// The end of the blocks as readers were last told.
     pub(super) shown: u16,
-    /// Where the run has the holder's entry, probably.
+    /// The likely place of the holder's entry in the run.
     pub(super) hint: u32,
 }
 
@@ -174,7 +174,7 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// What there is at `from`, and up to where it is the same, no further than `to`.
+    /// The attributes at `from`, and up to where they are the same, no further than `to`.
     pub(super) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -267,7 +267,7 @@ impl Part {
         }
     }
 
-    /// What names after the first take, in bytes.
+    /// Bytes of the names after the first.
     pub(super) fn copies_bytes(&self) -> usize {
         let copies = self.copies.as_ref();
         copies.map_or(0, |copies| size_of::<Copies>() + copies.bytes())
@@ -304,7 +304,7 @@ impl Part {
         self.names.extend_from_slice(new);
     }
 
-    /// What there is at `from`, and up to where it is the same but for being resumable or not, no further than `to`.
+    /// The attributes at `from`, and up to where they are the same but for being resumable or not, no further than `to`.
     pub(super) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {
@@ -364,7 +364,7 @@ impl Part {
         reach
     }
 
-    /// What readers see.
+    /// The entry that readers see.
     pub(super) fn entry(&self, slot: HolderSlot) -> Entry {
         if self.intervals.is_empty() {
             return Entry::default();

@@ -1,4 +1,4 @@
-//! What removed events do to a holder's blocks.
+//! The effect of removed events on a holder's blocks.
 
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! What the blocks of a stored event are: their places in the index's chain, and what the engine calls them.
+//! The blocks that a stored event means: their places in the index's chain, and the engine's names for them.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,7 @@ pub(super) struct ResolvedSequence<'e> {
     start: Start,
     /// Their hashes in the index's chain.
     pub(super) hashes: Cow<'e, [SequenceHash]>,
-    /// What the engine calls them, where that is not their hashes.
+    /// The engine's names for them, where those are not their hashes.
     pub(super) names: Option<&'e [u64]>,
     /// Whether the hashes are not the contract's chain over the content beside them.
     pub(super) is_foreign: bool,
@@ -48,7 +48,7 @@ pub(super) struct ResolvedSequence<'e> {
     pub(super) marks: Marks<'e>,
 }
 
-/// Where a sequence begins: at position 0, or after a block.
+/// The start of a sequence: at position 0, or after a block.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Start {
     /// Position of the first block.
@@ -57,7 +57,7 @@ pub(super) struct Start {
     pub(super) parent: Option<SequenceHash>,
     /// Whether `parent` is the whole sequence hash in the index's own chain.
     pub(super) parent_is_known: bool,
-    /// Where the parent is, if it has a place.
+    /// The parent's place, if it has one.
     pub(super) spot: Option<Spot>,
 }
 
@@ -81,7 +81,7 @@ impl ResolvedSequence<'_> {
         new_blocks(position, parent, &self.hashes, self.all_names(), self.marks)
     }
 
-    /// What the engine calls them, even if that is their hashes.
+    /// The engine's names for them, even if those are their hashes.
     fn all_names(&self) -> &[u64] {
         self.names
             .unwrap_or_else(|| SequenceHash::peel_slice(&self.hashes))
@@ -110,7 +110,7 @@ pub(super) fn new_blocks(
 }
 
 impl HolderState {
-    /// Where the blocks of an event begin, if they are given one after the other.
+    /// The start of an event's blocks, if they are given one after the other.
     pub(super) fn start_of(
         &mut self,
         stored: &StoredBlocks,

@@ -129,7 +129,7 @@ impl HolderState {
         }
     }
 
-    /// Where a block without a place turns out to be the one at `at`, that becomes held; says whether it is so.
+    /// Settles the orphan that turns out to be the block at `at`, which becomes held; says whether there was one.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {

@@ -1,4 +1,4 @@
-//! What stored events do to a holder's blocks.
+//! The effect of stored events on a holder's blocks.
 
 use smallvec::SmallVec;
 
@@ -20,7 +20,7 @@ pub(super) struct Sequence<'a> {
     pub(super) parent: Option<Spot>,
     pub(super) position: u32,
     pub(super) hashes: &'a [SequenceHash],
-    /// What the engine calls them.
+    /// The engine's names for the blocks.
     pub(super) names: &'a [u64],
     /// Which of them are to be held, where not all are: of the others only the places are made.
     pub(super) kept: Option<&'a [bool]>,
@@ -87,7 +87,7 @@ impl HolderState {
         false
     }
 
-    /// What a full holder does with blocks, the first of which it does not have.
+    /// Stores in a full holder blocks of which it does not have the first.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());

@@ -42,7 +42,7 @@ pub(in crate::index) struct Home<'a> {
 pub(super) const TURN_BLOCKS: usize = 1024;
 /// And after so many runs.
 const TURN_RUNS: usize = 16;
-/// Where all blocks go, after so many blocks or runs.
+/// The bounds of a turn in which all blocks go.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 

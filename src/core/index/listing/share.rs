@@ -1,4 +1,4 @@
-//! What regular holders have of the runs, for snapshots: taken on a walk over all of them, and given back run by run.
+//! The shares that regular holders have of the runs, for snapshots: taken on a walk over all of them, and given back run by run.
 //!
 //! A regular holder, one that has every block with all that come before it, in one tier, by its sequence hash, is nothing but its share
 //! of the runs. So many such holders can be taken on one walk, and what they share is met once.

@@ -60,7 +60,7 @@ impl Listed {
         self.parent.map(|parent| parent.run)
     }
 
-    /// Of the block that it follows in its parent.
+    /// The offset in the parent of the block that this run follows.
     fn offset(&self) -> u16 {
         self.parent.map_or(0, |parent| parent.offset)
     }
@@ -94,7 +94,7 @@ pub struct WalkedRun {
     /// The blocks' sequence hashes, each the child of the one before. The first is a child of the block one position before it in the
     /// run of the next smaller depth that was met last.
     pub hashes: Vec<SequenceHash>,
-    /// Who has how many of the blocks, from the first; deepest first.
+    /// The holders, each with how many of the blocks it has, from the first; deepest first.
     pub(crate) holders: Vec<(HolderSlot, u16)>,
 }
 
@@ -120,11 +120,11 @@ pub struct Walk {
 /// A run whose children are still to be met.
 #[derive(Debug)]
 struct Open {
-    /// Those of later blocks come first.
+    /// The children, those of later blocks first.
     children: Range<usize>,
     /// How many blocks of it were met.
     len: u16,
-    /// What each holder had of it, deepest first, from its first block on.
+    /// The holders, each with how much it had of the run, from its first block on; deepest first.
     holders: Vec<(HolderSlot, u16)>,
 }
 

@@ -25,7 +25,7 @@ use crate::index::hook::point;
 pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
-/// What a stretch takes beside the array, in the holder's own part, in bytes.
+/// Bytes of a stretch beside the array, in the holder's own part.
 const STRETCH_BYTES: i64 = 12;
 
 /// How many rows from where a row is guessed it is looked for first.
@@ -255,7 +255,7 @@ impl Table {
         Self { words, rows }
     }
 
-    /// Where a slot's word stands, which is made if it is not there.
+    /// The place of a slot's word, which is made if it is not there.
     fn word_of(&mut self, slot: HolderSlot) -> usize {
         let number = slot.index() / 64;
         if let Some(word) = self.words.iter().position(|word| *word == number) {

@@ -1,4 +1,4 @@
-//! What a bucket of the name map says of its slots at one look: a few bits of each tag, and how much lies behind it.
+//! The part of a bucket of the name map that one look takes in: a few bits of each tag, and how much lies behind it.
 
 /// Bits of a tag that are compared first.
 pub(super) const PRINT_BITS: u32 = 7;

@@ -1,4 +1,4 @@
-//! What one holder has of one run, in one word, so that a reader sees all of it at one instant.
+//! One holder's share of one run in one word, so that a reader sees all of it at one instant.
 
 use crate::index::directory::HolderSlot;
 

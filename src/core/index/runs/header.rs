@@ -1,4 +1,4 @@
-//! What changes of a run as a whole, in one word: where it begins, how long it is, whether others follow it, and how many steps have
+//! The changing facts of a run as a whole, in one word: where it begins, how long it is, whether others follow it, and how many steps have
 //! changed what holders have of it.
 //!
 //! ```text

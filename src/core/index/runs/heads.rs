@@ -23,7 +23,7 @@ const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
 /// How many slots are looked at for a run at position 0 that has gone, to clear its bit.
 const SLOTS_PER_GONE: usize = 32;
-/// Of a number, and so of a tag and a slot: whether the run begins at position 0.
+/// The bit of a number, and so of a tag and a slot, that says whether the run begins at position 0.
 const IS_FIRST: u64 = 1 << 63;
 
 /// The table as readers see it.
@@ -35,7 +35,7 @@ pub(super) struct Heads {
     keys: [u64; 3],
 }
 
-/// What only the writer knows of a part.
+/// The writer's own knowledge of a part.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     /// Slots that are taken.
@@ -46,7 +46,7 @@ struct Counts {
     gone: u32,
 }
 
-/// What only the writer knows.
+/// The writer's own knowledge of all parts.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<Counts>);
 
@@ -60,7 +60,7 @@ fn tag(hash: u64) -> u64 {
     hash >> RUN_BITS
 }
 
-/// Where a tag belongs among so many slots, a power of two.
+/// The home of a tag among so many slots, a power of two.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 fn home(tag: u64, slots: usize) -> usize {
@@ -109,7 +109,7 @@ impl Heads {
         probe(slots, tag(hash)).take(1).for_each(super::prefetch);
     }
 
-    /// What `check` gives for the first run of this number for which it gives something.
+    /// The result of `check` for the first run of this number for which it gives one.
     #[inline]
     pub(super) fn find<T>(
         &self,

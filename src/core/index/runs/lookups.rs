@@ -173,7 +173,7 @@ impl RunWriter<'_> {
         self.all_places().is_some_and(|(_, doubles)| doubles > 0)
     }
 
-    /// What the table takes, in bytes.
+    /// Bytes of the table.
     #[cfg(test)]
     pub(crate) fn lookups_bytes(&self) -> u64 {
         let lookups = self.state.lookups.as_deref();

@@ -1,4 +1,4 @@
-//! What all holders share: runs of blocks, who has how much of each, and the tables that lead to them.
+//! The state that all holders share: runs of blocks, who has how much of each, and the tables that lead to them.
 //!
 //! | file | what |
 //! |---|---|

@@ -43,7 +43,7 @@ pub(crate) struct NameMap {
     buckets: usize,
 }
 
-/// Where a name belongs.
+/// The home of a name.
 #[derive(Debug, Clone, Copy, Default)]
 struct Home {
     tag: u64,
@@ -96,16 +96,16 @@ impl Slot {
     }
 }
 
-/// What else there is of the tags and places of a bucket's slots: a cache line.
+/// The rest of the tags and places of a bucket's slots: a cache line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Row([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Of each bucket. Those behind the last home take what does not fit before.
+    /// The prints of each bucket. Buckets behind the last home take what does not fit before.
     prints: Vec<Prints>,
-    /// Of each bucket.
+    /// The row of each bucket.
     rows: Vec<Row>,
     /// How many buckets are some tag's home.
     homes: usize,
@@ -133,7 +133,7 @@ impl NameMap {
         self.len
     }
 
-    /// What it takes, in bytes.
+    /// Bytes of the map.
     pub(crate) fn bytes(&self) -> u64 {
         let buckets = self.buckets * (size_of::<Row>() + size_of::<Prints>());
         (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
@@ -153,7 +153,7 @@ impl NameMap {
         self.directory.get(place).map_or(0, |segment| *segment as usize)
     }
 
-    /// Where `name` belongs; the memory of that is asked for.
+    /// The home of `name`; the memory of that is asked for.
     #[inline]
     fn home(&self, name: u64) -> Home {
         self.home_of(self.tag(name))
@@ -177,7 +177,7 @@ impl NameMap {
         self.home(name);
     }
 
-    /// Where the next of these names belong.
+    /// The homes of the next of these names.
     #[inline]
     fn next_homes(&self, names: &mut impl Iterator<Item = u64>) -> [Home; AHEAD] {
         let mut homes = [Home::default(); AHEAD];
@@ -235,7 +235,7 @@ impl NameMap {
         len
     }
 
-    /// Where a name belongs as soon as there is room for it.
+    /// The home of a name as soon as there is room for it.
     #[inline]
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
@@ -454,7 +454,7 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// What `check` gives for the first slot with the print of a tag, from its home on, for which it gives something. It is told the slot's
+    /// The result of `check` for the first slot with the print of a tag, from its home on, for which it gives one. It is told the slot's
     /// bucket, too, and its place there.
     #[inline]
     fn find<T>(

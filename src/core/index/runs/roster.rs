@@ -1,4 +1,4 @@
-//! Who has how much of one run: an entry a holder.
+//! The holders of one run, and how much of it each has: an entry a holder.
 //!
 //! The first few stand in the run. The others are in a list that begins with a summary of all. Mostly all have what a query has of a common
 //! prompt. Then the summary says so, and a search looks at none of them:
@@ -57,7 +57,7 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Who has the first `blocks` in the tiers of `step`, where those are all who have anything; none where that is not known.
+    /// The holders of the first `blocks` in the tiers of `step`, where those are all who have anything; none where that is not known.
     #[inline]
     pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
         let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;

@@ -289,7 +289,7 @@ impl Run {
             && self.len() > 0
     }
 
-    /// Who has how much of it.
+    /// The holders of the run, and how much of it each has.
     #[inline]
     pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
         Roster::new(&self.entries, self.more.get(guard))
@@ -322,7 +322,7 @@ impl Run {
         !self.bars.get(guard).is_empty()
     }
 
-    /// What each holder has; each entry is of one instant.
+    /// The entries of all holders; each is of one instant.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
         self.roster(guard).entries()

@@ -29,7 +29,7 @@ pub(crate) struct RunStore {
     pub(super) slab: Slab,
     pub(super) heads: Heads,
     pub(crate) prints: Prints,
-    /// What all indexes together use.
+    /// The usage of all indexes together.
     total: Arc<Usage>,
     /// Whether there is a bound on how large the index may be.
     pub(crate) is_bounded: bool,
@@ -47,7 +47,7 @@ struct Turns {
     evicted: AtomicU64,
 }
 
-/// What contradicts that hashes are a chain, or could without being noticed. Every search asks.
+/// Counts of what contradicts that hashes are a chain, or could without being noticed. Every search asks.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// How many places have a hash that another one has, too.
@@ -70,7 +70,7 @@ pub(crate) struct Head<'g> {
     pub(crate) version: Version,
 }
 
-/// What only writers know.
+/// The writers' own knowledge.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(super) free: Vec<RunId>,
@@ -87,7 +87,7 @@ pub(crate) struct State {
     /// All blocks by their hashes, where a query has needed that lately.
     pub(super) lookups: Option<Box<Lookups>>,
     pub(super) places_bytes: i64,
-    /// What has changed and is not accounted for.
+    /// The changes that are not accounted for.
     pub(crate) change: Change,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
@@ -133,7 +133,7 @@ impl RunStore {
         }
     }
 
-    /// What is used of the capacity: blocks of runs, and bytes of everything that events make grow.
+    /// The used part of the capacity: blocks of runs, and bytes of everything that events make grow.
     pub(crate) fn usage(&self) -> &Usage {
         &self.turns.usage
     }
@@ -170,7 +170,7 @@ impl RunStore {
         self.total.change(self.of_total(change), false);
     }
 
-    /// What counts in the total: all where that is bounded, else what waits alone.
+    /// The part of a change that counts in the total: all where that is bounded, else what waits alone.
     fn of_total(&self, change: Change) -> Change {
         match self.total.is_bounded() {
             true => change,

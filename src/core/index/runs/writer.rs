@@ -111,7 +111,7 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// What keeps all that can be seen now.
+    /// The guard that keeps all that can be seen now.
     pub(crate) fn guard(&self) -> &Guard {
         &self.guard
     }
@@ -134,7 +134,7 @@ impl<'s> RunWriter<'s> {
         self.state.next
     }
 
-    /// What each holder has of a run.
+    /// The entries of a run's holders.
     pub(crate) fn entries(&self, id: RunId) -> impl Iterator<Item = Entry> + '_ {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
     }

@@ -1,4 +1,4 @@
-//! What a search finds: holders in groups of equal depth.
+//! The result of a search: holders in groups of equal depth.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ impl Near {
 #[derive(Debug)]
 pub struct Matches(pub(super) Option<Box<Found>>);
 
-/// What a search has found.
+/// The result of a search so far.
 #[derive(Debug)]
 pub(super) struct Found {
     /// Borrowed from the current version, without counting a reference that all queries share.

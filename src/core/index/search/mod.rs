@@ -73,7 +73,7 @@ impl TierDepth {
     }
 }
 
-/// Whom a search asks about, and which blocks count.
+/// The scope of a search: which holders it asks about, and which blocks count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Search<'a> {
     /// Only these workers; all where it is absent.
@@ -144,7 +144,7 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
 
 /// With what a search begins.
 struct Start<'g, S> {
-    /// Whom it asks about; about all where it is absent.
+    /// The holders that it asks about; all where it is absent.
     asked: Option<S>,
     /// The first run.
     head: Head<'g>,
@@ -500,7 +500,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 }
 
-/// Where a stretch is cut.
+/// The offsets at which a stretch is cut.
 #[inline]
 fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     let step = (to - from).div_ceil(PIVOTS).max(1);
@@ -513,7 +513,7 @@ fn prefetch_pivots(column: Column<'_>, from: usize, to: usize) {
     pivots(from, to).for_each(|pivot| column.prefetch(pivot));
 }
 
-/// What the block of a query at `index` is found by.
+/// The hash by which the block of a query at `index` is found.
 fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
     Wanted {
         hash: chain.hash(index),

@@ -12,7 +12,7 @@ use crate::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, Token, block_has
 use crate::index::hook::point;
 use crate::index::runs::{CHUNK, Column, Prints, Wanted};
 
-/// What the hashes are computed from.
+/// The content from which the hashes are computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Content<'a> {
     Blocks(&'a [BlockHash]),

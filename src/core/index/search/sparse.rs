@@ -28,7 +28,7 @@ pub struct SparseChain<'a> {
     positions: &'a [Position],
 }
 
-/// What one of the blocks is found by.
+/// The key by which one of the blocks is found.
 struct Chosen {
     position: u32,
     hash: Wanted,
@@ -246,7 +246,7 @@ impl SparseSearch<'_> {
         self.found.extend(found);
     }
 
-    /// Where having a block proves all before it: settles holders of the block chosen as `held`, none of whom has that chosen as `missing`.
+    /// Settles holders of the block chosen as `held`, none of whom has that chosen as `missing`, where having a block proves all before it.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
@@ -267,8 +267,8 @@ impl SparseSearch<'_> {
         self.bisect(held, middle, holders);
     }
 
-    /// Where hashes are no chain: only what was chosen without a gap from position 0 on proves anything, and what is missing still
-    /// ends the prefix.
+    /// Settles holders where hashes are no chain: only what was chosen without a gap from position 0 on proves anything, and what is
+    /// missing still ends the prefix.
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {

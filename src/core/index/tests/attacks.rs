@@ -1,4 +1,4 @@
-//! What a publisher must not be able to do to others, whatever it sends: keep them waiting for a whole event, or take all the room.
+//! Attacks that must not harm others, whatever a publisher sends: to keep them waiting for a whole event, or to take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{

@@ -70,7 +70,7 @@ impl Tree {
     }
 }
 
-/// What one holder has, by the rules: a name is of one block, the last that came under it.
+/// The blocks of one holder, by the rules: a name is of one block, the last that came under it.
 #[derive(Default)]
 struct Model {
     names: BTreeMap<u64, (Node, u8)>,

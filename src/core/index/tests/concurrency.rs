@@ -21,7 +21,7 @@ const HOLDERS_PER_WRITER: usize = 3;
 const HOLDERS: usize = WRITERS * HOLDERS_PER_WRITER;
 const READERS: u64 = 3;
 
-/// What readers know about one holder.
+/// The readers' knowledge of one holder.
 #[derive(Default)]
 struct Log {
     /// Depths of all queries, by version. Written before the version begins.
@@ -53,7 +53,7 @@ fn id(number: usize) -> HolderId {
 
 struct Holder<'a> {
     number: usize,
-    /// None between leaving and joining again.
+    /// The writer; none between leaving and joining again.
     writer: Option<HolderWriter>,
     oracle: Oracle,
     log: &'a Log,

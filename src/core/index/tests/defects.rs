@@ -1,4 +1,4 @@
-//! What an earlier design did wrong, and tiers, holes and attacks on its weak points.
+//! Defects of an earlier design, and tiers, holes and attacks on its weak points.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -234,7 +234,7 @@ fn tiers_are_held_one_by_one() {
     assert_eq!((depth(&index, hashes(1..=100)), writer.blocks()), (30, 30));
 }
 
-/// What an engine calls its blocks is its own affair.
+/// Names that an engine gives its blocks are its own affair.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
     let index = new_index();

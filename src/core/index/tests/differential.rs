@@ -61,7 +61,7 @@ fn new_oracle(shape: &Shape) -> Oracle {
     )
 }
 
-/// What both sides count about an event.
+/// The counts of an event that both sides have.
 fn outcome_of(applied: &Applied) -> Outcome {
     Outcome {
         stored: applied.stored,

@@ -1,4 +1,4 @@
-//! What a test lets happen at a point of a search, and how many turns have ended.
+//! The work that a test lets happen at a point of a search, and the number of turns that have ended.
 
 use std::cell::{Cell, RefCell};
 

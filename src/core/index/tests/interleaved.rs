@@ -62,7 +62,7 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     (0..3).map(holder).collect()
 }
 
-/// What is to happen within one search.
+/// The script of what is to happen within one search.
 struct Script {
     random: Random,
     held: Rc<RefCell<Vec<Holder>>>,
@@ -129,7 +129,7 @@ fn depths(holders: &[Holder], path: &Path) -> Vec<Depths> {
     holders.iter().map(depths_of).collect()
 }
 
-/// What a test begins with.
+/// The state that a test begins with.
 struct Run {
     operations: u64,
     random: Random,

@@ -1,4 +1,4 @@
-//! Where a query leaves a run: found by marks of some of its hashes, which can be those of other hashes, too.
+//! The place where a query leaves a run: found by marks of some of its hashes, which can be those of other hashes, too.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
@@ -37,7 +37,7 @@ fn a_query_is_followed_to_where_it_leaves_a_run() {
     }
 }
 
-/// Of queries that leave the `held` blocks in many places, and of some that end before.
+/// Checks queries that leave the `held` blocks in many places, and some that end before.
 fn check(index: &PositionalIndexer, held: usize) {
     let near = |of: usize| [of.saturating_sub(1), of, of + 1];
     let around = [0, 1, 2, 5, 8, 23, 24, 25, 31, 62].map(|marks| near(marks * 64));

@@ -9,7 +9,7 @@ use super::api::Hashing;
 use super::world::{Path, World, tokens_of};
 use kvatlas_lab::random::{Random, mix};
 
-/// What a run of the differential test looks like.
+/// The shape of a run of the differential test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) hashing: Hashing,
@@ -33,7 +33,7 @@ pub(super) enum Operation {
     Restore { blocks_per_event_max: usize },
 }
 
-/// What the engine calls a block. A block has several names where an engine hashes more than the contract does.
+/// The engine's name of a block. A block has several names where an engine hashes more than the contract does.
 pub(super) fn name_of(hashing: Hashing, hash: u64, variant: u64) -> u64 {
     match (hashing, variant) {
         (Hashing::Engine, 0) => hash,

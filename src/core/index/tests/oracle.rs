@@ -39,7 +39,7 @@ impl Block {
         names.fold(self.nameless, |held, (_, tiers)| held | tiers)
     }
 
-    /// What a block that has left a class was there is forgotten.
+    /// Forgets whether the block was barred in classes that it has left.
     fn settle(&mut self) {
         self.barred &= classes(self.tiers());
     }
@@ -73,16 +73,16 @@ impl Parked {
     }
 }
 
-/// What was removed while an event waited.
+/// The removals while an event waited.
 #[derive(Debug, Default, Clone)]
 struct Gone {
     names: HashSet<u64>,
-    /// What was no name.
+    /// Hashes that were no names.
     hashes: HashSet<u64>,
     keys: HashSet<PlainKey>,
 }
 
-/// What the rules say an event does.
+/// The outcome of an event by the rules.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) stored: u64,
@@ -179,7 +179,7 @@ impl Oracle {
         keys
     }
 
-    /// What the holder holds, names and tiers included, in a comparable form.
+    /// The holder's blocks, names and tiers included, in a comparable form.
     pub(super) fn contents(&self) -> Vec<Content> {
         let content = |(key, block): (&PlainKey, &Block)| {
             (order(key), block.nameless, block.names.clone(), block.barred)
@@ -414,7 +414,7 @@ impl Oracle {
         }
     }
 
-    /// What a stored event says of a block that was not left out for want of room.
+    /// Notes what a stored event says of a block that was not left out for want of room.
     fn mark_stored(&mut self, key: PlainKey, name: Option<u64>, tier: Tier, resumable: bool) {
         let is_there = name.is_none_or(|name| self.names.get(&name) == Some(&key));
         if let Some(block) = self.blocks.get_mut(&key).filter(|_| is_there) {
@@ -515,7 +515,7 @@ impl Oracle {
         }
     }
 
-    /// What waits for a parent must not come back.
+    /// Notes a removal for the events that wait for a parent: the block must not come back.
     fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {

@@ -123,7 +123,7 @@ fn an_explicit_position_is_believed() {
     assert!(found, "{dumped:?}");
 }
 
-/// What a holder has whose blocks are named by their hashes, by the whole path of each.
+/// The blocks of a holder that names them by their hashes, by the whole path of each.
 #[derive(Default)]
 struct Paths(HashMap<u64, Vec<u64>>);
 

@@ -77,7 +77,7 @@ fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u6
     }
 }
 
-/// What the holders with these numbers have, as a walk finds it, restored in another index.
+/// The blocks of the holders with these numbers, as a walk finds them, restored in another index.
 fn restored(walked: &[WalkedHolder]) -> Vec<BTreeSet<u64>> {
     let other = index();
     let mut writers: Vec<HolderWriter> = (0..)

@@ -40,7 +40,7 @@ fn holder(index: &PositionalIndexer, worker: &str) -> HolderWriter {
     index.register(&HolderId { worker, rank: 0 }).unwrap()
 }
 
-/// Who holds how many leading blocks.
+/// The holders, each with how many leading blocks it holds.
 fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(String, u32)> {
     let matches = index.find_matches(key, Search::default()).unwrap();
     let mut found: Vec<_> = matches

@@ -12,7 +12,7 @@ use super::{
 /// Whether a run was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
-    /// It is written.
+    /// The run is written.
     Taken,
     /// No holder has blocks of it and the whole path before it. The runs below it must be skipped.
     Unheld,
@@ -53,7 +53,7 @@ struct Level {
     start: usize,
     /// How many of its blocks children can still branch off.
     len: usize,
-    /// What holders have of it, by their numbers.
+    /// The holders' parts of it, by their numbers.
     parts: Vec<HolderPart>,
 }
 

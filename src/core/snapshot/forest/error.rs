@@ -1,4 +1,4 @@
-//! What can be wrong with a forest.
+//! The errors of a forest.
 
 use crate::trie::OutlineError;
 
@@ -16,7 +16,7 @@ pub enum ForestError {
     /// A number is larger than what it counts.
     #[error("{what} is {number}, and at most {most} is possible")]
     OutOfRange {
-        /// What it counts.
+        /// The things that the number counts.
         what: &'static str,
         /// The number.
         number: u64,

@@ -22,7 +22,7 @@ pub struct ForestChunk {
 struct Run {
     position: u32,
     parent: Option<SequenceHash>,
-    /// Where its hashes begin.
+    /// The index of its first hash.
     first: usize,
     len: u16,
 }

@@ -31,7 +31,7 @@ fn walked(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> WalkedRun
     }
 }
 
-/// What one holder has of one run.
+/// One holder's share of one run.
 type Had = (u32, usize, Option<SequenceHash>, Vec<SequenceHash>);
 
 fn read(frames: &[ForestFrame], holders: u32) -> Result<Vec<ForestChunk>, ForestError> {
@@ -287,7 +287,7 @@ impl Tree {
         }
     }
 
-    /// What a holder has together with all that comes before it.
+    /// Collects a holder's blocks that it has together with all that comes before them.
     fn had(&self, which: usize, position: usize, parent: Option<u64>, into: &mut Vec<Had>) {
         let held = usize::from(self.held[which]);
         if held == 0 {
@@ -339,7 +339,7 @@ proptest! {
         }
     }
 
-    /// What is accepted has no hole: each run of a holder follows a block that the holder has.
+    /// Accepted bytes leave no hole: each run of a holder follows a block that the holder has.
     #[test]
     fn changed_bytes_are_refused_or_make_another_forest(
         trees in vec(tree(), 1..4),

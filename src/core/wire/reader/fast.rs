@@ -1,5 +1,5 @@
-//! What the cursor does fast, because much of a payload may be so: read short keys and plain numbers, pass over values that nobody asks for,
-//! and read arrays of small numbers.
+//! The fast paths of the cursor, because much of a payload may be so: read short keys and plain numbers, pass over values that nobody asks
+//! for, and read arrays of small numbers.
 
 use rmp::Marker;
 

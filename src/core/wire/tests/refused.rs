@@ -1,4 +1,4 @@
-//! What is refused, and with which error.
+//! Payloads that are refused, and the error of each.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
-/// What a query may say.
+/// The keys that a query may have.
 const QUERY_KEYS: [&str; 13] = [
     "tokens",
     "lora_name",

@@ -1,4 +1,4 @@
-//! What is encoded decodes to the same.
+//! Round trips: encoded values decode to the same.
 
 use proptest::prelude::*;
 

@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a piece of work took.
+/// The memory that a piece of work took.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taken {
     /// How often memory was asked for.
@@ -60,7 +60,7 @@ pub(crate) struct Taken {
     pub(crate) peak: usize,
 }
 
-/// What `work` takes on this thread. The binary has to have [`Counting`] as its allocator.
+/// The result of `work`, and the memory that it takes on this thread. The binary has to have [`Counting`] as its allocator.
 pub(crate) fn taken_by<T>(work: impl FnOnce() -> T) -> (T, Taken) {
     let (count, held) = (COUNT.get(), HELD.get());
     PEAK.set(held);

@@ -327,7 +327,7 @@ pub(crate) fn restarted(translator: &Translator, settings: TranslatorSettings) -
     restored
 }
 
-/// What a translator says when it is asked.
+/// The answers of a translator when it is asked.
 fn told(translator: &Translator) -> String {
     let doubts: Vec<_> = translator.tier_doubts().collect();
     format!(
@@ -378,10 +378,10 @@ pub(crate) fn contract_chain(
     sequence_hashes(block_hashes(tokens, size, seed)).collect()
 }
 
-/// Where a block stands, as its stored event says.
+/// The place of a block, as its stored event says.
 pub(crate) type Place = (Option<SequenceHash>, u64);
 
-/// What a daemon makes of events: for each tier, the blocks held and where they stand, and those that can't be resumed behind.
+/// A daemon's view of events: for each tier, the blocks held and where they stand, and those that can't be resumed behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Naive {
     pub(crate) held: BTreeMap<u8, BTreeMap<SequenceHash, Place>>,

@@ -1,4 +1,4 @@
-//! What is known of tiers beyond the device, as it is written down.
+//! The knowledge of tiers beyond the device, in the form in which it is written down.
 
 use super::super::past::Past;
 use super::super::saved::{SavedBeyond, SavedError};
@@ -23,7 +23,7 @@ impl Beyond {
         }
     }
 
-    /// What was saved.
+    /// The state that was saved.
     pub(in super::super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
         let mut past = Past::default();
         for (name, block) in saved.past {
