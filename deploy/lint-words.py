@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Those that are clean.
-FOLDERS = ("src/client", "src/core", "src/engines")
+# Not src/cli: there the first words are help texts.
+FOLDERS = ("src/bridge", "src/client", "src/core", "src/daemon", "src/engines", "src/lab", "src/simulation", "src/vocab")
 FIRST = re.compile(r"[\[`]*(What|Who|Whom|Whose|Where|Those|These|It|None|Of)\b(?!')")
 DOC = re.compile(r"\s*(?:///(?!/)|//!) ?(.*)")
 

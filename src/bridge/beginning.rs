@@ -18,20 +18,20 @@ use super::follower::HeardBefore;
 use super::relay::{Before, Relay, Way};
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of};
 
-/// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
+/// One block in so many is checked against its tokens, of a source whose hashes are the contract's.
 const TRUSTED_SAMPLE: u32 = 64;
 
 static TAKEN_UP_GATE: LogGate = LogGate::of_bursts(64);
 
-/// What follows an engine, from its beginning.
+/// The follower of an engine, from its beginning.
 pub(super) struct Begun {
     pub(super) relay: Relay,
-    /// What was heard of it before.
+    /// The batches that were heard of it before.
     pub(super) before: Option<HeardBefore>,
     pub(super) keeper: Option<Keeper>,
 }
 
-/// Who an engine is to daemons, in words where it can be nobody.
+/// The holder that an engine is to daemons; an error in words where it can be none.
 fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<PublishedHolder, String> {
     let namespace = engine.key.model.namespace();
     Ok(PublishedHolder {
@@ -42,7 +42,7 @@ fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<Publi
 }
 
 impl Inner {
-    /// What tells daemons of `engine` itself, in words where that is not possible.
+    /// Begins to tell daemons of `engine` itself; an error in words where that is not possible.
     pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<Begun, String> {
         let holder = self.own_holder(engine)?;
         let kept = match &self.options.state {
@@ -73,7 +73,7 @@ impl Inner {
         })
     }
 
-    /// Who `engine` itself is.
+    /// The holder that `engine` itself is.
     pub(super) fn own_holder(&self, engine: &NewEngine) -> Result<PublishedHolder, String> {
         let instance = &engine.key.instance;
         let worker = match engine.format {
@@ -87,7 +87,7 @@ impl Inner {
         )
     }
 
-    /// What is kept of an engine; none where there is nothing, or nothing of use.
+    /// Takes up the state that is kept of an engine; none where there is nothing, or nothing of use.
     async fn take_up(
         &self,
         directory: &StateDirectory,
@@ -113,7 +113,7 @@ impl Inner {
         reading.await.map_err(|error| error.to_string())
     }
 
-    /// What goes on to tell daemons of an engine.
+    /// Goes on to tell daemons of an engine.
     async fn go_on(
         &self,
         engine: &NewEngine,
@@ -126,7 +126,7 @@ impl Inner {
         Relay::go_on(engine.format, &name, before, way, Arc::clone(&self.metrics)).await
     }
 
-    /// What tells daemons of one holder of `engine`, in words where that is not possible.
+    /// The relay for one holder of `engine`; an error in words where that is not possible.
     pub(super) async fn relay(
         &self,
         engine: &NewEngine,
@@ -189,7 +189,7 @@ fn name_of(holder: &PublishedHolder) -> String {
     format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
 }
 
-/// What was kept, as a relay and a follower go on from it; in words where it contradicts itself.
+/// The kept state, as a relay and a follower go on from it; an error in words where it contradicts itself.
 fn taken_up(
     kept: KeptEngine,
     settings: TranslatorSettings,

@@ -130,7 +130,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// What stands before `://`.
+/// The scheme, which stands before `://`.
 fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
 }

@@ -1,4 +1,4 @@
-//! What the numbers and the bytes of an engine's batches prove. No I/O, no clock.
+//! Proofs of continuity, from the numbers and the bytes of an engine's batches. No I/O, no clock.
 //!
 //! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection a number that continues the count
 //! proves that nothing was lost. Across connections it proves nothing: another process may have counted as far. Nor does it prove that the
@@ -35,14 +35,14 @@ impl Heard {
     }
 }
 
-/// What to do with a published batch.
+/// The verdict on a published batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
-    /// It continues the count.
+    /// The batch continues the count.
     Next,
-    /// It was applied before, with the same bytes.
+    /// The batch was applied before, with the same bytes.
     Duplicate,
-    /// It came by replay so long ago that its bytes are not remembered.
+    /// The batch came by replay so long ago that its bytes are not remembered.
     Forgotten,
     /// Batches before it are missing.
     Gap,
@@ -50,16 +50,16 @@ pub(super) enum Published {
     Other,
 }
 
-/// What to do with a batch of a replay.
+/// The verdict on a batch of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replayed {
-    /// It was applied before, with the same bytes or so long ago that they are not remembered.
+    /// The batch was applied before, with the same bytes or so long ago that they are not remembered.
     Known,
-    /// It continues the count.
+    /// The batch continues the count.
     Next,
     /// Batches before it cannot be had any more.
     Gap,
-    /// It shows that the process is another one than that of the batches applied so far.
+    /// The batch shows that the process is another one than that of the batches applied so far.
     Stranger,
     /// The replay begins behind the last one that was applied: it proves nothing about what came before.
     Beyond,
@@ -94,8 +94,8 @@ impl Continuity {
         }
     }
 
-    /// What a bridge has kept of the publisher that is followed now; none where that contradicts itself. As after a reconnect, the publisher has to
-    /// show that it is still the same process.
+    /// The continuity that a bridge has kept of the publisher that is followed now; none where that contradicts itself. As after a reconnect, the
+    /// publisher has to show that it is still the same process.
     pub(super) fn kept(self, first_max: u64) -> Option<Self> {
         let numbers = self.recent.iter().map(|batch| batch.seq);
         let is_sound = self.recent.len() <= REMEMBERED_MAX && numbers.is_sorted_by(|one, next| one < next);
@@ -178,12 +178,12 @@ impl Continuity {
         self.confirmed.is_some()
     }
 
-    /// What has come so far: the last batch that was applied, and the last that the replay socket has given.
+    /// The progress so far: the last batch that was applied, and the last that the replay socket has given.
     pub(super) fn reached(&self) -> (Option<u64>, Option<u64>) {
         (self.last(), self.confirmed)
     }
 
-    /// What to do with the batch `seq` that was published on this connection.
+    /// The verdict on the batch `seq` that was published on this connection.
     pub(super) fn published(&mut self, seq: u64, payload: &[u8]) -> Published {
         let before = self.published;
         let is_again = before.is_some_and(|before| seq <= before);
@@ -212,7 +212,7 @@ impl Continuity {
         }
     }
 
-    /// What to do with a batch of a replay; `is_first` says whether it is the first of it.
+    /// The verdict on a batch of a replay; `is_first` says whether it is the first of it.
     pub(super) fn replayed(&self, seq: u64, payload: &[u8], is_first: bool) -> Replayed {
         let next = self.next();
         match seq.cmp(&next) {

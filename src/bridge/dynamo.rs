@@ -65,16 +65,16 @@ struct Publisher {
     holders: BTreeSet<(WorkerName, Rank)>,
 }
 
-/// What a message's number proves.
+/// The proof that a message's number gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Number {
     Next,
     /// The last message has come twice.
     Duplicate,
     Hole,
-    /// It is another process under the number of this one, and this is its first message.
+    /// Another process has the number of this one, and this is its first message.
     Anew,
-    /// It is another process, or a message that came late.
+    /// Another process, or a message that came late.
     Backwards,
 }
 
@@ -273,7 +273,7 @@ impl PlaneEvents {
     }
 }
 
-/// Whom an event is about.
+/// The holder that an event is about.
 fn holder_of(batch: &EngineBatch, event: &EngineEvent) -> Option<(WorkerName, Rank)> {
     let worker = worker_of_instance(batch.text(event.owner?)).ok()?;
     Some((worker, event.rank.or(batch.rank).unwrap_or_default()))

@@ -63,9 +63,9 @@ pub struct BridgeOptions {
     pub register_token: Option<Secret>,
     /// The clock by which the bridge notices that it has stood still.
     pub clock: BridgeClock,
-    /// Where what is known of engines is kept, if anywhere.
+    /// The directory in which the state of engines is kept, if there is one.
     pub state: Option<StateDirectory>,
-    /// Where other bridges follow the same engines: how they agree who speaks.
+    /// The lease by which bridges that follow the same engines agree who speaks.
     pub lease: Option<LeaseOptions>,
     /// The sockets at which engines' events are published once more, if anywhere.
     pub republish: Option<RepublishOptions>,
@@ -156,7 +156,7 @@ pub(super) struct Named {
 pub(super) struct Inner {
     pub(super) subjects: Subjects,
     pub(super) options: BridgeOptions,
-    /// Where other bridges follow the same engines.
+    /// The lease, shared with other bridges that follow the same engines.
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
@@ -170,7 +170,7 @@ pub(super) struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// None until the bridge is started.
+    /// The connection; none until the bridge is started.
     nats: Option<Client>,
     is_stopping: bool,
     engines: BTreeMap<EngineKey, Followed>,
@@ -181,7 +181,7 @@ struct State {
     sources: Vec<Reports>,
     /// The task of the lease, and how it is stopped.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Those that were registered with the bridge before, until they are taken up.
+    /// Engines that were registered with the bridge before, until they are taken up.
     kept: Vec<GivenEngine>,
 }
 

@@ -116,7 +116,7 @@ pub(super) struct Follower {
     relay: Relay,
     continuity: Continuity,
     topics: Topics,
-    /// Where the replay socket is; none where there is none.
+    /// The address of the replay socket, if there is one.
     replay_endpoint: Option<String>,
     replay: Option<Replay>,
     options: FollowOptions,
@@ -142,7 +142,7 @@ pub(super) struct Follower {
     stranger: Option<String>,
 }
 
-/// What was heard of an engine before, beside its blocks.
+/// The history of an engine from before, beside its blocks.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,
@@ -235,7 +235,7 @@ impl Follower {
         self.can_ask() && !self.is_proven && self.continuity.is_heard()
     }
 
-    /// What is wrong although the engine is followed.
+    /// The trouble that there is although the engine is followed.
     pub(super) fn trouble(&self) -> Option<&str> {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";

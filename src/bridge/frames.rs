@@ -11,7 +11,7 @@ pub(super) struct Numbered {
     pub(super) topic: Bytes,
 }
 
-/// What a replay socket sends.
+/// A message of a replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayMessage {
     /// A batch that was published before.

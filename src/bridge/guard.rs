@@ -57,7 +57,7 @@ impl Guard {
         })
     }
 
-    /// Where the library connects to.
+    /// The address that the library connects to.
     pub(super) fn local(&self) -> &str {
         &self.local
     }

@@ -23,7 +23,7 @@ use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
 use super::republish::Tap;
 
-/// What is handed to the publisher at once; it has its own bounds on a batch, and its server's.
+/// The bounds on a piece that is handed to the publisher at once; it has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
@@ -34,7 +34,7 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 /// For so long daemons are told of an engine that has never been in sight, so that those hear of it that start after the bridge.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
-/// What one engine has. The publisher gives it to daemons that need all of it.
+/// The blocks that one engine has. The publisher gives them to daemons that need all of it.
 struct Blocks(Translator);
 
 impl FullState for Blocks {
@@ -54,13 +54,13 @@ struct Untold {
     payload_bytes: usize,
 }
 
-/// Whom a relay tells, and how.
+/// The way to daemons: whom a relay tells, and how.
 pub(super) struct Way {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
     pub(super) holder: PublishedHolder,
     pub(super) options: PublisherOptions,
-    /// Where several bridges follow the holder: which of them speaks.
+    /// The lease that says which bridge speaks, where several follow the holder.
     pub(super) lease: Option<Lease>,
     /// The holder's address and labels, when they change.
     pub(super) profiles: watch::Receiver<Profile>,
@@ -76,7 +76,7 @@ fn with_layers(profile: &Profile, layers: Option<&str>) -> Profile {
     }
 }
 
-/// What a bridge knew before of an engine, and how far it had told it.
+/// The knowledge that a bridge had of an engine before, and how far it had told it.
 pub(super) struct Before {
     pub(super) blocks: Translator,
     /// The rank that the engine's batches named.
@@ -95,7 +95,7 @@ pub(super) struct Relay {
     batch: EngineBatch,
     blocks: Arc<Mutex<Blocks>>,
     translation: Translation,
-    /// None where everything has been told. It must not be kept while this task waits for an engine.
+    /// Events that have not been told; none where everything has been. They must not be kept while this task waits for an engine.
     untold: Option<Untold>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
@@ -107,13 +107,13 @@ pub(super) struct Relay {
     hides_groups: bool,
     /// Which layers it knows of beside full attention.
     layers: Option<&'static str>,
-    /// Those that daemons have been told of.
+    /// The layers that daemons have been told of.
     told_layers: Option<&'static str>,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
     was_seen: bool,
-    /// What daemons have been told to doubt.
+    /// The doubts that daemons have been told.
     told: DegradedReasons,
     /// Absent where no other bridge follows the holder.
     share: Option<Share>,
@@ -462,7 +462,7 @@ impl Relay {
         self.note_doubt(reason).await
     }
 
-    /// What the engine has is in doubt until it clears, for this reason.
+    /// Doubts what the engine has, until it clears, for this reason.
     pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
         // The translator's doubt ends with a clear, as this one has to.
         let mut untold = self.take_untold().await;

@@ -27,7 +27,7 @@ pub(super) enum SocketError {
     /// The connection cannot be made.
     #[error("{0}")]
     Network(#[from] io::Error),
-    /// It announced more than the bridge takes.
+    /// The peer announced more than the bridge takes.
     #[error("the connection was ended: {0}")]
     Cut(FrameFault),
     /// The publisher went away.
@@ -36,7 +36,7 @@ pub(super) enum SocketError {
     /// Nothing came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// It does not speak as an engine does.
+    /// The peer does not speak as an engine does.
     #[error(transparent)]
     Frames(#[from] FrameError),
 }

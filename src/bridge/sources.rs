@@ -81,7 +81,7 @@ pub(super) struct SourceTask {
     pub(super) says_goodbye: Arc<AtomicBool>,
 }
 
-/// What a source tells of, and how.
+/// A kind of source: what it tells of, and how.
 pub(super) enum Source {
     /// A TensorRT-LLM server.
     Server(ServerEvents),

@@ -21,7 +21,7 @@ const RANKS_MAX: u32 = 1024;
 /// Largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What is wrong with an engine as written.
+/// The fault of an engine as written.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// A flag is not of the form.
@@ -33,7 +33,7 @@ pub enum SpecError {
     Flag {
         /// The flag's value.
         text: String,
-        /// What is wrong.
+        /// The fault, in words.
         reason: String,
     },
     /// The file cannot be read.
@@ -41,7 +41,7 @@ pub enum SpecError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault, in words.
         source: std::io::Error,
     },
     /// The file is larger than any list of engines.
@@ -55,12 +55,12 @@ pub enum SpecError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The fault and its place, in words.
         reason: String,
     },
 }
 
-/// What an engine has that does not say.
+/// The settings of an engine that does not say them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineDefaults {
     /// The model; an engine has to say where there is none, unless its server does.
@@ -71,7 +71,7 @@ pub struct EngineDefaults {
     pub block_size: Option<u32>,
     /// Tokens in a block of an engine that nobody says it of, and that cannot be asked.
     pub untold_block_size: u32,
-    /// Whose payloads.
+    /// The format of payloads.
     pub format: Format,
 }
 

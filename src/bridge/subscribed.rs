@@ -58,7 +58,7 @@ pub(super) fn method_path(format: Format) -> Option<&'static str> {
     }
 }
 
-/// What one rank has sent over the connection.
+/// The messages of one rank over the connection.
 #[derive(Debug)]
 struct RankStream {
     /// The number of the last frame.
@@ -204,7 +204,7 @@ impl SubscribedEvents {
         }
     }
 
-    /// What a clear has made whole again.
+    /// Forgets the doubts that a clear has ended.
     fn forgive(&mut self, rank: Rank) {
         if let Some(stream) = self.ranks.get_mut(&rank) {
             stream.missed = 0;

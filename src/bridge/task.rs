@@ -21,7 +21,7 @@ enum Woken {
     Published(Numbered),
     /// Nothing waits to be read: what was read is told together.
     Idle,
-    /// It is time to look, unless something has come meanwhile.
+    /// The time to look has come, unless something has arrived meanwhile.
     Tick,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct EngineTask {
     pub(super) stop: CancellationToken,
     /// Whether daemons are told to forget the holder at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// Where what is known is kept, if anywhere.
+    /// The keeper of what is known, if it is kept.
     pub(super) keeper: Option<Keeper>,
     /// Since when the engine is out of sight; none while it is in sight.
     pub(super) unseen_since: Option<Instant>,

@@ -22,7 +22,7 @@ use super::http::{HttpConnection, HttpError, ServerAddress};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 
-/// Where events are, unless the endpoint has a path.
+/// The path of events, unless the endpoint has one.
 const EVENTS_PATH: &str = "/kv_cache_events";
 
 /// Why the server cannot be asked.
@@ -105,7 +105,7 @@ impl Poller {
     }
 }
 
-/// What the numbers of an answer prove about one rank.
+/// The proof that the numbers of an answer give about one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Numbers {
     /// They go on.
@@ -118,7 +118,7 @@ enum Numbers {
     RestartedWithHoles,
 }
 
-/// What `numbers`, of one rank and in order, prove behind the number `last`.
+/// The proof that `numbers`, of one rank and in order, give behind the number `last`.
 fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
     let Some(first) = numbers.first().copied() else {
         return Numbers::Whole;
@@ -213,7 +213,7 @@ impl ServerEvents {
         applied
     }
 
-    /// What the numbers of the batch prove, by rank; with the rank of the server itself, so that an empty answer says that it lives.
+    /// The proofs that the numbers of the batch give, by rank; with the rank of the server itself, so that an empty answer says that it lives.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
         let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::from([(self.rank, Vec::new())]);
         for EventNumber { rank, id } in &self.batch.numbers {

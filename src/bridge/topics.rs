@@ -5,13 +5,13 @@ use bytes::Bytes;
 /// Knows the topic of one engine.
 #[derive(Debug)]
 pub(super) struct Topics {
-    /// What the topic begins with, as it was configured.
+    /// The beginning of the topic, as it was configured.
     prefix: Vec<u8>,
-    /// What the first batch had; none before that, or where batches have none.
+    /// The topic of the first batch; none before that, or where batches have none.
     own: Option<Vec<u8>>,
 }
 
-/// What has to stay the same. Of `kv@POD@MODEL` that is the model: the pod is another one after each restart.
+/// The part that has to stay the same. Of `kv@POD@MODEL` that is the model: the pod is another one after each restart.
 fn lasting(topic: &[u8]) -> &[u8] {
     let mut parts = topic.splitn(3, |byte| *byte == b'@');
     match (parts.next(), parts.next(), parts.next()) {
@@ -56,7 +56,7 @@ impl Topics {
         self.own = own;
     }
 
-    /// What was known may have been another engine's.
+    /// Forgets what was known: it may have been another engine's.
     pub(super) fn forget(&mut self) {
         self.own = None;
     }

@@ -37,7 +37,7 @@ impl WalkLimits {
     };
 }
 
-/// What comes next.
+/// The part of the stream that comes next.
 #[derive(Debug, Clone, Copy)]
 enum State {
     /// So many bytes that need no look: of the greeting, or of a body.
@@ -56,12 +56,12 @@ pub(super) struct Broken {
     pub(super) fault: FrameFault,
 }
 
-/// Where in a peer's bytes a connection is.
+/// The place of a connection in a peer's bytes.
 #[derive(Debug)]
 pub(super) struct Walker {
     limits: WalkLimits,
     state: State,
-    /// Of the message that is under way.
+    /// The frames of the message that is under way.
     frames: u32,
     message_bytes: u64,
 }
@@ -187,7 +187,7 @@ mod tests {
         [vec![0xff; 64], frames.concat()].concat()
     }
 
-    /// What comes of the bytes whole, cut in two at every place, and byte by byte: always the same.
+    /// The outcome for the bytes whole, cut in two at every place, and byte by byte: always the same.
     fn walked(bytes: &[u8]) -> Option<Broken> {
         let whole = Walker::new(LIMITS).walk(bytes).err();
         for cut in 0..=bytes.len() {

@@ -14,11 +14,11 @@ use super::{FollowError, Follower};
 
 static SHORT_GATE: LogGate = LogGate::new();
 
-/// What has been learnt from a replay.
+/// The outcome of a replay.
 pub(super) enum Verified {
     /// All that the engine has published has been applied.
     Whole,
-    /// It is another process; the replay has to be asked again, from its start.
+    /// Another process answers; the replay has to be asked again, from its start.
     Stranger,
     /// Something in the answer is missing: what comes before it has been applied.
     Torn,
@@ -111,7 +111,7 @@ impl Follower {
         self.short_replay = Some(text);
     }
 
-    /// What it means that the replay socket has nothing from `from` on, which was applied.
+    /// The meaning of a replay socket that has nothing from `from` on, which was applied.
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
         // A publisher keeps what it has published last: it would have that batch.
         let mut keeps_any = self.continuity.was_given_any();

@@ -14,7 +14,7 @@ use super::{FollowError, Follower};
 
 static STRANGER_GATE: LogGate = LogGate::of_bursts(64);
 
-/// What is known of who answers at the sockets of an engine.
+/// The knowledge of who answers at the sockets of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Identity {
     /// The engine, or another process that is taken for it.
@@ -45,7 +45,8 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Who answers at the sockets has told what it has. Where it is a stranger, that is in doubt, whatever it has cleared before.
+    /// Settles who answers at the sockets, once that one has told what it has. Where it is a stranger, that is in doubt, whatever it has cleared
+    /// before.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);
         let Identity::Stranger(silence) = settled else {

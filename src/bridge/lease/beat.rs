@@ -1,4 +1,4 @@
-//! What bridges of one group tell each other: for which holders each speaks, and how well it sees them.
+//! Beats, by which bridges of one group tell each other for which holders each speaks, and how well it sees them.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub(super) struct Followed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Beat {
     version: u8,
-    /// Who it is: a number that each process draws.
+    /// The bridge, by a number that each process draws.
     pub(super) bridge: u64,
     /// Counts its beats.
     pub(super) number: u64,

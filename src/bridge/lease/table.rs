@@ -1,4 +1,4 @@
-//! Who speaks for which holder, as one bridge knows it. No I/O; the time is given.
+//! The table of who speaks for which holder, as one bridge knows it. No I/O; the time is given.
 //!
 //! | what | for how long |
 //! |---|---|
@@ -81,18 +81,18 @@ impl Own {
     }
 }
 
-/// What another bridge last told of the holders that this one follows.
+/// The last beat of another bridge, about the holders that this one follows.
 struct Peer {
     heard: Instant,
     holders: HashMap<u64, Followed>,
 }
 
-/// What came of a look.
+/// The outcome of a look.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
     /// Holders for which it speaks from now on.
     pub(super) begun: usize,
-    /// Those for which it does no longer.
+    /// The number of those for which it does no longer.
     pub(super) ended: usize,
     /// Whether that is because its own term is over.
     pub(super) has_lapsed: bool,
@@ -274,7 +274,7 @@ impl Table {
     }
 }
 
-/// What those that are alive say of one holder.
+/// The word of those that are alive about one holder.
 #[derive(Debug, Default)]
 struct Others {
     /// The highest epoch in which one speaks, and who.

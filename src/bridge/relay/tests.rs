@@ -192,7 +192,7 @@ async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     assert!(!relay.is_exact());
 }
 
-/// What an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
+/// A field that an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
 #[tokio::test]
 async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

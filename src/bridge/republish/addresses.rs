@@ -1,4 +1,4 @@
-//! Where the events of each engine are published once more.
+//! The addresses at which the events of each engine are published once more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::str::FromStr;

@@ -25,7 +25,7 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 8;
 
-/// What a file has. The numbers must be kept stable.
+/// The kind of a file's content. The numbers must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Engine = 1,
@@ -102,7 +102,7 @@ pub(super) fn write_file<T: Serialize>(
     Ok(storage.rename(temporary, path)?)
 }
 
-/// What a file has; none where there is no file.
+/// The content of a file; none where there is no file.
 pub(super) fn read_file<T: DeserializeOwned>(
     path: &Path,
     kind: Kind,

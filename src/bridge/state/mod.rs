@@ -1,4 +1,4 @@
-//! What a bridge keeps on disk, so that the next one goes on where this one has ended, however it has.
+//! State that a bridge keeps on disk, so that the next one goes on where this one has ended, however it has.
 //!
 //! | file | what |
 //! |---|---|
@@ -51,7 +51,7 @@ static FAILED_GATE: LogGate = LogGate::new();
 /// Why a directory is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It cannot be made or listed.
+    /// The directory cannot be made or listed.
     #[error("the state directory {}: {source}", path.display())]
     Unusable {
         /// The directory.
@@ -64,15 +64,15 @@ pub enum StateError {
     Taken {
         /// The directory.
         path: PathBuf,
-        /// What the other one calls itself.
+        /// The name that the other one gives itself.
         owner: String,
     },
 }
 
-/// What is kept of one engine.
+/// The state that is kept of one engine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeptEngine {
-    /// What its blocks were translated with; see [`cache_of`].
+    /// The settings that its blocks were translated with; see [`cache_of`].
     pub(super) cache: String,
     /// The holder's last epoch.
     pub(super) epoch: u64,
@@ -84,7 +84,7 @@ pub(super) struct KeptEngine {
     pub(super) blocks: SavedTranslator,
 }
 
-/// What an engine's blocks are translated with. Of another cache nothing is taken up; another address may be the same process.
+/// The settings that an engine's blocks are translated with. Of another cache nothing is taken up; another address may be the same process.
 pub(super) fn cache_of(engine: &NewEngine) -> String {
     let NewEngine {
         key,
@@ -153,7 +153,7 @@ impl StateDirectory {
         })
     }
 
-    /// What is kept of an engine whose blocks are translated with `cache`; none, in a line of the log, where that is of no use.
+    /// The state that is kept of an engine whose blocks are translated with `cache`; none, in a line of the log, where that is of no use.
     pub(super) fn engine(
         &self,
         holder: &PublishedHolder,

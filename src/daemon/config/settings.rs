@@ -76,7 +76,7 @@ tables! {
         tls_key_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Name of the connections in NATS's own monitoring.
         connection_name: String = "kvatlas", text(Kind::Name);
-        /// What the subjects begin with on which NATS brings replies to us; with permissions, each role has one of its own.
+        /// The beginning of the subjects on which NATS brings replies to us; with permissions, each role has one of its own.
         inbox_prefix: String = "_INBOX", text(Kind::SubjectPrefix);
         /// Start a NATS server of our own on a free local port, for development.
         embedded: bool = "false", boolean(), flag "embedded";
@@ -100,7 +100,7 @@ tables! {
 
     /// Which subjects to use.
     pub SubjectsConfig in [subjects] {
-        /// What every NATS subject of kvatlas begins with.
+        /// The beginning of every NATS subject of kvatlas.
         prefix: String = "kvatlas", text(Kind::SubjectPrefix);
     }
 
@@ -213,7 +213,7 @@ tables! {
         settle as settle_ms: Duration = "30000", milliseconds(0, 3_600_000);
     }
 
-    /// What the index may hold.
+    /// Bounds on the index.
     pub LimitsConfig in [limits] {
         /// Namespaces, at most.
         max_namespaces: usize = "64", integer(1, 65_536);
@@ -251,7 +251,7 @@ tables! {
         remove_after as remove_after_ms: Option<Duration> = "600000", milliseconds_or_never(86_400_000);
     }
 
-    /// Where and when to write snapshots.
+    /// Snapshots: their places, and when they are written.
     pub SnapshotsConfig in [snapshots] {
         /// Directory of the snapshots that make a restart warm; unset, there are none.
         directory: Option<PathBuf> = "", path(Kind::OptionalPath);
@@ -277,7 +277,7 @@ tables! {
         replicas as object_store_replicas: usize = "1", integer(1, 5);
     }
 
-    /// Where to serve metrics and probes.
+    /// The listener for metrics and probes.
     pub AdminConfig in [admin] {
         /// Address of the HTTP listener for metrics and probes; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "127.0.0.1:9464", listen_address();
@@ -285,7 +285,7 @@ tables! {
         commands: bool = "true", boolean();
     }
 
-    /// Where and how to answer queries over HTTP.
+    /// The listener for queries over HTTP.
     pub HttpConfig in [http] {
         /// Address of the HTTP listener for queries; port 0 takes a free one, off disables it.
         listen: Option<SocketAddr> = "off", listen_address();
@@ -309,7 +309,7 @@ tables! {
     pub DynamoConfig in [dynamo] {
         /// Components of Dynamo whose routers are answered, as NAMESPACE.COMPONENT joined by commas, such as dynamo.backend; unset, none.
         components: Vec<Component> = "", components();
-        /// Where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
+        /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
         discovery: Option<Discovery> = "", discovery();
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
@@ -365,7 +365,7 @@ tables! {
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 
-    /// What to log.
+    /// The log.
     pub LoggingConfig in [logging] {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
@@ -373,9 +373,9 @@ tables! {
         level: String = "info", text(Kind::LogFilter);
     }
 
-    /// Where spans of traced requests go.
+    /// Spans of traced requests, and where they go.
     pub TracesConfig in [traces] {
-        /// Where spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; unset, nothing is traced.
+        /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; unset, nothing is traced.
         endpoint: Option<String> = "", optional_text(Kind::OptionalHttpUrl);
         /// Spans that wait to be sent, at most; more are dropped and counted.
         spans_max as max_waiting_spans: usize = "4096", integer(1, 1_048_576);

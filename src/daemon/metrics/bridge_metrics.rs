@@ -48,7 +48,7 @@ impl Drop for EngineLease {
 }
 
 metric_group! {
-    /// What a bridge does not tell of engines' events.
+    /// Events of engines that a bridge does not tell.
     BridgeMetrics::new() keeping {
         /// The engines that have series, and how many handles each has.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()

@@ -12,7 +12,7 @@ use super::labels::{HolderState, PerLabel};
 metric_group! {
     /// The index of a namespace.
     NamespaceGauges::for_namespace(namespace: &str) keeping {
-        /// What has been counted of the namespace's evictions; the namespace itself may come anew.
+        /// The count so far of the namespace's evictions; the namespace itself may come anew.
         evicted_so_far: AtomicU64 = AtomicU64::new(0)
     } {
         /// Holders known, by how exactly the index knows their blocks.

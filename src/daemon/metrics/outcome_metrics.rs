@@ -11,7 +11,7 @@ use super::labels::{HolderState, OutcomeRefusal, PerLabel};
 static REFUSAL_GATES: [LogGate; OutcomeRefusal::COUNT] = [const { LogGate::new() }; OutcomeRefusal::COUNT];
 
 metric_group! {
-    /// What answers about a namespace promised, and what requests then found; routers tell it.
+    /// Promises of answers about a namespace, and what requests then found; routers tell it.
     OutcomeMetrics::for_namespace(namespace: &str) {
         /// Requests of which a router has told what they found, by how certain the answer was.
         requests: PerLabel<HolderState, Counter> = "kvatlas_outcomes_total", Count;
@@ -35,11 +35,11 @@ metric_group! {
 }
 
 metric_group! {
-    /// What exact answers promised of one holder, and what requests then found.
+    /// Promises of exact answers about one holder, and what requests then found.
     HolderOutcomeMetrics::of_holder(namespace: &str, holder: &str) {
         /// Blocks that exact answers promised to requests which a router has told the outcome of, by holder.
         promised: Counter = "kvatlas_holder_promised_blocks_total", Count;
-        /// Those of them that the requests did not find, by holder.
+        /// Promised blocks that the requests did not find, by holder.
         missing: Counter = "kvatlas_holder_missing_blocks_total", Count;
     }
 }

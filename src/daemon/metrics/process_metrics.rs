@@ -116,7 +116,7 @@ metric_group! {
         /// For the log.
         which: Connection = connection
     } {
-        /// What happened to the connections to the message broker.
+        /// Changes of the connections to the message broker.
         events: PerLabel<ConnectionEvent, Counter> = "kvatlas_connection_events_total", Count;
     }
 }
