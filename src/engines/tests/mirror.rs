@@ -39,7 +39,7 @@ struct Fields {
     lora_name: Option<String>,
 }
 
-/// The state that vLLM's router makes of events: prefixes by their tokens alone, and names that are never forgotten.
+/// A router as vLLM's is: it keeps prefixes by their tokens alone, and names that are never forgotten.
 #[derive(Debug, Default)]
 struct Router {
     names: HashMap<u64, Path>,
@@ -91,7 +91,7 @@ impl Router {
     }
 }
 
-/// The kind that tells a prompt's blocks from others with the same tokens.
+/// The kinds of prompts whose blocks may have the same tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
@@ -255,7 +255,7 @@ impl Cache {
         Some(Change::Store(store))
     }
 
-    /// The blocks that a router has to have: the plain ones on the device.
+    /// The plain blocks on the device, which a router has to have.
     fn expected(&self) -> BTreeSet<Path> {
         let held = self.plain.iter().filter(|(name, _)| self.holds(**name));
         held.map(|(_, path)| path.clone()).collect()
