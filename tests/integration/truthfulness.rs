@@ -326,6 +326,7 @@ async fn a_damaged_snapshot_falls_back_to_the_one_before() {
     let mut files: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|suffix| suffix == "kvs"))
         .collect();
     files.sort();
     let newest = files.pop().unwrap();
