@@ -301,7 +301,9 @@ async fn answers_are_those_of_the_query_route_and_of_a_gateway() {
         publish(&client, prefix).await;
         knows_all(router).await;
     }
-    client.listed().await;
+    for daemon in std::iter::once(&one).chain(&shards) {
+        daemon.listed().await;
+    }
     let mut http = HttpClient::connect(one.http_address().unwrap()).await;
     let mut random = fastrand::Rng::with_seed(7);
     for number in 0..300 {
