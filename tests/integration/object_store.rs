@@ -198,7 +198,14 @@ async fn a_broker_without_jetstream_costs_the_bucket_and_nothing_else() {
         .await;
     let report = daemon.stop().await;
     assert!(report.overran.is_empty(), "{report}");
-    let written = std::fs::read_dir(folder.path()).unwrap().count();
+    let is_snapshot = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.unwrap().path();
+        path.extension().is_some_and(|suffix| suffix == "kvs")
+    };
+    let written = std::fs::read_dir(folder.path())
+        .unwrap()
+        .filter_map(|entry| is_snapshot(entry).then_some(()))
+        .count();
     assert!(written >= 1, "no snapshot in the directory");
 }
 

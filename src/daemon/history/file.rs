@@ -151,7 +151,7 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(Saved::decode(&bytes[..cut]).is_err(), "{cut} bytes");
         }
-        let mut damaged = bytes.clone();
+        let mut damaged = bytes;
         damaged[3] ^= 1;
         assert!(matches!(Saved::decode(&damaged), Err(HistoryError::Damaged)));
     }
