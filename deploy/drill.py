@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Breaks a running deployment in eight ways, and shows for each the alert and the log line that names the culprit.
+"""Breaks a running deployment in ten ways, and shows for each who names the culprit: alert, log, `kvatlas status`, `kvatlas doctor`, page.
 
     deploy/drill.py            runs the services of deploy/compose as processes, and writes deploy/drill.md
     deploy/drill.py --print    prints the page and writes nothing
 
-It fails where an alert does not fire, where no line of the log names the culprit, or where the deployment does not recover. The waits
-of the alert rules are shortened, so that it takes minutes and not hours. See deploy/compose/processes.py for what it needs.
+It fails where an alert does not fire, where one of the others does not name the culprit within a minute, or where the deployment does
+not recover. The waits of the alert rules are shortened, so that it takes minutes and not hours. See deploy/compose/processes.py for
+what it needs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
@@ -53,7 +55,12 @@ class Fault:
     names: str
     do: Callable[[Stack], None]
     mend: Callable[[Stack], None]
-    # The daemon whose log is looked at.
+    # What a line of `kvatlas doctor`, one of `kvatlas status`, and a row of the page's trouble say. None where the one that is asked is the
+    # culprit, or is not asked about it.
+    doctor: str
+    status: str | None
+    page: str | None
+    # The daemon that is asked, and whose log is looked at.
     told_by: str = "kvatlas-1"
 
 
@@ -115,6 +122,18 @@ def lose_batches(stack: Stack, worker: str) -> None:
     publish(stack, worker, "--epoch", "7", "--seq", "5")
 
 
+def widen(stack: Stack, worker: str) -> None:
+    """Publishes, again and again, blocks of another size than the namespace's."""
+    for _ in range(10):
+        publish(stack, worker, "--block-size", "32")
+        time.sleep(0.5)
+
+
+def unbound(stack: Stack, name: str) -> None:
+    stack.services[name].environment.pop("KVATLAS_LIMITS_MAX_BLOCKS_TOTAL", None)
+    restart(stack, name)
+
+
 def stop_brokers(stack: Stack) -> None:
     for name in ("nats-1", "nats-2", "nats-3"):
         stack.stop(name, signal.SIGKILL)
@@ -146,43 +165,49 @@ def faults() -> list[Fault]:
             "The worker `broken` publishes one batch and then bytes that are no MessagePack, and answers no questions.",
             "KvatlasBatchesDropped", {"reason": "undecodable"}, r"broken",
             lambda stack: damage(stack, "broken"), lambda stack: say_goodbye(stack, "broken"),
+            r"holder broken/0 of demo: undecodable.* since ", r"broken/0 undecodable.* since ", r"undecodable broken/0 of demo",
         ),
         Fault(
             "Batches are lost, and the publisher is gone",
             "The worker `lossy` publishes the batches 1 and 5 of an epoch, and nobody answers for it.",
             "KvatlasHoldersDegraded", {"namespace": "demo"}, r"lossy",
             lambda stack: lose_batches(stack, "lossy"), lambda stack: say_goodbye(stack, "lossy"),
+            r"holder lossy/0 of demo: .*gap.* since ", r"lossy/0 .*gap.* since ", r"gap lossy/0 of demo",
         ),
         Fault(
             "A worker falls silent",
             "The worker `silent` publishes one batch, and no heartbeat after it.",
             "KvatlasHoldersStale", {"namespace": "demo"}, r"silent",
             lambda stack: publish(stack, "silent"), lambda stack: say_goodbye(stack, "silent"),
+            r"holder silent/0 of demo: .*stale.* since ", r"silent/0 .*stale.* since ", r"stale silent/0 of demo",
         ),
         Fault(
             "Two publishers claim one worker",
             "Somebody publishes as `worker-03`, which the fleet publishes for, in a newer epoch.",
             "KvatlasBatchesDropped", {"reason": "stale_epoch"}, r"worker-03",
             lambda stack: publish(stack, "worker-03"), lambda stack: restart(stack, "fleet"),
+            r"holder worker-03/0 of demo: .*contested.* since ", r"worker-03/0 .*contested.* since ", r"contested worker-03/0 of demo",
         ),
         Fault(
             "All NATS servers are gone",
             "`nats-1`, `nats-2` and `nats-3` are killed; later they start with their stores.",
             "KvatlasHoldersDegraded", {"instance": "kvatlas-1:9464"}, r"cannot connect to nats-1:4222",
             stop_brokers, start_brokers,
+            r"FAIL .*NATS|FAIL .*broker", r"cannot connect to nats-1:4222", r"not ready .*cannot connect to nats-1:4222",
         ),
         Fault(
             "A daemon is cut off",
             "The network of `kvatlas-2` is taken down, and comes back.",
             "KvatlasDown", {"instance": "kvatlas-2:9464"}, r"disconnected|cannot connect to",
             lambda stack: stack.cut("kvatlas-2"), lambda stack: stack.mend("kvatlas-2"),
-            told_by="kvatlas-2",
+            r"replica kvatlas-2:9464: ", None, None, told_by="kvatlas-2",
         ),
         Fault(
             "Snapshots cannot be written",
             "The snapshot directory of `kvatlas-1` becomes one that nobody may write to.",
             "KvatlasSnapshotOld", {"instance": "kvatlas-1:9464"}, r"snapshot.*/var/lib/kvatlas",
             lambda stack: protect(stack, "kvatlas-1", 0o500), lambda stack: protect(stack, "kvatlas-1", 0o700),
+            r"snapshots of kvatlas-1:9464: .*/var/lib/kvatlas", r"snapshots are not written: .*/var/lib/kvatlas", None,
         ),
         Fault(
             "A daemon has the wrong password",
@@ -190,7 +215,21 @@ def faults() -> list[Fault]:
             "KvatlasNotReady", {"instance": "kvatlas-2:9464"}, r"[Aa]uthori[sz]ation",
             lambda stack: restart(stack, "kvatlas-2", KVATLAS_NATS_PASSWORD="wrong"),
             lambda stack: restart(stack, "kvatlas-2", KVATLAS_NATS_PASSWORD=right),
-            told_by="kvatlas-2",
+            r"replica kvatlas-2:9464: .*credentials", r"the server refuses the credentials", r"not ready .*credentials", told_by="kvatlas-2",
+        ),
+        Fault(
+            "A publisher has blocks of another size",
+            "The worker `wide` publishes blocks of 32 tokens, and those of its namespace have 16.",
+            "KvatlasBatchesDropped", {"reason": "other_settings"}, r"wide",
+            lambda stack: widen(stack, "wide"), lambda stack: say_goodbye(stack, "wide"),
+            r"publisher wide of demo: all its batches are dropped", r"all batches are dropped of wide", r"all batches dropped wide of demo",
+        ),
+        Fault(
+            "A bound is reached",
+            "`kvatlas-1` is started again with room for 100 blocks.",
+            "KvatlasIndexFull", {"instance": "kvatlas-1:9464"}, r"capacity",
+            lambda stack: restart(stack, "kvatlas-1", KVATLAS_LIMITS_MAX_BLOCKS_TOTAL="100"), lambda stack: unbound(stack, "kvatlas-1"),
+            r"holder worker-\d+/0 of demo: .*capacity", r"worker-\d+/0 .*capacity", r"capacity worker-\d+/0.* of demo",
         ),
     ]
 
@@ -213,16 +252,65 @@ def telling_line(log: Path, since: int, pattern: str) -> str | None:
     return next((line for line in lines if re.search(r" (WARN|ERROR) ", line) and re.search(pattern, line)), None)
 
 
-def shown(stack: Stack, fault: Fault) -> str | None:
-    """What the daemon's admin listener shows of the culprit; none where it shows nothing unusual."""
-    _, ready = get(stack.url(fault.told_by, 9464, "/readyz"))
-    if '"ready":false' in ready:
-        return "/readyz: " + "; ".join(json.loads(ready)["reasons"])
-    _, text = get(stack.url(fault.told_by, 9464, "/workers?namespace=demo"))
-    for holder in json.loads(text).get("holders", []) if text.startswith("{") else []:
-        if re.search(fault.names, holder["worker"]) and not holder.get("exact", True):
-            return "/workers: " + json.dumps(holder)
-    return None
+def said(stack: Stack, fault: Fault, *command: str) -> str:
+    """What a command says that an operator types beside the fleet."""
+    who = operator(stack)
+    environment = {"KVATLAS_NATS_USER": who["user"], "KVATLAS_NATS_PASSWORD": who["password"], "KVATLAS_NATS_INBOX_PREFIX": "_INBOX_OPERATOR"}
+    arguments = [f"{key}={value}" for key, value in environment.items()]
+    try:
+        done = stack.execute("fleet", ["/usr/bin/env", *arguments, KVATLAS, *command])
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout + done.stderr
+
+
+def line_of(text: str, pattern: str) -> str | None:
+    return next((line.strip() for line in text.splitlines() if re.search(pattern, line)), None)
+
+
+def page_rows(stack: Stack, name: str) -> str:
+    """The rows of the page's trouble, as its script makes them of a frame: what is wrong and who it is."""
+    hello: dict[str, Any] = {}
+    event = ""
+    with urllib.request.urlopen(stack.url(name, 9464, "/page/frames"), timeout=5.0) as stream:
+        for raw in stream:
+            key, _, value = raw.decode().strip().partition(": ")
+            if key == "event":
+                event = value
+            elif key == "data" and event == "hello":
+                hello = json.loads(value)
+            elif key == "data" and event == "frame":
+                return "\n".join(rows_of(hello, json.loads(value)))
+    return ""
+
+
+def rows_of(hello: dict[str, Any], frame: dict[str, Any]) -> list[str]:
+    rows = [] if frame["ready"] else ["not ready " + "; ".join(frame["reasons"])]
+    names = {number: f"{worker}/{rank} of {namespace}" for number, namespace, worker, rank in frame["fleet"]["added"]}
+    for number, _, bits, *_ in frame["fleet"]["facts"]:
+        rows += [f"{word} {names.get(number)}" for bit, word in hello["reasons"] if bits & bit]
+    for namespace in frame["namespaces"]:
+        rows += [f"all batches dropped {worker} of {namespace['name']}" for worker in namespace["refused_publishers"]]
+        rows += [f"clock ahead {holder} of {namespace['name']}" for holder in namespace["ahead"]]
+    return rows
+
+
+def told(stack: Stack, fault: Fault) -> list[tuple[str, str]]:
+    """What the doctor, the status and the page say of the culprit: each is waited for."""
+    at = f"{fault.told_by}:9464"
+    lines = []
+
+    def wait(who: str, pattern: str, ask: Callable[[], str]) -> None:
+        line = wait_until(f"{who} to say {pattern}: {fault.title}", lambda: line_of(ask(), pattern), PATIENCE_S)
+        lines.append((who, line))
+
+    doctor = ["doctor", "--role", "router", "--admin", "kvatlas-1:9464", "--admin", "kvatlas-2:9464"]
+    wait("kvatlas doctor", fault.doctor, lambda: said(stack, fault, *doctor))
+    if fault.status is not None:
+        wait("kvatlas status", fault.status, lambda: said(stack, fault, "status", "--admin", at))
+    if fault.page is not None:
+        wait("The page", fault.page, lambda: page_rows(stack, fault.told_by))
+    return lines
 
 
 def is_well(stack: Stack) -> bool:
@@ -247,7 +335,7 @@ def drill(stack: Stack, fault: Fault) -> str:
     alert = wait_until(f"{fault.alert} to fire: {fault.title}", lambda: firing(stack, fault), PATIENCE_S)
     fired_after = time.monotonic() - begun
     line = wait_until(f"a line in {log} that names {fault.names}: {fault.title}", lambda: telling_line(log, since, fault.names), PATIENCE_S)
-    page = shown(stack, fault)
+    others = told(stack, fault)
     mended = time.monotonic()
     fault.mend(stack)
     wait_until(f"all to be well again: {fault.title}", lambda: is_well(stack), 2 * PATIENCE_S)
@@ -257,15 +345,16 @@ def drill(stack: Stack, fault: Fault) -> str:
         f"## {fault.title}", "", fault.what, "",
         f"Alert: [{fault.alert}](operating.md#{fault.alert.lower()}) `{{{labels}}}`: {alert['annotations']['summary']}.", "",
         f"Log of `{fault.told_by}`:", "", "```text", line, "```", "",
-        *(["Its admin listener:", "", "```text", page, "```", ""] if page else []),
+        *(part for who, said in others for part in (f"{who}:", "", "```text", said, "```", "")),
         f"The alert fired {fired_after:.0f} s after the fault. {time.monotonic() - mended:.0f} s after the repair, no alert was left and every holder was exact.", "",
     ])
 
 
 HEAD = """# What a bad hour looks like
 
-`deploy/drill.py` has written this page. It runs the deployment of [compose](compose), breaks it in eight ways, one after the other, and
-waits each time until all is well again. It fails where no alert fires, or where no line of the log names the culprit. The alerts' waits are
+`deploy/drill.py` has written this page. It runs the deployment of [compose](compose), breaks it in ten ways, one after the other, and
+waits each time until all is well again. It fails where no alert fires, or where log, `kvatlas doctor`, `kvatlas status` or page do not name
+the culprit. The alerts' waits are
 shortened to five seconds, their windows to thirty, the age of a snapshot to twenty; those of [alerts.yml](prometheus/alerts.yml) are for
 the real thing. Addresses and times are those of the run.
 """
