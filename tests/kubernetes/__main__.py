@@ -10,6 +10,7 @@ deploy/scenario-kubernetes.sh has them. Prints a line a check, with what was mea
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -57,6 +58,8 @@ def main() -> int:
     arguments.add_argument("--only", choices=("pods", "chart"), default="")
     arguments.add_argument("--keep", help="a folder that keeps the logs")
     given = arguments.parse_args()
+    # What was started ends, too, when this is told to.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(given.keep or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
