@@ -498,7 +498,7 @@ impl Bridge {
                 keeper: begun.keeper,
                 unseen_since: Some(Instant::now()),
             };
-            task.run().await;
+            Box::pin(task.run()).await;
             inner.forget_unless_followed(&engine);
         };
         self.inner.tasks.spawn_on(task, &self.inner.runtime);

@@ -242,7 +242,7 @@ async fn a_router_is_told_what_each_address_can_reuse() {
         .await
         .get("/metrics")
         .await;
-    let text = String::from_utf8(metrics.body.clone()).unwrap();
+    let text = String::from_utf8(metrics.body).unwrap();
     let left_out = text
         .lines()
         .find_map(|line| line.strip_prefix("kvatlas_grpc_without_address_total "));

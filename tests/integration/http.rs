@@ -1,5 +1,6 @@
 //! Queries over HTTP, in the contract's words and in the dialects, against a real daemon.
 
+use futures_util::future::LocalBoxFuture;
 use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
@@ -49,24 +50,26 @@ fn stored(count: u32) -> Event {
     Event::Stored(StoredBlocks::by_sequence(None, None, chain(count)))
 }
 
-async fn site(settings: &[(&str, &str)]) -> Site {
-    let broker = broker().await;
-    let mut all = vec![("http.listen", "127.0.0.1:0")];
-    all.extend_from_slice(settings);
-    let daemon = daemon(broker.url(), &all).await;
-    let client = Client::connect(broker.url()).await;
-    client.listed().await;
-    let http = HttpClient::connect(daemon.http_address().unwrap()).await;
-    let site = Site {
-        _broker: broker,
-        daemon,
-        client,
-        http,
-    };
-    site.tell("10.0.0.1:8000", 0, Tier::DEVICE, stored(4), 1).await;
-    site.tell("10.0.0.1:8000", 1, Tier::DEVICE, stored(2), 1).await;
-    site.tell("7", 0, Tier::DEVICE, stored(3), 1).await;
-    site
+fn site<'s>(settings: &'s [(&'s str, &'s str)]) -> LocalBoxFuture<'s, Site> {
+    Box::pin(async move {
+        let broker = broker().await;
+        let mut all = vec![("http.listen", "127.0.0.1:0")];
+        all.extend_from_slice(settings);
+        let daemon = daemon(broker.url(), &all).await;
+        let client = Client::connect(broker.url()).await;
+        client.listed().await;
+        let http = HttpClient::connect(daemon.http_address().unwrap()).await;
+        let site = Site {
+            _broker: broker,
+            daemon,
+            client,
+            http,
+        };
+        site.tell("10.0.0.1:8000", 0, Tier::DEVICE, stored(4), 1).await;
+        site.tell("10.0.0.1:8000", 1, Tier::DEVICE, stored(2), 1).await;
+        site.tell("7", 0, Tier::DEVICE, stored(3), 1).await;
+        site
+    })
 }
 
 impl Site {

@@ -181,7 +181,7 @@ mod tests {
             worker_id: "b".to_owned(),
         };
         let hashes = TierHashes {
-            tier: TierType::TierSsd.into(),
+            tier: TierType::Ssd.into(),
             hashes: vec![-1],
         };
         let node = ExternalKvNodeMatch {
@@ -217,10 +217,10 @@ mod tests {
             assert_eq!(described(name), fields, "{name}");
         }
         for (tier, name) in [
-            (TierType::TierUnknown, "TIER_UNKNOWN"),
-            (TierType::TierHbm, "TIER_HBM"),
-            (TierType::TierDram, "TIER_DRAM"),
-            (TierType::TierSsd, "TIER_SSD"),
+            (TierType::Unknown, "TIER_UNKNOWN"),
+            (TierType::Hbm, "TIER_HBM"),
+            (TierType::Dram, "TIER_DRAM"),
+            (TierType::Ssd, "TIER_SSD"),
         ] {
             assert_eq!(TIERS[tier as usize], name);
         }

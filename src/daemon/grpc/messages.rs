@@ -5,13 +5,13 @@
 #[repr(i32)]
 pub(super) enum TierType {
     /// Nobody knows.
-    TierUnknown = 0,
+    Unknown = 0,
     /// On the device.
-    TierHbm = 1,
+    Hbm = 1,
     /// In the host's memory.
-    TierDram = 2,
+    Dram = 2,
     /// On a disk, or beyond.
-    TierSsd = 3,
+    Ssd = 3,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

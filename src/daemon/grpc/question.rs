@@ -28,7 +28,7 @@ const NAMESPACES_MAX: usize = 64;
 const BLOCKS_MAX: u64 = 64 << 10;
 
 /// The tiers of an answer. Blocks beyond the disk count as on it.
-const TIERS: [TierType; 3] = [TierType::TierHbm, TierType::TierDram, TierType::TierSsd];
+const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
 /// Answers routers.
 pub(super) struct Questions {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use crate::daemon::admin::Latch;
 use crate::daemon::config::Live;
 use crate::daemon::lanes::{LanePool, TICK_INTERVAL};
 use kvatlas_client::unix_time_us;
@@ -41,12 +42,18 @@ pub(super) async fn keep_up(
             _ = ticks.tick() => pool.tick(trust.followed().is_some()),
             _ = interval.tick() => {
                 let mut look = watch.look();
-                let mut noted = view.history.look(unix_time_us() / 1_000_000);
+                // Before that, holders are missing that have not gone.
+                let is_loaded = view.readiness.report().is_set(Latch::SnapshotLoaded);
+                let mut noted = is_loaded.then(|| view.history.look(unix_time_us() / 1_000_000));
                 view.publish(|namespace, holder, reasons| {
                     look.saw(namespace, &holder.id, reasons);
-                    noted.saw(namespace, holder, reasons);
+                    if let Some(noted) = &mut noted {
+                        noted.saw(namespace, holder, reasons);
+                    }
                 });
-                noted.end();
+                if let Some(noted) = noted {
+                    noted.end();
+                }
                 look.end(Instant::now());
                 let empty_namespace = **empty_namespace.now();
                 if !empty_namespace.is_zero() {

@@ -215,7 +215,7 @@ fn pages_of_sglang_are_known_by_their_names() {
     let first = pages(&all[..2], None, &json!(tokens(0, 2)));
     let second = pages(&all[2..], Some(all[1]), &json!(tokens(2 * SIZE, 2)));
     let (naive, translator) = translate_sglang(&[first.clone(), second]);
-    assert_eq!((held(&naive), translator.doubt()), (sorted(all.clone()), None));
+    assert_eq!((held(&naive), translator.doubt()), (sorted(all), None));
     let mut salted = pages(
         &chains("sglang").sequence_hashes(&tokens(0, 2), size, None, Some("tenant-a")),
         None,

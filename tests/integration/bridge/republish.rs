@@ -243,7 +243,7 @@ async fn clients_of_other_kinds_harm_nobody() {
     let bridge = republishing(&site, port);
     super::follow(&bridge, &publishers, 0, "gpu-0");
     let mut router = Router::start(port).await;
-    let mut greeting = vec![0; 64];
+    let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
     greeting[12..16].copy_from_slice(b"NULL");
     let ready = b"\x04\x06\x05READY";

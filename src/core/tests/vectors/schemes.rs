@@ -151,9 +151,12 @@ fn schemes_meet_the_vectors_of_llm_d() {
     }
 }
 
-/// Tokens, tokens of a page, salt, and whether tokens are hashed in pairs; the pages. Unsalted ones are of SGLang's tests, the salted one of a
+/// Tokens, tokens of a page, the salt, whether pages are of pairs, and the names.
+type SglangCase = (&'static [u32], u32, &'static str, bool, &'static [i64]);
+
+/// Unsalted cases are of SGLang's tests, the salted one of a
 /// relay's, which has tried it on SGLang.
-const SGLANG: [(&[u32], u32, &str, bool, &[i64]); 6] = [
+const SGLANG: [SglangCase; 6] = [
     (&[1, 2, 3, 4, 5], 4, "", false, &[-3488128144981237669]),
     (
         &[10, 20, 30, 40, 50, 60, 70, 80],

@@ -346,7 +346,7 @@ fn an_explanation_names_what_limits_a_holder() {
     let holders = namespace
         .indexer
         .holders_of(&[WorkerName::new("partly").unwrap()]);
-    let holder = holders.iter().next().unwrap();
+    let holder = holders.first().unwrap();
     for (layers, expected) in [
         ("windows", Limit::Window),
         ("states", Limit::State),
