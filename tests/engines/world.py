@@ -80,6 +80,8 @@ class World:
 
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         self.layout, self.counts = layout, Counts()
+        # Holders that have served requests in turn.
+        self.served: set[tuple[str, int]] = set()
         self.chats = Chats(seed, layout.chat_unit or layout.block_size, list(layout.salts), list(layout.adapters))
         self.hosts: list[Host] = []
         self.holders: list[Holder] = []
@@ -191,6 +193,7 @@ class World:
             # Most turns of a conversation go where the ones before went.
             key = hash(tuple(prompt[0][:64])) if number % 3 else number * 7919
             holder = spread[key % len(spread)]
+            self.served.add((holder.worker, holder.rank))
             orders.setdefault(id(holder.host), []).append((holder.place, prompt))
         for host, order in orders.items():
             self._serve_by(hosts[host], order)
