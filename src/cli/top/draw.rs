@@ -96,8 +96,11 @@ impl Painter {
                 time(rates.query_p99_us),
                 rate(rates.failed)
             )));
+            let usable = rates
+                .usable
+                .map_or_else(String::new, |share| format!("  usable {:.0} %", 100.0 * share));
             lines.push(Line::raw(format!(
-                "blocks +{}/s -{}/s  batches {}/s  dropped {}/s",
+                "blocks +{}/s -{}/s  batches {}/s  dropped {}/s{usable}",
                 rate(rates.stored),
                 rate(rates.removed),
                 rate(rates.batches),
@@ -243,7 +246,7 @@ mod tests {
             "namespaces": [{"name": "n", "distinct_blocks": 1000, "held_blocks": 2_000_000}],
             "rates": {
                 "batches": 1.5, "stored": 20.0, "removed": 0.0, "dropped": 0.0, "queries": 48.2, "failed": 0.0,
-                "exact": 3.0, "degraded": 1.0, "query_p50_us": 120.0, "query_p99_us": 3300.0,
+                "exact": 3.0, "degraded": 1.0, "usable": 0.874, "query_p50_us": 120.0, "query_p99_us": 3300.0,
             },
             "fleet": {"whole": true, "added": added, "profiles": [[1, "10.0.0.7:8000\u{1b}", {}]], "since": [[1, 1_800_000_000_000_000_u64]], "facts": facts, "gone": []},
         });
@@ -283,7 +286,10 @@ mod tests {
             lines[2],
             "queries 48/s  p50 120 µs  p99 3.3 ms  exact 75 %  failed 0/s"
         );
-        assert_eq!(lines[3], "blocks +20/s -0/s  batches 1.5/s  dropped 0/s");
+        assert_eq!(
+            lines[3],
+            "blocks +20/s -0/s  batches 1.5/s  dropped 0/s  usable 87 %"
+        );
         assert_eq!(lines[6], "WORKER             RANK   BLOCKS      LAG STATE");
         // The degraded first; numbers by their value; control characters are gone.
         assert_eq!(

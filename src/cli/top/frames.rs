@@ -43,6 +43,9 @@ pub(super) struct Rates {
     pub(super) failed: f64,
     pub(super) exact: f64,
     pub(super) degraded: f64,
+    /// The share of matched blocks that requests can reuse. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) usable: Option<f64>,
     pub(super) query_p50_us: Option<f64>,
     pub(super) query_p99_us: Option<f64>,
 }

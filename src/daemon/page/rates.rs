@@ -30,6 +30,8 @@ pub(super) struct Rates {
     degraded: f64,
     /// Answers without a holder.
     empty: f64,
+    /// The share of matched blocks that a request can reuse; none where nothing was matched.
+    usable: Option<f64>,
     /// Half of the queries took at most so long; none where there were none.
     query_p50_us: Option<f64>,
     /// The time within which 99 of a hundred queries were answered.
@@ -53,7 +55,7 @@ struct Reading {
 
 type Buckets = Vec<(f64, f64)>;
 
-const SUMS: [&str; 9] = [
+const SUMS: [&str; 11] = [
     "kvatlas_batches_applied_total",
     "kvatlas_blocks_stored_total",
     "kvatlas_blocks_removed_total",
@@ -61,6 +63,8 @@ const SUMS: [&str; 9] = [
     "kvatlas_queries_total",
     "kvatlas_query_errors_total",
     "kvatlas_query_replies_dropped_total",
+    "kvatlas_query_usable_ratio_sum",
+    "kvatlas_query_usable_ratio_count",
     "kvatlas_lane_queue_messages",
     "kvatlas_process_resident_memory_bytes",
 ];
@@ -164,7 +168,9 @@ impl Meter {
             let rate = |name| (reading.sum(name) - before.sum(name)).max(0.0) / seconds;
             // Counts below 2^53 are exact as floating-point numbers.
             let answered_rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+            let shares = rate("kvatlas_query_usable_ratio_count");
             Rates {
+                usable: (shares > 0.0).then(|| rate("kvatlas_query_usable_ratio_sum") / shares),
                 batches: rate("kvatlas_batches_applied_total"),
                 stored: rate("kvatlas_blocks_stored_total"),
                 removed: rate("kvatlas_blocks_removed_total"),
@@ -197,7 +203,9 @@ mod tests {
         let declared: Vec<&str> = metrics::all().into_iter().map(|metric| metric.name).collect();
         let bases = [QUERIES, APPLIED].map(|name| name.trim_end_matches("_bucket"));
         for name in SUMS.into_iter().chain(bases) {
-            assert!(declared.contains(&name), "{name}");
+            // A histogram has a sum and a count.
+            let base = name.strip_suffix("_sum").or(name.strip_suffix("_count"));
+            assert!(declared.contains(&base.unwrap_or(name)), "{name}");
         }
     }
 
@@ -217,6 +225,8 @@ kvatlas_queries_total{namespace=\"b\",kind=\"tokens\"} 105
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.001\"} 60
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.002\"} 110
 kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"+Inf\"} 110
+kvatlas_query_usable_ratio_sum{namespace=\"a\"} 3
+kvatlas_query_usable_ratio_count{namespace=\"a\"} 4
 kvatlas_lane_queue_messages{lane=\"0\"} 3
 ";
         let mut meter = Meter::default();
@@ -231,6 +241,7 @@ kvatlas_lane_queue_messages{lane=\"0\"} 3
         let expected = Rates {
             queries: 100.0,
             exact: 2.0,
+            usable: Some(0.75),
             query_p50_us: Some(1000.0),
             query_p99_us: Some(1980.0),
             waiting: 3.0,
@@ -238,7 +249,8 @@ kvatlas_lane_queue_messages{lane=\"0\"} 3
         };
         assert_eq!(meter.rates(), Some(&expected));
         meter.read(after, answers(5), begun + Duration::from_secs(3));
-        assert_eq!(meter.rates().and_then(|rates| rates.query_p50_us), None);
+        let rates = meter.rates().unwrap();
+        assert_eq!((rates.query_p50_us, rates.usable), (None, None));
     }
 
     #[test]

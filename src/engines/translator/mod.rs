@@ -38,7 +38,7 @@ mod windows;
 use kvatlas_core::hash::{HashSeed, Position, SchemeChains, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
-use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, GroupKind, Untold};
+use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold};
 use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
@@ -178,14 +178,7 @@ impl Translator {
 
     /// Which layers there are beside full attention, as far as events have told: `windows`, `states` or `windows+states`.
     pub fn layers(&self) -> Option<&'static str> {
-        let has = |wanted: fn(&GroupKind) -> bool| self.windows.kinds().any(|kind| wanted(&kind));
-        let windows = has(|kind| matches!(kind, GroupKind::Window(_)));
-        match (windows, has(|kind| *kind == GroupKind::State)) {
-            (false, false) => None,
-            (true, false) => Some("windows"),
-            (false, true) => Some("states"),
-            (true, true) => Some("windows+states"),
-        }
+        self.windows.layers()
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.

@@ -137,9 +137,16 @@ impl Windows {
         self.all.iter().map(|window| window.index).collect()
     }
 
-    /// The kinds of all groups.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = GroupKind> {
-        self.all.iter().map(|window| window.kind)
+    /// The kinds of the groups, as a label says them.
+    pub(super) fn layers(&self) -> Option<&'static str> {
+        let has = |wanted: fn(&GroupKind) -> bool| self.all.iter().any(|window| wanted(&window.kind));
+        let windows = has(|kind| matches!(kind, GroupKind::Window(_)));
+        match (windows, has(|kind| *kind == GroupKind::State)) {
+            (false, false) => None,
+            (true, false) => Some("windows"),
+            (false, true) => Some("states"),
+            (true, true) => Some("windows+states"),
+        }
     }
 
     /// Whether there is no such group.
