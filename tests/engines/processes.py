@@ -26,7 +26,8 @@ Depths = tuple[int, int]
 
 
 # Below the ports that the system gives to outgoing connections, which would take one of them between two lives.
-_PORTS = range(12_000, 32_000)
+# Below those are the ports of the integration tests, which run beside.
+_PORTS = range(22_000, 32_000)
 _next_port = _PORTS[os.getpid() % len(_PORTS)]
 
 

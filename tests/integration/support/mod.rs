@@ -122,7 +122,8 @@ pub async fn broker_on(port: u16) -> EmbeddedBroker {
 pub fn lasting_port() -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
     loop {
-        let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 22_000;
+        // Those above are of `tests/engines`, which runs beside.
+        let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 12_000;
         if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

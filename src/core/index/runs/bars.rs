@@ -1,12 +1,15 @@
 //! Behind which blocks of a run which holders cannot resume.
 //!
 //! Mostly there is nothing: every block of every holder is resumable. Otherwise one array has it, which never changes: a step that bars or
-//! frees blocks publishes another one. The run is cut into stretches that are alike for every holder. A stretch is a row of sets:
+//! frees blocks publishes another one. The run is cut into stretches that are alike for every holder. A stretch is a row:
 //!
 //! ```text
-//! word 0: rows, words of a set, sets of a row     the numbers of the words of 64 slots that sets have
-//! then each row: the first offset, and a set a step of tiers, or one for all steps where those are alike
+//! word 0: rows, words of a set, sets of an entry, entries     the numbers of the words of 64 slots that sets have
+//! then the entries: a set a step of tiers, or one for all steps where those are alike
+//! then the rows, two a word: the first offset, and the number of the entry
 //! ```
+//!
+//! Rows mostly alternate between few entries.
 //!
 //! Holders that share prompts mostly stop at the same blocks. So a search settles all of them at a few comparisons of sets.
 
@@ -25,6 +28,12 @@ use crate::index::hook::point;
 pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
+const ENTRIES_SHIFT: u32 = 48;
+/// Bits of a row, and of the offset in it.
+const ROW_BITS: usize = 32;
+const OFFSET_BITS: u32 = 16;
+/// How many of the last entries are looked at for one like a row's, before it gets another.
+const ENTRIES_LIKE: usize = 4;
 /// Bytes of a stretch beside the array, in the holder's own part.
 const STRETCH_BYTES: i64 = 12;
 
@@ -45,7 +54,8 @@ pub(crate) struct Bars<'g> {
     rows: usize,
     sets: usize,
     words: &'g [AtomicU64],
-    table: &'g [AtomicU64],
+    entries: &'g [AtomicU64],
+    packed: &'g [AtomicU64],
 }
 
 impl<'g> Bars<'g> {
@@ -53,13 +63,15 @@ impl<'g> Bars<'g> {
     pub(super) fn new(array: &'g [AtomicU64]) -> Self {
         let (head, rest) = (word_at(array, 0), array.get(1..).unwrap_or_default());
         let part = |shift: u32| (head >> shift & 0xffff) as usize;
-        let (words, table) = rest.split_at(rest.len().min(part(WORDS_SHIFT)));
+        let (words, rest) = rest.split_at(rest.len().min(part(WORDS_SHIFT)));
         let (rows, sets) = (part(0), part(SETS_SHIFT));
+        let (entries, packed) = rest.split_at(rest.len().min(part(ENTRIES_SHIFT) * sets * words.len()));
         Self {
             rows,
             sets,
             words,
-            table,
+            entries,
+            packed,
         }
     }
 
@@ -69,18 +81,28 @@ impl<'g> Bars<'g> {
         self.rows == 0
     }
 
-    fn row(self, row: usize) -> &'g [AtomicU64] {
-        let width = 1 + self.sets * self.words.len();
-        self.table
-            .get(row * width..)
-            .and_then(|rest| rest.get(..width))
-            .unwrap_or_default()
+    /// A row as it is packed.
+    #[inline]
+    fn row(self, row: usize) -> u64 {
+        word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
     }
 
     /// The first offset of a row.
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "an offset has 16 bits")]
     pub(crate) fn from(self, row: usize) -> u32 {
-        u32::try_from(word_at(self.row(row), 0)).unwrap_or(0)
+        (self.row(row) & 0xffff) as u32
+    }
+
+    /// The set of a row at a step of tiers.
+    #[inline]
+    fn set(self, row: usize, step: usize) -> &'g [AtomicU64] {
+        let entry = (self.row(row) >> OFFSET_BITS & 0xffff) as usize;
+        let set = entry * self.sets + step.min(self.sets.saturating_sub(1));
+        let from = set * self.words.len();
+        self.entries
+            .get(from..from + self.words.len())
+            .unwrap_or_default()
     }
 
     /// The row with the block at `offset` of a run of `blocks`.
@@ -111,9 +133,7 @@ impl<'g> Bars<'g> {
     fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
         let mut free = std::mem::take(slots);
         slots.grow(free.words().len());
-        let first = 1 + self.words.len() * (step as usize).min(self.sets.saturating_sub(1));
-        let set = self.row(row).get(first..).unwrap_or_default();
-        for (number, bits) in self.words.iter().zip(set) {
+        for (number, bits) in self.words.iter().zip(self.set(row, step as usize)) {
             let number = usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
             let words = (
                 slots.words_mut().get_mut(number),
@@ -239,12 +259,9 @@ impl Table {
             .map(|word| usize::try_from(word.load(Ordering::Relaxed)).unwrap_or(0))
             .collect();
         let row = |row: usize| {
-            let cells = bars.row(row);
             let set = |step: usize| {
-                let first = 1 + words.len() * step.min(bars.sets.saturating_sub(1));
-                (first..first + words.len())
-                    .map(|index| word_at(cells, index))
-                    .collect()
+                let words = bars.set(row, step).iter();
+                words.map(|word| word.load(Ordering::Relaxed)).collect()
             };
             Row {
                 from: u16::try_from(bars.from(row)).unwrap_or(0),
@@ -336,15 +353,39 @@ impl Table {
             .iter()
             .all(|row| row.sets.iter().all(|set| *set == row.sets[0]));
         let sets = if is_alike { 1 } else { STEPS };
-        let mut array =
-            vec![self.rows.len() as u64 | (used.len() as u64) << WORDS_SHIFT | (sets as u64) << SETS_SHIFT];
-        array.extend(used.iter().map(|word| self.words[*word] as u64));
-        for row in &self.rows {
-            array.push(u64::from(row.from));
-            for set in &row.sets[..sets] {
-                array.extend(used.iter().map(|word| set[*word]));
-            }
+        let width = sets * used.len();
+        let (mut entries, mut packed) = (Vec::<u64>::new(), vec![0_u64; self.rows.len().div_ceil(2)]);
+        for (number, row) in self.rows.iter().enumerate() {
+            let cells = row.sets[..sets]
+                .iter()
+                .flat_map(|set| used.iter().map(|word| set[*word]));
+            let known = entries.len() / width;
+            let like = (known.saturating_sub(ENTRIES_LIKE)..known).find(|entry| {
+                entries[entry * width..][..width]
+                    .iter()
+                    .copied()
+                    .eq(cells.clone())
+            });
+            let entry = like.unwrap_or_else(|| {
+                entries.extend(cells);
+                known
+            });
+            let bits = u64::from(row.from) | (entry as u64) << OFFSET_BITS;
+            packed[number / 2] |= bits << (number % 2 * ROW_BITS);
         }
+        let head = [
+            (self.rows.len(), 0),
+            (used.len(), WORDS_SHIFT),
+            (sets, SETS_SHIFT),
+            (entries.len() / width, ENTRIES_SHIFT),
+        ];
+        let mut array = vec![
+            head.into_iter()
+                .fold(0, |head, (part, shift)| head | (part as u64) << shift),
+        ];
+        array.extend(used.iter().map(|word| self.words[*word] as u64));
+        array.extend(entries);
+        array.extend(packed);
         array
     }
 }
