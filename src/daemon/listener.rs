@@ -32,7 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::metrics::LogGate;
+use super::metrics::{ConnectionCounts, LogGate};
 
 static ACCEPT_GATE: LogGate = LogGate::new();
 
@@ -55,16 +55,6 @@ pub(crate) struct ConnectionLimits {
     pub(crate) drain_timeout: Duration,
     /// Bytes buffered for the head of a request; a longer head is refused with status 431.
     pub(crate) head_bytes_max: usize,
-}
-
-/// A counter of connections.
-pub(crate) trait ConnectionCounts: Send + Sync + 'static {
-    /// One is served from now on.
-    fn opened(&self);
-    /// One has ended.
-    fn closed(&self);
-    /// One was closed because there are `limit` already: a new one, or one that waited for its client.
-    fn refused(&self, limit: usize);
 }
 
 /// Accepts and serves connections.

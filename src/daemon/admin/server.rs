@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::AdminSource;
 use super::routes::respond;
-use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
-use crate::daemon::metrics::AdminMetrics;
+use crate::daemon::listener::{Acceptor, ConnectionLimits};
+use crate::daemon::metrics::{AdminMetrics, ConnectionCounts};
 
 /// Why the admin listener could not be started or stopped.
 #[derive(Debug, Error)]

@@ -13,7 +13,7 @@ use kvatlas_core::wire::{NameError, NamespaceName};
 
 use crate::daemon::config::GrpcConfig;
 use crate::daemon::http::{Bodies, BodyLimits, Source, TokenError, read_token};
-use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
+use crate::daemon::listener::{Acceptor, ConnectionLimits};
 use crate::daemon::metrics::{
     GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace,
 };
@@ -148,18 +148,4 @@ fn reflection() -> Result<[Other; 2], ReflectionError> {
         other(v1.max_decoding_message_size(OTHER_BYTES_MAX)),
         other(v1alpha.max_decoding_message_size(OTHER_BYTES_MAX)),
     ])
-}
-
-impl ConnectionCounts for GrpcConnectionMetrics {
-    fn opened(&self) {
-        GrpcConnectionMetrics::opened(self);
-    }
-
-    fn closed(&self) {
-        GrpcConnectionMetrics::closed(self);
-    }
-
-    fn refused(&self, limit: usize) {
-        GrpcConnectionMetrics::refused(self, limit);
-    }
 }

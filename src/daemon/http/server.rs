@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
+use crate::daemon::listener::{Acceptor, ConnectionLimits};
 use crate::daemon::metrics::HttpConnectionMetrics;
 
 use super::routes::router;
@@ -104,19 +104,5 @@ impl HttpServer {
 impl Drop for HttpServer {
     fn drop(&mut self) {
         self.stopping.cancel();
-    }
-}
-
-impl ConnectionCounts for HttpConnectionMetrics {
-    fn opened(&self) {
-        HttpConnectionMetrics::opened(self);
-    }
-
-    fn closed(&self) {
-        HttpConnectionMetrics::closed(self);
-    }
-
-    fn refused(&self, limit: usize) {
-        HttpConnectionMetrics::refused(self, limit);
     }
 }

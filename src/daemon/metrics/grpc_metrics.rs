@@ -5,10 +5,10 @@ use std::fmt::Display;
 use metrics::{Counter, Gauge};
 
 use super::LogGate;
+use super::connection_counts::count_connections;
 use super::declare::metric_group;
 use super::labels::{GrpcMethod, GrpcOutcome, PerLabel};
 
-static CONNECTION_GATE: LogGate = LogGate::new();
 static ADDRESS_GATE: LogGate = LogGate::new();
 
 metric_group! {
@@ -76,32 +76,14 @@ metric_group! {
     }
 }
 
-impl GrpcConnectionMetrics {
-    /// Counts a connection that is served from now on.
-    pub fn opened(&self) {
-        self.open.increment(1.0);
-    }
-
-    /// Counts a connection that has ended.
-    pub fn closed(&self) {
-        self.open.decrement(1.0);
-    }
-
-    /// Counts a connection that was closed for want of room, and logs it.
-    pub fn refused(&self, connections_max: usize) {
-        self.refused.increment(1);
-        if let Some(suppressed) = CONNECTION_GATE.admit() {
-            tracing::warn!(
-                connections_max,
-                suppressed,
-                "connection of a router of SGLang refused: too many are open"
-            );
-        }
-    }
-}
+count_connections!(
+    GrpcConnectionMetrics,
+    "connection of a router of SGLang refused: too many are open"
+);
 
 #[cfg(test)]
 mod tests {
+    use super::super::ConnectionCounts;
     use super::super::recorder::tests::rendered;
     use super::*;
 

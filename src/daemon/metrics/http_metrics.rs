@@ -5,10 +5,10 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram};
 
 use super::LogGate;
+use super::connection_counts::count_connections;
 use super::declare::{LATENCIES, metric_group};
 use super::labels::{HttpOutcome, HttpRoute, PerLabel};
 
-static REFUSED_GATE: LogGate = LogGate::new();
 static BODY_GATE: LogGate = LogGate::new();
 
 metric_group! {
@@ -61,32 +61,14 @@ impl HttpBodyMetrics {
     }
 }
 
-impl HttpConnectionMetrics {
-    /// Counts a connection that is served from now on.
-    pub fn opened(&self) {
-        self.open.increment(1.0);
-    }
-
-    /// Counts a connection that has ended.
-    pub fn closed(&self) {
-        self.open.decrement(1.0);
-    }
-
-    /// Counts a connection that was closed at once, and logs it.
-    pub fn refused(&self, connections_max: usize) {
-        self.refused.increment(1);
-        if let Some(suppressed) = REFUSED_GATE.admit() {
-            tracing::warn!(
-                connections_max,
-                suppressed,
-                "connection for queries refused: too many are open"
-            );
-        }
-    }
-}
+count_connections!(
+    HttpConnectionMetrics,
+    "connection for queries refused: too many are open"
+);
 
 #[cfg(test)]
 mod tests {
+    use super::super::ConnectionCounts;
     use super::super::recorder::tests::rendered;
     use super::*;
 

@@ -21,6 +21,7 @@
 //! Handles bind to the recorder that is installed when they are created: call [`install`] first.
 
 mod bridge_metrics;
+mod connection_counts;
 mod declare;
 mod event_metrics;
 mod gather_metrics;
@@ -47,6 +48,7 @@ mod stream_metrics;
 mod trace_metrics;
 
 pub use bridge_metrics::{BridgeMetrics, EngineMetrics};
+pub(crate) use connection_counts::ConnectionCounts;
 pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricKind};
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use crate::daemon::http::{TokenError, read_token};
-use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
+use crate::daemon::listener::{Acceptor, ConnectionLimits};
 use crate::daemon::metrics::{RedisConnectionMetrics, RedisMetrics};
 use crate::daemon::shared::{Shared, Stage};
 
@@ -91,18 +91,4 @@ pub(crate) async fn start_redis(
     stage.tasks.spawn(accepting);
     tracing::info!(%local_addr, "listener for llm-d's routers started");
     Ok(Some(local_addr))
-}
-
-impl ConnectionCounts for RedisConnectionMetrics {
-    fn opened(&self) {
-        RedisConnectionMetrics::opened(self);
-    }
-
-    fn closed(&self) {
-        RedisConnectionMetrics::closed(self);
-    }
-
-    fn refused(&self, limit: usize) {
-        RedisConnectionMetrics::refused(self, limit);
-    }
 }
