@@ -15,7 +15,7 @@ use crate::daemon::admin::Readiness;
 use crate::daemon::http::Source;
 use crate::daemon::metrics::labels::QueryKind;
 use crate::daemon::metrics::{GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::queries::{Found, FoundHolder, HEAVY_WORK, HeavyRequest, HeavyTurns};
+use crate::daemon::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
 
 use super::messages::{
     ExternalKvNodeMatch, ExternalKvPrefixMatch, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
@@ -170,9 +170,11 @@ impl Questions {
             let text = format!("the answer would have {work} blocks, at most {BLOCKS_MAX}; ask for fewer");
             return Err(Status::resource_exhausted(text));
         }
-        let namespace = certain.namespace.as_ref().filter(|_| work > HEAVY_WORK);
-        let entered = namespace.map(|namespace| self.heavy_turns.enter(namespace, work));
-        entered.transpose().map_err(|error| self.refused(&error))
+        let Some(namespace) = &certain.namespace else {
+            return Ok(None);
+        };
+        let entered = self.heavy_turns.enter_if_heavy(namespace, work);
+        entered.map_err(|error| self.refused(&error))
     }
 
     /// The blocks of a prompt that the namespaces have.

@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
 /// Looks at holders that are answered at once: some milliseconds.
-pub(crate) const HEAVY_WORK: u64 = 16_384;
+const HEAVY_WORK: u64 = 16_384;
 /// Looks at holders that wait of one namespace, at most: about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
 /// The time after which a piece ends with the query at hand.
@@ -49,16 +49,28 @@ pub(crate) struct HeavyRequest {
 }
 
 impl HeavyTurns {
+    /// Lets a request wait for its turn if it is a heavy one.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::enter`].
+    pub(crate) fn enter_if_heavy(
+        self: &Arc<Self>,
+        namespace: &NamespaceName,
+        work: u64,
+    ) -> Result<Option<HeavyRequest>, WireError> {
+        match work > HEAVY_WORK {
+            true => self.enter(namespace, work).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// Lets a request of so much work wait for its turn.
     ///
     /// # Errors
     ///
     /// [`ErrorCode::TooManyRequests`] where too much of this namespace waits. One that is larger than the bound waits alone.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        namespace: &NamespaceName,
-        work: u64,
-    ) -> Result<HeavyRequest, WireError> {
+    fn enter(self: &Arc<Self>, namespace: &NamespaceName, work: u64) -> Result<HeavyRequest, WireError> {
         let mut namespaces = self.0.lock();
         let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| Waiting {
             turn: Arc::new(Semaphore::new(1)),

@@ -42,7 +42,7 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
-pub(crate) use heavy::{HEAVY_WORK, HeavyRequest, HeavyTurns};
+pub(crate) use heavy::{HeavyRequest, HeavyTurns};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
 pub(crate) use start::{connect_to_shards, query_limits, shard_asker, start_gateway, start_queries};

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::admin::Readiness;
 use crate::daemon::listener::Place;
 use crate::daemon::metrics::labels::{RedisCommand, RedisRefusal};
-use crate::daemon::queries::{HEAVY_WORK, HeavyRequest, HeavyTurns};
+use crate::daemon::queries::{HeavyRequest, HeavyTurns};
 
 use super::commands::{Commands, Goes, Session, is, key_of};
 use super::prefixes::{Chain, Part, Prefixes};
@@ -292,10 +292,14 @@ impl Connection<'_> {
 
     /// A place among the large answers of the namespace for one that is large.
     fn heavy(&self, part: &Part, keys: usize) -> Result<Option<HeavyRequest>, String> {
-        let work = part.entries(keys);
-        let namespace = part.namespace.as_ref().filter(|_| work > HEAVY_WORK);
-        let entered = namespace.map(|namespace| self.door.heavy_turns.enter(namespace, work));
-        entered.transpose().map_err(|error| format!("ERR {}", error.text))
+        let Some(namespace) = &part.namespace else {
+            return Ok(None);
+        };
+        let entered = self
+            .door
+            .heavy_turns
+            .enter_if_heavy(namespace, part.entries(keys));
+        entered.map_err(|error| format!("ERR {}", error.text))
     }
 
     /// Writes the replies so far.

@@ -8,7 +8,7 @@ use kvatlas_core::wire::{
     BatchReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
 };
 
-use super::super::heavy::{HEAVY_WORK, HeavyRequest, HeavyTurns, PIECE};
+use super::super::heavy::{HeavyRequest, HeavyTurns, PIECE};
 use super::super::responder::reply_too_large;
 use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 
@@ -43,11 +43,8 @@ impl Answerer {
         let Some(namespace) = self.namespaces.get(name) else {
             return Ok(None);
         };
-        let work = work_of(&namespace.indexer, queries);
-        match work > HEAVY_WORK {
-            true => self.heavy_turns.enter(name, work).map(Some),
-            false => Ok(None),
-        }
+        self.heavy_turns
+            .enter_if_heavy(name, work_of(&namespace.indexer, queries))
     }
 
     /// Answers a heavy request when it has its turn, and lets others be answered between the pieces.
