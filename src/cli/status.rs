@@ -316,8 +316,7 @@ impl NamespaceStatus {
         let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
         for (name, (doubts, since_us)) in self.named.iter().zip(&self.doubts) {
             let words: Vec<&str> = doubts.iter().map(|reason| reason.as_str()).collect();
-            let since = since_us.map(|since_us| format!(" {}", since(since_us, now_us)));
-            text += &format!("  {name} {}{}\n", words.join(", "), since.unwrap_or_default());
+            text += &format!("  {name} {}{}\n", words.join(", "), since(*since_us, now_us));
         }
         let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
         if unnamed > 0 {

@@ -90,10 +90,7 @@ fn row(holder: &HolderStatusReply, now_us: u64) -> Vec<String> {
     } else {
         ""
     };
-    let since = holder
-        .since_us
-        .map(|since_us| format!(" {}", since(since_us, now_us)));
-    let since = since.unwrap_or_default();
+    let since = since(holder.since_us, now_us);
     let ahead = match holder.epoch_ahead_s {
         0 => String::new(),
         seconds => format!(", epoch {seconds} s ahead of the clock"),

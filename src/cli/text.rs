@@ -12,8 +12,12 @@ pub(super) fn printable(text: &str) -> String {
 pub(super) const SECOND_US: u64 = 1_000_000;
 const DAY_S: u64 = 86_400;
 
-/// Since when something lasts, by the clock of the world, and how long that is: `since 01:58:12 UTC (4 min)`. Days ago, with the date.
-pub(super) fn since(since_us: u64, now_us: u64) -> String {
+/// Since when something lasts, by the clock of the world, and how long that is: ` since 01:58:12 UTC (4 min)`, to be put behind other words. Days ago,
+/// with the date. Nothing where that is not known.
+pub(super) fn since(since_us: Option<u64>, now_us: u64) -> String {
+    let Some(since_us) = since_us else {
+        return String::new();
+    };
     let seconds = now_us.saturating_sub(since_us) / SECOND_US;
     let at = rfc3339(since_us);
     let (date, time) = at.trim_end_matches('Z').split_once('T').unwrap_or((&at, ""));
@@ -22,7 +26,7 @@ pub(super) fn since(since_us: u64, now_us: u64) -> String {
     } else {
         format!("{date} ")
     };
-    format!("since {date}{time} UTC ({})", lasted(seconds))
+    format!(" since {date}{time} UTC ({})", lasted(seconds))
 }
 
 /// A time in seconds, in the unit that suits it.
@@ -47,13 +51,18 @@ mod tests {
     #[test]
     fn times_are_said_with_how_long_ago_they_are() {
         let since_us = 1_800_000_000_000_000;
-        let said = |seconds: u64| since(since_us, since_us + seconds * SECOND_US);
-        assert_eq!(said(0), "since 08:00:00 UTC (0 s)");
-        assert_eq!(said(119), "since 08:00:00 UTC (119 s)");
-        assert_eq!(said(299), "since 08:00:00 UTC (4 min)");
-        assert_eq!(said(7300), "since 08:00:00 UTC (2 h)");
-        assert_eq!(said(90_000), "since 2027-01-15 08:00:00 UTC (25 h)");
-        assert_eq!(said(400_000), "since 2027-01-15 08:00:00 UTC (4 days)");
-        assert_eq!(since(since_us, 0), "since 08:00:00 UTC (0 s)", "clocks differ");
+        let said = |seconds: u64| since(Some(since_us), since_us + seconds * SECOND_US);
+        assert_eq!(said(0), " since 08:00:00 UTC (0 s)");
+        assert_eq!(said(119), " since 08:00:00 UTC (119 s)");
+        assert_eq!(said(299), " since 08:00:00 UTC (4 min)");
+        assert_eq!(said(7300), " since 08:00:00 UTC (2 h)");
+        assert_eq!(said(90_000), " since 2027-01-15 08:00:00 UTC (25 h)");
+        assert_eq!(said(400_000), " since 2027-01-15 08:00:00 UTC (4 days)");
+        assert_eq!(
+            since(Some(since_us), 0),
+            " since 08:00:00 UTC (0 s)",
+            "clocks differ"
+        );
+        assert_eq!(since(None, 0), "");
     }
 }

@@ -75,10 +75,7 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
         .take(LINES_MAX)
         .map(|(name, culprit)| {
             let words: Vec<&str> = culprit.reasons.iter().map(|reason| reason.as_str()).collect();
-            let since = culprit
-                .since_us
-                .map(|since_us| format!(" {}", since(since_us, now_us)));
-            let (since, places) = (since.unwrap_or_default(), culprit.places.join(", "));
+            let (since, places) = (since(culprit.since_us, now_us), culprit.places.join(", "));
             let found = format!("{}{since}, at {places}", words.join(", "));
             Check::failed(name, found, mend_of(words.iter().copied(), "what to do"))
         })
