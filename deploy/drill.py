@@ -90,23 +90,24 @@ def operator(stack: Stack) -> dict[str, str]:
     return {"user": "operator", "password": read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]}
 
 
-def publish(stack: Stack, worker: str, *options: str) -> None:
-    """Publishes one stored block of a worker, as the operator."""
+def run(stack: Stack, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a command of kvatlas beside the fleet, as the operator."""
     who = operator(stack)
     environment = {"KVATLAS_NATS_USER": who["user"], "KVATLAS_NATS_PASSWORD": who["password"], "KVATLAS_NATS_INBOX_PREFIX": "_INBOX_OPERATOR"}
     arguments = [f"{key}={value}" for key, value in environment.items()]
-    event = '{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88"]}\n'
-    command = ["/usr/bin/env", *arguments, KVATLAS, "publish", "--namespace", "demo", "--worker", worker, *options]
-    said = stack.execute("fleet", command, text=event)
+    return stack.execute("fleet", ["/usr/bin/env", *arguments, KVATLAS, *command], text=text)
+
+
+def publish(stack: Stack, worker: str, *options: str) -> None:
+    """Publishes one stored block of a worker."""
+    command = ["publish", "--namespace", "demo", "--worker", worker, *options]
+    said = run(stack, *command, text='{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88"]}\n')
     if said.returncode != 0:
         raise SystemExit(f"{command}: {said.stderr}")
 
 
 def say_goodbye(stack: Stack, worker: str) -> None:
-    who = operator(stack)
-    arguments = [f"KVATLAS_NATS_USER={who['user']}", f"KVATLAS_NATS_PASSWORD={who['password']}", "KVATLAS_NATS_INBOX_PREFIX=_INBOX_OPERATOR"]
-    command = ["/usr/bin/env", *arguments, KVATLAS, "publish", "--namespace", "demo", "--worker", worker]
-    stack.execute("fleet", command, text='{"type":"goodbye"}\n')
+    run(stack, "publish", "--namespace", "demo", "--worker", worker, text='{"type":"goodbye"}\n')
 
 
 def damage(stack: Stack, worker: str) -> None:
@@ -252,13 +253,10 @@ def telling_line(log: Path, since: int, pattern: str) -> str | None:
     return next((line for line in lines if re.search(r" (WARN|ERROR) ", line) and re.search(pattern, line)), None)
 
 
-def said(stack: Stack, fault: Fault, *command: str) -> str:
-    """What a command says that an operator types beside the fleet."""
-    who = operator(stack)
-    environment = {"KVATLAS_NATS_USER": who["user"], "KVATLAS_NATS_PASSWORD": who["password"], "KVATLAS_NATS_INBOX_PREFIX": "_INBOX_OPERATOR"}
-    arguments = [f"{key}={value}" for key, value in environment.items()]
+def said(stack: Stack, *command: str) -> str:
+    """What a command says; nothing where it takes too long."""
     try:
-        done = stack.execute("fleet", ["/usr/bin/env", *arguments, KVATLAS, *command])
+        done = run(stack, *command)
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout + done.stderr
@@ -305,9 +303,9 @@ def told(stack: Stack, fault: Fault) -> list[tuple[str, str]]:
         lines.append((who, line))
 
     doctor = ["doctor", "--role", "router", "--admin", "kvatlas-1:9464", "--admin", "kvatlas-2:9464"]
-    wait("kvatlas doctor", fault.doctor, lambda: said(stack, fault, *doctor))
+    wait("kvatlas doctor", fault.doctor, lambda: said(stack, *doctor))
     if fault.status is not None:
-        wait("kvatlas status", fault.status, lambda: said(stack, fault, "status", "--admin", at))
+        wait("kvatlas status", fault.status, lambda: said(stack, "status", "--admin", at))
     if fault.page is not None:
         wait("The page", fault.page, lambda: page_rows(stack, fault.told_by))
     return lines
