@@ -204,7 +204,7 @@ async fn ask(
     Ok(answers)
 }
 
-/// Who replies to a command.
+/// The processes that reply to a command.
 fn repliers(command: AdminCommand) -> &'static str {
     match command {
         AdminCommand::Reset => "bridges",

@@ -85,7 +85,7 @@ struct Shared {
 /// A server that tells of publishers. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct ServerHandle {
-    /// As it was given first.
+    /// The server as it was given first.
     pub(super) server: Arc<NewServer>,
     shared: Arc<Shared>,
 }

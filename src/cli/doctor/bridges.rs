@@ -33,7 +33,7 @@ struct Source {
 }
 
 impl Followed {
-    /// Where a bridge shows them.
+    /// The route by which a bridge shows them.
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
 }
 

@@ -7,8 +7,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use kvatlas_core::wire::{HolderId, NamespaceName, Rank, WorkerName};
 
-use super::changes::{Changes, State};
-use super::{Entry, History};
+use super::History;
+use super::changes::State;
 
 /// The version of the form.
 const VERSION: u64 = 1;
@@ -118,8 +118,8 @@ impl History {
 
 impl super::Book {
     fn last(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<State> {
-        let entry: &Entry = self.holders.get(namespace)?.get(holder)?;
-        Changes::last(&entry.changes).map(|last| last.state)
+        let entry = self.holders.get(namespace)?.get(holder)?;
+        entry.changes.last().map(|last| last.state)
     }
 }
 
