@@ -25,13 +25,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests" / folder) for folder in ("routers", "engines")]
 
-from cases import SCENARIOS
+from cases import SCENARIOS, Scenario
 from memory import measure
 from plot import plot
 from processes import kvatlas
 from ways import Way
 
-REQUESTS, REQUESTS_QUICK = 400, 60
+REQUESTS, REQUESTS_QUICK = 200, 60
 MEMORY, BLOCKS = "memory", 1_000_000
 
 
@@ -46,13 +46,21 @@ class Entry:
     lacks: tuple[str, ...] = ()
     # The environment's variable without which it cannot be had.
     wants: str | None = None
+    # What the way is called that keeps what it knows in a directory.
+    stateful: str | None = None
 
-    def way(self) -> type[Way]:
+    def way(self, keeps_state: bool = False) -> type[Way]:
         """The way itself, where what it wants is there."""
         if self.wants and not Path(os.environ.get(self.wants, "")).is_file():
             raise ImportError(f"{self.wants} names no program")
-        found: type[Way] = getattr(importlib.import_module(self.module), self.name)
+        found: type[Way] = getattr(importlib.import_module(self.module), self.stateful if keeps_state and self.stateful else self.name)
         return found
+
+    def cannot_play(self, scenario: Scenario) -> str | None:
+        """Why it has no part in a scenario."""
+        if missing := scenario.needs() & set(self.lacks):
+            return f"no {', '.join(sorted(missing))}"
+        return "keeps nothing" if scenario.keeps_state and not self.stateful else None
 
 
 WAYS = {
@@ -61,8 +69,11 @@ WAYS = {
     "smg": Entry("SMG 1.13.0", "smg_way", "Smg", lacks=("salts", "adapters")),
     "dynamo": Entry("Dynamo 1.6.1", "dynamo_way", "Dynamo"),
     "llmd": Entry("llm-d's indexer", "llmd_way", "Llmd", wants="LLMD_INDEXER"),
-    "kvatlas": Entry("a small router that asks kvatlas", "ways", "Asked"),
+    "kvatlas": Entry("kvatlas, the most blocks", "ways", "Asked", stateful="AskedWithState"),
+    "example": Entry("kvatlas, the example's policy", "example_way", "Example", stateful="ExampleWithState"),
 }
+# Two ways that keep what others keep.
+WITHOUT_MEMORY = ("republished", "example")
 PACKAGES = ("vllm-router", "smg", "smg-grpc-servicer", "ai-dynamo-runtime")
 
 
@@ -133,9 +144,8 @@ def about(seed: int, requests: int) -> dict[str, Any]:
 def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in one scenario, in a process of its own, which can have one kind of engine only."""
     row: dict[str, Any] = {"scenario": scenario, "way": way}
-    missing = SCENARIOS[scenario].needs() & set(WAYS[way].lacks) if scenario in SCENARIOS else set()
-    if missing:
-        return row | {"not_played": f"no {', '.join(sorted(missing))}"}
+    if scenario != MEMORY and (why_not := WAYS[way].cannot_play(SCENARIOS[scenario])):
+        return row | {"not_played": why_not}
     command = [sys.executable, str(HERE), "--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]
     began = time.monotonic()
     played = subprocess.run([*command, "--one", scenario, way], stdout=subprocess.PIPE, check=False)
@@ -145,11 +155,12 @@ def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, An
     return row | json.loads(played.stdout.splitlines()[-1])
 
 
-def one(scenario: str, way: type[Way], seed: int, is_quick: bool) -> dict[str, Any]:
+def one(scenario: str, entry: Entry, seed: int, is_quick: bool) -> dict[str, Any]:
     """What one way does in one scenario."""
     if scenario == MEMORY:
-        return {"memory": measure(seed, way, BLOCKS // 10 if is_quick else BLOCKS)}
-    return {"tally": asdict(SCENARIOS[scenario].run(seed, way, REQUESTS_QUICK if is_quick else REQUESTS))}
+        return {"memory": measure(seed, entry.way(), BLOCKS // 10 if is_quick else BLOCKS)}
+    played = SCENARIOS[scenario]
+    return {"tally": asdict(played.run(seed, entry.way(played.keeps_state), REQUESTS_QUICK if is_quick else REQUESTS))}
 
 
 def write(folder: Path, described: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -176,7 +187,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.one:
         scenario, way = arguments.one
-        print(json.dumps(one(scenario, WAYS[way].way(), arguments.seed, arguments.quick)))
+        print(json.dumps(one(scenario, WAYS[way], arguments.seed, arguments.quick)))
         return 0
     described = about(arguments.seed, REQUESTS_QUICK if arguments.quick else REQUESTS)
     kept = arguments.output / "routers.json"
@@ -184,7 +195,8 @@ def main() -> int:
     ways = available(arguments.ways.split(","))
     for scenario in filter(lambda name: arguments.only in name, [*SCENARIOS, MEMORY]):
         for way in ways:
-            if any((row["scenario"], row["way"]) == (scenario, way) for row in rows):
+            is_known = any((row["scenario"], row["way"]) == (scenario, way) for row in rows)
+            if is_known or (scenario == MEMORY and way in WITHOUT_MEMORY):
                 continue
             rows.append(play(scenario, way, arguments))
             print(f"{scenario}, {WAYS[way].title}: {rows[-1]}", flush=True)

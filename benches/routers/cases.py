@@ -28,6 +28,8 @@ class Scenario:
     salts: tuple[str | None, ...] = (None,)
     adapters: tuple[str | None, ...] = (None,)
     routers: int = 1
+    # Played only by ways that can keep what they know.
+    keeps_state: bool = False
 
     def run(self, seed: int, way: type[Way], requests: int) -> Tally:
         """Plays it with new engines."""
@@ -100,5 +102,6 @@ SCENARIOS = {
     "the router restarts": Scenario(routers_restart),
     "all but the engines restarts, replays reach": Scenario(all_restart),
     "all but the engines restarts, replays out of reach": Scenario(all_restart, Caches(buffer_steps=FEW_STEPS)),
+    "the same, with what is known kept in a directory": Scenario(all_restart, Caches(buffer_steps=FEW_STEPS), keeps_state=True),
     "messages lost, no replay": Scenario(lost, Caches(has_replay=False)),
 }

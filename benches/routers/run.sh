@@ -4,10 +4,10 @@
 # engines are vLLM's caches, without a GPU. Writes routers.json, routers.md and routers.svg into target/routers. Arguments are those of
 # benches/routers/__main__.py:
 #
-#   benches/routers/run.sh                       everything, 400 requests each: about an hour and a half
+#   benches/routers/run.sh                       everything, 200 requests each: about half an hour on a quiet machine
 #   benches/routers/run.sh --quick               60 requests each
 #   benches/routers/run.sh --only gpt --seed 7
-#   benches/routers/run.sh --ways vllm,kvatlas   of vllm, republished, smg, dynamo, llmd and kvatlas
+#   benches/routers/run.sh --ways vllm,kvatlas   of vllm, republished, smg, dynamo, llmd, kvatlas and example
 #
 # Fetches what it needs into .tools/, as `deploy/scenario-routers.sh` does, whose variables it takes: LLMD_SOURCE is a checkout of llm-d-router, and
 # LLMD_VERSION what to call it. Who cannot be had is left out, and said.

@@ -205,7 +205,11 @@ class Scoring(Way):
         return max(places, key=lambda place: reused.get(place, 0))
 
     def ask(self, prompt: Prompt, router: int) -> None:
-        self._workers[self.choose(prompt, router)].ask(prompt)
+        self.send(self.choose(prompt, router), prompt)
+
+    def send(self, place: int, prompt: Prompt) -> None:
+        """Sends a request to an engine."""
+        self._workers[place].ask(prompt)
 
 
 class Asked(Scoring):
@@ -249,3 +253,9 @@ class Asked(Scoring):
 
     def broker_bytes(self) -> int | None:
         return self._broker.received_bytes()
+
+
+class AskedWithState(Asked):
+    """The same, where kvatlas's bridge keeps what it knows in a directory."""
+
+    KEEPS_STATE = True
