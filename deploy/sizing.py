@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 GIB = 1 << 30
 HEARTBEAT_SECONDS = 1.0
+# A thread that is busy for less of its time leaves queries as quick as if there were nothing else.
+QUIET = 0.1
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Figure:
 
 MEASURED = {
     "index_block": Figure(24.4, "bytes of the index a distinct block", "the index beside its peers: 20M blocks in a process of its own"),
-    "index_holder": Figure(0.1, "bytes a block for each further holder", "the index beside its peers: less than that"),
     "bridge_block": Figure(120, "bytes of the bridge a block of an engine", "deploy/bridge.md: with names, about"),
     "apply_batch": Figure(0.88, "µs of a core a batch, and", "events and queries beside NATS itself: 1, 4 and 64 blocks a batch"),
     "apply_block": Figure(0.018, "µs a block of it, to receive and apply", "the same"),
@@ -37,7 +38,7 @@ MEASURED = {
     "bridge_block_time": Figure(0.11, "µs a block of it", "engines' events: long, translated and encoded"),
     "broker_message": Figure(0.5, "µs of a core of the NATS server a message", "answers beside Dynamo's indexer"),
     "query": Figure(6.8, "µs of a core a query of 64 blocks", "events and queries beside NATS itself: mixed, 8 in flight"),
-    "query_p99": Figure(435, "µs, p99 of a query while nothing else goes on", "the same"),
+    "query_p99": Figure(435, "µs, p99 of a query while nothing else goes on", "events and queries beside NATS itself: mixed, 8 in flight"),
     "query_p99_busy": Figure(1244, "µs, p99 while half the greatest rate of events comes in", "the same"),
     "stored_block": Figure(9.1, "bytes on NATS a stored block", "routers over the same engines: memory"),
     "removed_block": Figure(8.5, "bytes on NATS a removed block", "the same"),
@@ -66,6 +67,7 @@ class Assumptions:
     batches: float = 20.0
     holders: int = 16
     replicas: int = 2
+    query_cores: int = 2
     utilisation: float = 0.5
     memory_gib: float = 32.0
 
@@ -79,7 +81,8 @@ class Assumptions:
         "answer_tokens": "tokens of an answer",
         "batches": "batches of events that a worker publishes a second, at most one a step",
         "holders": "workers that an answer names",
-        "replicas": "daemons of each shard",
+        "replicas": "daemons of each shard at least",
+        "query_cores": "cores of a daemon that answer queries",
         "utilisation": "share of a core that one thread is given to do",
         "memory_gib": "GiB that a daemon may have for its index",
     }
@@ -99,6 +102,7 @@ class Size:
     queries: float
     cells: int
     shards: int
+    replicas: int
     daemons: int
     daemon_cores: float
     bridges_cores: float
@@ -107,7 +111,8 @@ class Size:
     events_out_mb: float
     queries_mb: float
     receive_share: float
-    wait_p99_us: float
+    query_share: float
+    query_p99_ms: float
 
 
 def changed_blocks(assumed: Assumptions) -> float:
@@ -149,34 +154,41 @@ def size(gpus: int, assumed: Assumptions) -> Size:
     queries = workers * assumed.requests
     cells = max(1, math.ceil(batches * measured("pass_over") / 1e6 / assumed.utilisation))
     shards = shards_of(batches / cells, index_gib / cells, assumed)
-    daemons = cells * shards * assumed.replicas
+    # Every shard of every cell is asked, so only replicas divide queries.
+    query_load = queries * measured("query") / 1e6 / assumed.query_cores
+    replicas = max(assumed.replicas, math.ceil(query_load / assumed.utilisation))
+    daemons = cells * shards * replicas
     event_us = batches * (apply_us(assumed) + measured("pass_over") * (shards - 1))
     query_us = queries * measured("query") * shards * cells
     event_bytes = batches * measured("message") + changed * (measured("stored_block") + measured("removed_block"))
     asked = assumed.prompt_tokens / assumed.block_tokens * measured("asked_block") + measured("message")
     answered = assumed.holders * measured("answered_holder") + measured("message")
-    messages = batches * (1 + shards * assumed.replicas) + queries * 2 * (1 + shards * cells)
-    received = batches / cells * measured("pass_over") + queries * measured("query") / assumed.replicas
+    messages = batches * (1 + shards * replicas) + queries * 2 * (1 + shards * cells)
+    receive_share = batches / cells * measured("pass_over") / 1e6
+    base = measured("query_p99" if max(receive_share, query_load / replicas) < QUIET else "query_p99_busy")
+    waits = wait_p99(queries / replicas / assumed.query_cores, measured("query"))
     return Size(
         gpus=gpus,
         workers=workers,
         blocks=blocks,
-        index_gib=index_gib * assumed.replicas,
+        index_gib=index_gib * replicas,
         bridges_gib=blocks * measured("bridge_block") / GIB,
         batches=batches,
         blocks_per_batch=2 * changed / batches,
         queries=queries,
         cells=cells,
         shards=shards,
+        replicas=replicas,
         daemons=daemons,
-        daemon_cores=(event_us * assumed.replicas + query_us) / 1e6,
+        daemon_cores=(event_us * replicas + query_us) / 1e6,
         bridges_cores=(batches * measured("bridge_batch") + 2 * changed * measured("bridge_block_time")) / 1e6,
         broker_cores=messages * measured("broker_message") / 1e6,
         events_in_mb=event_bytes / 1e6,
-        events_out_mb=event_bytes * shards * assumed.replicas / 1e6,
+        events_out_mb=event_bytes * shards * replicas / 1e6,
         queries_mb=queries * (asked + answered) * shards * cells / 1e6,
-        receive_share=received / 1e6,
-        wait_p99_us=wait_p99(batches / cells + queries / assumed.replicas, received / (batches / cells + queries / assumed.replicas)),
+        receive_share=receive_share,
+        query_share=query_load / replicas,
+        query_p99_ms=(base + waits) / 1e3,
     )
 
 
@@ -197,6 +209,7 @@ ROWS = {
     "queries a second": "queries",
     "cells": "cells",
     "shards of a cell": "shards",
+    "replicas of a shard": "replicas",
     "daemons in all": "daemons",
     "cores of all daemons": "daemon_cores",
     "cores of all bridges": "bridges_cores",
@@ -204,8 +217,9 @@ ROWS = {
     "events into NATS, MB/s": "events_in_mb",
     "events out of NATS, MB/s": "events_out_mb",
     "queries and replies, MB/s": "queries_mb",
-    "a daemon's receiving thread is busy, share": "receive_share",
-    "so a message waits for it, p99, µs": "wait_p99_us",
+    "share of its time that a daemon's receiving thread is busy": "receive_share",
+    "share of their time that its cores for queries are busy": "query_share",
+    "p99 of a query, ms": "query_p99_ms",
 }
 
 
