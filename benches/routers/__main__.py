@@ -33,6 +33,9 @@ from ways import Way
 
 REQUESTS, REQUESTS_QUICK = 200, 60
 MEMORY, BLOCKS = "memory", 1_000_000
+FAILED = "failed"
+# A port may be taken between two lives of a process.
+ATTEMPTS = 2
 
 
 @dataclass
@@ -147,12 +150,14 @@ def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, An
     if scenario != MEMORY and (why_not := WAYS[way].cannot_play(SCENARIOS[scenario])):
         return row | {"not_played": why_not}
     command = [sys.executable, str(HERE), "--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]
-    began = time.monotonic()
-    played = subprocess.run([*command, "--one", scenario, way], stdout=subprocess.PIPE, check=False)
-    row |= {"seconds": round(time.monotonic() - began, 1), "load": round(os.getloadavg()[0], 1)}
-    if played.returncode:
-        return row | {"not_played": "failed"}
-    return row | json.loads(played.stdout.splitlines()[-1])
+    for attempt in range(ATTEMPTS):
+        began = time.monotonic()
+        played = subprocess.run([*command, "--one", scenario, way], stdout=subprocess.PIPE, check=False)
+        row |= {"seconds": round(time.monotonic() - began, 1), "load": round(os.getloadavg()[0], 1), "attempts": attempt + 1}
+        if played.returncode == 0:
+            row |= json.loads(played.stdout.splitlines()[-1])
+            return row
+    return row | {"not_played": FAILED}
 
 
 def one(scenario: str, entry: Entry, seed: int, is_quick: bool) -> dict[str, Any]:
@@ -191,7 +196,8 @@ def main() -> int:
         return 0
     described = about(arguments.seed, REQUESTS_QUICK if arguments.quick else REQUESTS)
     kept = arguments.output / "routers.json"
-    rows = json.loads(kept.read_text())["rows"] if arguments.keep and kept.exists() else []
+    before = json.loads(kept.read_text())["rows"] if arguments.keep and kept.exists() else []
+    rows = [row for row in before if row.get("not_played") != FAILED]
     ways = available(arguments.ways.split(","))
     for scenario in filter(lambda name: arguments.only in name, [*SCENARIOS, MEMORY]):
         for way in ways:
@@ -202,7 +208,7 @@ def main() -> int:
             print(f"{scenario}, {WAYS[way].title}: {rows[-1]}", flush=True)
             write(arguments.output, described, rows)
     print(write(arguments.output, described, rows))
-    return int(any(row.get("not_played") == "failed" for row in rows))
+    return int(any(row.get("not_played") == FAILED for row in rows))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ FEW_STEPS = 20
 # What a request of one of several clients takes, so that they overlap.
 SERVING_SECONDS = 0.025
 LOST = 0.2
+# Batches by which an engine that was not heard is ahead.
+AHEAD = 3
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Scenario:
     salts: tuple[str | None, ...] = (None,)
     adapters: tuple[str | None, ...] = (None,)
     routers: int = 1
+    # How many times as many requests as others get, until the caches are full.
+    times: int = 1
     # Played only by ways that can keep what they know.
     keeps_state: bool = False
 
@@ -35,7 +39,7 @@ class Scenario:
         """Plays it with new engines."""
         chats = Chats(seed, SIZE, list(self.salts), list(self.adapters))
         with sites(seed, way, self.caches, self.routers) as site:
-            return self.play(site, chats, requests)
+            return self.play(site, chats, self.times * requests)
 
     def needs(self) -> set[str]:
         """What requests say that not every router takes."""
@@ -61,6 +65,20 @@ def engine_restarts(site: Site, chats: Chats, requests: int) -> Tally:
     """The engine with most requests restarts with what is in its process, and begins with nothing."""
     site.drive(chats, requests)
     site.restart_engine(site.busiest())
+    site.way.rest()
+    return site.drive(chats, requests // 2)
+
+
+def unheard_restart(site: Site, chats: Chats, requests: int) -> Tally:
+    """The same while nothing of the engine is heard. When it is heard again, its numbers are beyond where they were."""
+    site.drive(chats, requests)
+    place = site.busiest()
+    site.lose(1, place)
+    before = site.fleet.counts[place]
+    site.restart_engine(place)
+    for _ in range(before + AHEAD):
+        site.ask_aside(place, chats.stranger())
+    site.lose(0, place)
     site.way.rest()
     return site.drive(chats, requests // 2)
 
@@ -93,12 +111,13 @@ SCENARIOS = {
     "back to back": Scenario(back_to_back),
     "four clients at once": Scenario(crowd, Caches(seconds=SERVING_SECONDS)),
     "two routers": Scenario(spaced, routers=2),
-    "gpt-oss, 1,600 blocks": Scenario(spaced, Caches("gpt-oss", 1600)),
-    "Gemma 3, 1,600 blocks": Scenario(spaced, Caches("gemma-3", 1600)),
+    "gpt-oss, 1,600 blocks": Scenario(spaced, Caches("gpt-oss", 1600), times=2),
+    "Gemma 3, 1,600 blocks": Scenario(spaced, Caches("gemma-3", 1600), times=2),
     "salts": Scenario(spaced, salts=(None, "red", "blue")),
     "adapters": Scenario(spaced, adapters=(None, *ADAPTERS)),
     "engines name equal blocks apart": Scenario(spaced, Caches(blocks=SMALL, own_names=True)),
     "an engine restarts": Scenario(engine_restarts),
+    "an engine restarts unheard": Scenario(unheard_restart, Caches(can_lose=True)),
     "the router restarts": Scenario(routers_restart),
     "all but the engines restarts, replays reach": Scenario(all_restart),
     "all but the engines restarts, replays out of reach": Scenario(all_restart, Caches(buffer_steps=FEW_STEPS)),

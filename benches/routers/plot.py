@@ -31,8 +31,8 @@ def plot(rows: list[dict[str, Any]], titles: dict[str, str], about: dict[str, An
     colours = dict(zip(titles, COLOURS, strict=False))
     parts = [text(10, 18, f"Requests that missed the engine which would have reused most (seed {about['seed']}, {about['date']})", size=13)]
     for number, way in enumerate(ways):
-        x, y = 10 + (number % 4) * 235, 36 + (number // 4) * 16
-        parts += [f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colours[way]}"/>', text(x + 15, y, titles[way])]
+        x, line = 10 + (number % 4) * 235, 36 + (number // 4) * 16
+        parts += [f'<rect x="{x}" y="{line - 9}" width="10" height="10" fill="{colours[way]}"/>', text(x + 15, line, titles[way])]
     y = float(TOP)
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
         own = [row for row in rows if row["scenario"] == scenario]

@@ -31,6 +31,10 @@ class Chats:
         """The system prompts that conversations begin with, where these have no salts and adapters."""
         return [(tokens, None, None) for tokens in self._systems]
 
+    def stranger(self) -> Prompt:
+        """A request that shares nothing with any other."""
+        return self._tokens(4), None, None
+
     def longer(self, prompt: Prompt) -> Prompt:
         """A request that nobody has made, behind a prompt."""
         tokens, *more = prompt

@@ -123,7 +123,7 @@ class Engine:
         self._count += 1
         request = _Request(self._count, tokens, salt, adapter)
         if self._none:
-            _utils.NONE_HASH = self._none
+            setattr(_utils, "NONE_HASH", self._none)
         request.block_hashes = self._hasher(request)
         return request
 

@@ -65,7 +65,9 @@ class Site:
     def records(self, endpoint: str) -> list[dict[str, object]]:
         """The instances of an endpoint."""
         folder = self.discovery / "v1/instances"
-        found = [json.loads(path.read_text()) for path in folder.iterdir()] if folder.exists() else []
+        texts = [path.read_text() for path in folder.iterdir()] if folder.exists() else []
+        # A file may be just about to be written.
+        found = [json.loads(text) for text in texts if text]
         return [record for record in found if record["endpoint"] == endpoint]
 
     def wait_for(self, endpoint: str, count: int) -> list[dict[str, object]]:

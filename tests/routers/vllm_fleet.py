@@ -49,6 +49,8 @@ class Caches:
     # How many batches an engine can send again.
     buffer_steps: int = 10_000
     has_replay: bool = True
+    # Whether messages can be lost on the way to who follows the engines, and not only without a replay socket.
+    can_lose: bool = False
     # Whether each engine has names of its own for equal blocks.
     own_names: bool = False
     # What a request takes beyond the choice.
@@ -78,8 +80,8 @@ class Worker:
         events = f"tcp://*:{self.events}"
         self._make = lambda: caches.engine(place, events, replay, topic)
         self.engine = self._make()
-        # Without a replay socket, messages may be lost on the way.
-        self.proxy = None if self.has_replay else Proxy(fleet.loop, proxied, self.events, place, loses_messages=True)
+        can_lose = caches.can_lose or not self.has_replay
+        self.proxy = Proxy(fleet.loop, proxied, self.events, place, loses_messages=True) if can_lose else None
         if self.proxy:
             self.events = proxied
         handler = type("Handler", (_Handler,), {"fleet": fleet, "place": place})
@@ -307,10 +309,10 @@ class Site:
                     tally.add(served)
         return tally
 
-    def lose(self, share: float) -> None:
-        """From now on, this share of the engines' messages is lost."""
-        for worker in self.fleet.workers:
-            if worker.proxy:
+    def lose(self, share: float, place: int | None = None) -> None:
+        """From now on, this share of the messages of all engines, or of one, is lost."""
+        for number, worker in enumerate(self.fleet.workers):
+            if worker.proxy and place in (None, number):
                 worker.proxy.lose(share)
 
     def busiest(self) -> int:

@@ -10,7 +10,7 @@ def words_model(folder: Path, count: int) -> Path:
     """A model whose tokenizer knows so many words: token N is wN, but for the last."""
     folder.mkdir()
     last = count - 1
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": {"<unk>": last} | {f"w{number}": number for number in range(last)}, "unk_token": "<unk>"},
