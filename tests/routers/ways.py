@@ -223,11 +223,11 @@ class Asked(Scoring):
         super().__init__(folder, fleet, routers)
         self._broker = Broker(folder, free_ports(1)[0])
         self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, keeps_state=self.KEEPS_STATE)
-        self._client = Client(self.kvatlas.http_port)
 
     def start(self) -> None:
         self._broker.start()
         self.kvatlas.start()
+        self._client = Client(self.kvatlas.http_port)
         self.rest()
 
     def stop(self) -> None:
