@@ -111,6 +111,16 @@ impl PositionalIndexer {
         search::find_bounds(&self.shared, chain, search)
     }
 
+    /// About how many blocks the next [`Self::find_bounds`] has to enter into its table before it looks for any.
+    pub fn blocks_to_prepare(&self) -> u64 {
+        self.shared.runs.write().not_looked_up()
+    }
+
+    /// Enters some blocks into the table of [`Self::find_bounds`], which takes some microseconds; says whether more are missing.
+    pub fn prepare_bounds(&self) -> bool {
+        self.shared.runs.write().look_up_more()
+    }
+
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
