@@ -13,6 +13,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
+use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) history: Arc<History>,
     /// The blocks that requests found of what answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
+    /// Hints of routers; none where they are not taken.
+    pub(crate) hints: Option<Arc<Hints>>,
     /// Opens spans, where there is a collector.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
@@ -51,18 +54,29 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// An answerer for listeners: with HTTP's bounds, and its answers sampled.
+    /// An answerer for requests over NATS on these subjects: a shard's are others than a daemon's with all workers.
+    pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
+        self.answerer(subjects, &self.query_limits)
+    }
+
+    /// An answerer for listeners: with HTTP's bounds.
     pub(crate) fn listener_answerer(&self) -> Answerer {
+        self.answerer(&self.subjects, &self.http_limits)
+            .deep_as(self.config.queries.dialect_depth)
+    }
+
+    /// An answerer whose answers are sampled.
+    fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         Answerer::new(
             Arc::clone(&self.namespaces),
             Arc::clone(&self.trust),
             self.pool.freshness(),
-            self.subjects.clone(),
-            self.http_limits.clone(),
+            subjects.clone(),
+            limits.clone(),
         )
         .sampled_by(&self.sample)
-        .deep_as(self.config.queries.dialect_depth)
         .taking_turns(&self.heavy_turns)
+        .hinted_by(self.hints.as_ref())
     }
 }
 

@@ -30,6 +30,7 @@ mod dump;
 mod engines;
 mod error;
 mod hash_json;
+mod hints;
 mod models;
 mod openapi;
 mod outcomes;

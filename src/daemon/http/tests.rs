@@ -196,7 +196,7 @@ fn what_an_answer_always_has_is_required() {
         ("MooncakeFigures", &[][..]),
         ("DynamoFigures", &[]),
         ("DynamoScores", &["addresses"]),
-        ("QueryReply", &["gathered"]),
+        ("QueryReply", &["gathered", "predicted"]),
         (
             "HolderMatch",
             &[
@@ -213,6 +213,7 @@ fn what_an_answer_always_has_is_required() {
         ),
         ("HolderStatus", &["address", "labels", "since_us"]),
         ("StatusReply", &["gathered"]),
+        ("PredictedHolder", &["address"]),
         ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),
     ] {

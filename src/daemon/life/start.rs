@@ -11,6 +11,7 @@ use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
 use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
 use crate::daemon::dynamo::start_dynamo;
+use crate::daemon::hints::Hints;
 use crate::daemon::history::History;
 use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
@@ -152,6 +153,10 @@ async fn share(
     let settings = LaneSettings::of(&config, &subjects);
     let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));
     let empty_namespace = config.limits.empty_namespace;
+    let hints = config.hints.time_to_live.map(|time_to_live| {
+        let bytes_max = config.hints.max_bytes;
+        Arc::new(Hints::new(config.sharding.shard, time_to_live, bytes_max))
+    });
     let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
@@ -168,6 +173,7 @@ async fn share(
         heavy_turns: Arc::default(),
         history: History::new(),
         outcomes,
+        hints,
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::daemon::config::{Depth, Live};
+use crate::daemon::hints::Hints;
 use crate::daemon::lanes::{Freshness, Look};
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
@@ -26,6 +27,7 @@ mod ahead;
 mod any_reply;
 mod beyond;
 mod found;
+mod hinted;
 mod pieces;
 mod spoken;
 mod status;
@@ -53,6 +55,8 @@ pub(crate) struct Answerer {
     sample: Option<Arc<QuerySample>>,
     dialect_depth: Depth,
     heavy_turns: Arc<HeavyTurns>,
+    /// Hints of routers; none where they are not taken.
+    hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
@@ -73,6 +77,7 @@ impl Answerer {
             sample: None,
             dialect_depth: Depth::default(),
             heavy_turns: Arc::default(),
+            hints: None,
         }
     }
 
@@ -265,6 +270,7 @@ impl Answerer {
             explain(query, indexer, &mut chain, &mut reply.holders);
         }
         self.add_ahead(&doubts, query, &mut reply);
+        reply.predicted = self.predicted(namespace, options, &mut chain);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
@@ -308,6 +314,7 @@ impl Answerer {
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
+            predicted: Vec::new(),
         }
     }
 

@@ -27,6 +27,7 @@ pub(crate) mod answer;
 mod discovery;
 pub(crate) mod gateway;
 mod heavy;
+mod hinting;
 mod observed;
 mod prompts;
 mod reply_memory;

@@ -16,9 +16,9 @@ use crate::daemon::shared::{Shared, Stage};
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::WireLimits;
 
-use super::answer::Answerer;
 use super::discovery::Discovery;
 use super::gateway::{Gateway, GatewaySettings};
+use super::hinting::start_hints;
 use super::observed::Observers;
 use super::requests::ServedRequests;
 use super::service::QueryService;
@@ -69,16 +69,9 @@ pub(crate) async fn start_queries(
             spawn_settling(shared, &stage, settling, followed.clone(), settled.clone());
             spawn_discovery(shared, &stage, &served, &observers, is_settled.clone()).await?;
             start_outcomes(shared, &stage, served.queue_group()).await?;
+            start_hints(shared, &stage, shared.query_answerer(&shared.subjects)).await?;
         }
-        let answerer = Answerer::new(
-            Arc::clone(&shared.namespaces),
-            Arc::clone(&shared.trust),
-            shared.pool.freshness(),
-            served.subjects().clone(),
-            shared.query_limits.clone(),
-        )
-        .sampled_by(&shared.sample)
-        .taking_turns(&shared.heavy_turns);
+        let answerer = shared.query_answerer(served.subjects());
         let (served, is_settled, observers) = (served.clone(), is_settled.clone(), observers.clone());
         let (pool, waiting_bytes_max) = (Arc::clone(&shared.pool), config.queries.max_waiting_bytes);
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {

@@ -66,8 +66,13 @@ async fn a_compressed_chain_has_its_table_made_in_pieces_and_others_go_on_meanwh
     };
     let mut writer = namespace.indexer.register(&id).unwrap();
     for chain in 0..400 {
-        let hashes = (0..CHAIN).map(|block| SequenceHash(1 + chain * CHAIN + block));
-        let blocks = StoredBlocks::by_sequence(None, None, hashes.collect());
+        let numbers = 1 + chain * CHAIN..=(chain + 1) * CHAIN;
+        let hashes = numbers.clone().map(SequenceHash).collect();
+        let blocks = StoredBlocks {
+            // By their engine's names no other table has them.
+            engine_hashes: Some(numbers.map(|number| number << 32).collect()),
+            ..StoredBlocks::by_sequence(None, None, hashes)
+        };
         writer.apply(Event::Stored(blocks), Tier::DEVICE, 0);
     }
     let mut query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(CHAIN)]));
