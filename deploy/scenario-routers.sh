@@ -1,16 +1,17 @@
 #!/bin/sh
 # Runs kvatlas beside routers that ask it, and compares every answer with what the workers hold: Dynamo's router 1.6.1 with its mocker as the
 # engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events; what SGLang's router asks over gRPC,
-# by Python's client and by grpcurl, beside SGLang's own caches; and vLLM's router 0.1.17 behind `kvatlas bridge --republish`, in front of vLLM's
-# own block pools. Arguments are those of tests/routers/__main__.py, llmd_router.py, sglang_router.py and vllm_router.py there:
+# by Python's client and by grpcurl, beside SGLang's own caches; vLLM's router 0.1.17 behind `kvatlas bridge --republish`, in front of vLLM's
+# own block pools; and Ray Serve 2.60 with the request router of src/python, in front of such pools. Arguments are those of
+# tests/routers/__main__.py, llmd_router.py, sglang_router.py, vllm_router.py and ray_router.py there:
 #
-#   deploy/scenario-routers.sh                 10,000 questions of each: about fifteen minutes
+#   deploy/scenario-routers.sh                 10,000 questions of each: about twenty minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions
-#   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d and vllm
+#   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
 #   deploy/scenario-routers.sh --only llm-d --bench    look-ups a second, of Redis and of kvatlas
 #
-# Fetches the routers' wheels into .tools/ (about 80 MB). What cannot be had is skipped, and said.
+# Fetches the routers' wheels into .tools/ (about 80 MB; unpacked, Ray Serve takes 500 MB). What cannot be had is skipped, and said.
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
@@ -113,11 +114,24 @@ with_vllm() {
     KVATLAS_ENGINES=$root/.tools/engines VLLM_ROUTER=$environment/bin/vllm-router "$environment/bin/python" "$@"
 }
 
+play_ray() {
+    environment=$root/.tools/ray-python
+    make_environment "$environment" 11
+    "$environment/bin/python" -c 'import ray.serve, msgspec, zmq, cbor2, xxhash, numpy, nats, msgpack' 2>/dev/null ||
+        "$environment/bin/pip" install --quiet --disable-pip-version-check 'ray[serve]==2.60.0' msgspec pyzmq cbor2 xxhash numpy pydantic nats-py msgpack ||
+        { CI="" skip "Ray Serve could not be installed: see what pip said above"; return 0; }
+    install_kvatlas "$environment" ""
+    "$environment/bin/python" tests/engines/fetch.py .tools/engines ||
+        { CI="" skip "the wheel of vLLM could not be fetched: see what pip said above"; return 0; }
+    KVATLAS_ENGINES=$root/.tools/engines "$environment/bin/python" tests/routers/ray_router.py "$@"
+}
+
 failed=0
 case $only in "" | grpc) play_grpc "$@" || failed=1 ;; esac
 case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
 case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
 # benches/routers/run.sh
 case $only in bench-vllm) with_vllm benches/routers "$@" || failed=1 ;; esac
+case $only in "" | ray) play_ray "$@" || failed=1 ;; esac
 case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
 exit "$failed"
