@@ -9,7 +9,6 @@
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
-#   deploy/scenario-routers.sh --only llm-d --bench    look-ups a second, of Redis and of kvatlas
 #
 # Fetches the routers' wheels into .tools/ (about 80 MB; unpacked, Ray Serve takes 500 MB). What cannot be had is skipped, and said.
 #
@@ -64,7 +63,8 @@ play_llmd() {
     fi
 }
 
-play_dynamo() {
+# Dynamo's router and mocker, and their Python in DYNAMO_PYTHON.
+make_dynamo() {
     environment=$root/.tools/routers-python
     make_environment "$environment" 11
     # Only what the router and the mocker need of the many dependencies: nothing of it computes anything here.
@@ -72,7 +72,12 @@ play_dynamo() {
         CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
         CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging nats-py xxhash
     }
-    DYNAMO_PYTHON=$environment/bin/python python3 tests/routers "$@"
+    export DYNAMO_PYTHON="$environment/bin/python"
+}
+
+play_dynamo() {
+    make_dynamo
+    python3 tests/routers "$@"
 }
 
 # A grpcurl in GRPCURL; false where there is none, and none can be built.
@@ -114,6 +119,31 @@ with_vllm() {
     KVATLAS_ENGINES=$root/.tools/engines VLLM_ROUTER=$environment/bin/vllm-router "$environment/bin/python" "$@"
 }
 
+# Builds the client of gRPC into .tools/grpc-load, unless it is there as it is. False where that cannot be done.
+make_load() {
+    GRPC_LOAD=$root/.tools/grpc-load
+    export GRPC_LOAD
+    if [ -x "$GRPC_LOAD" ] && cmp -s benches/questions/load/main.go "$GRPC_LOAD.go"; then return; fi
+    command -v go >/dev/null && (cd benches/questions/load && go build -o "$GRPC_LOAD" .) && cp benches/questions/load/main.go "$GRPC_LOAD.go"
+}
+
+bench_questions() {
+    make_dynamo
+    environment=$root/.tools/llmd-python
+    make_environment "$environment" 11
+    "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
+    install_kvatlas "$environment" ""
+    if ! command -v redis-server >/dev/null || ! make_llmd; then
+        skip "no redis-server, or no llm-d (LLMD_SOURCE, LLMD_BIN): Redis is left out"
+        LLMD_BIN=""
+    fi
+    if ! make_load; then
+        skip "no Go: gRPC is left out"
+        GRPC_LOAD=""
+    fi
+    "$environment/bin/python" benches/questions "$@"
+}
+
 play_ray() {
     environment=$root/.tools/ray-python
     make_environment "$environment" 11
@@ -132,6 +162,8 @@ case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
 case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
 # benches/routers/run.sh
 case $only in bench-vllm) with_vllm benches/routers "$@" || failed=1 ;; esac
+# benches/questions/run.sh
+case $only in bench-questions) bench_questions "$@" || failed=1 ;; esac
 case $only in "" | ray) play_ray "$@" || failed=1 ;; esac
 case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
 exit "$failed"

@@ -45,7 +45,7 @@ class Replica:
     """A server of Ray in front of an engine: it says who it is."""
 
     def __init__(self, sources: list[dict[str, Any]]) -> None:
-        self._place = serve.get_replica_context().rank.rank
+        self._place: int = serve.get_replica_context().rank.rank
         self._source = sources[self._place]
 
     def record_routing_stats(self) -> dict[str, Any]:
