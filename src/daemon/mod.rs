@@ -119,6 +119,7 @@
 pub mod admin;
 pub mod broker;
 pub mod config;
+pub mod costs;
 mod dynamo;
 #[cfg(feature = "grpc")]
 mod grpc;

@@ -17,7 +17,7 @@ use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
-use super::queries::{Answerer, HeavyTurns, QuerySample};
+use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample};
 use super::traces::Tracer;
 
 /// The parts that the rooms of a starting daemon share.
@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) admin_address: Option<SocketAddr>,
     /// The sample of what queries ask about, for people who look.
     pub(crate) sample: Arc<QuerySample>,
+    /// The shards that answers of a gateway lack.
+    pub(crate) missing_shards: Arc<MissingShards>,
     /// The turns of requests that take long, over NATS and HTTP.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// When holders were exact, and when they were not.

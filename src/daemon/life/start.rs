@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
 use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
+use crate::daemon::costs::Costs;
 use crate::daemon::dynamo::start_dynamo;
 use crate::daemon::hints::Hints;
 use crate::daemon::history::History;
@@ -18,7 +19,7 @@ use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
 use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
 use crate::daemon::outcomes::Outcomes;
-use crate::daemon::page::Page;
+use crate::daemon::page::{Looked, Page};
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
 use crate::daemon::redis::start_redis;
 use crate::daemon::resync::start_resyncer;
@@ -170,6 +171,7 @@ async fn share(
         admin_address: None,
         tracer: None,
         sample: Arc::default(),
+        missing_shards: Arc::default(),
         heavy_turns: Arc::default(),
         history: History::new(),
         outcomes,
@@ -205,11 +207,16 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         shared.subjects.clone(),
         shared.query_limits.clone(),
     );
+    let costs = Arc::new(Costs::default());
     let page = Page::new(
         answerer,
         Arc::clone(&shared.readiness),
-        Arc::clone(&shared.sample),
-        Arc::clone(&shared.outcomes),
+        Looked {
+            sample: Arc::clone(&shared.sample),
+            outcomes: Arc::clone(&shared.outcomes),
+            costs: Arc::clone(&costs),
+            missing_shards: Arc::clone(&shared.missing_shards),
+        },
         metrics.clone(),
     );
     DaemonView {
@@ -217,6 +224,8 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         namespaces: Arc::clone(&shared.namespaces),
         history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),
+        costs,
+        missing_shards: Arc::clone(&shared.missing_shards),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),
         pool: Arc::clone(&shared.pool),

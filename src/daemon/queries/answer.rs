@@ -1,6 +1,7 @@
 //! From a request's payload to a reply's, without I/O.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::daemon::config::{Depth, Live};
 use crate::daemon::hints::Hints;
@@ -272,10 +273,17 @@ impl Answerer {
         self.add_ahead(&doubts, query, &mut reply);
         reply.predicted = self.predicted(namespace, options, &mut chain);
         if let Some(sample) = &self.sample {
-            sample.answered(state_of(&reply));
+            sample.answered(namespace, state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         Ok(reply)
+    }
+
+    /// Counts an answer that lists a holder which is not exact: it is a part of what the holder's doubt costs.
+    fn count_doubt(&self, holder: &HolderRecord, is_exact: bool) {
+        if !is_exact && self.sample.is_some() {
+            holder.status.doubtful_answers.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The findings of a search, with what is in doubt of it and what it may lack.
@@ -292,7 +300,9 @@ impl Answerer {
         let reasons = |found: &Match<'_>| {
             let reasons = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, reasons, &seen, true);
-            doubted.judge(reasons, matches.near_blocks(found.holder), asked)
+            let concerning = doubted.judge(reasons, matches.near_blocks(found.holder), asked);
+            self.count_doubt(found.holder, concerning.is_empty());
+            concerning
         };
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
@@ -350,7 +360,7 @@ impl Answerer {
             ..self.searched(&doubts, &query.options, asked, search)
         };
         if let Some(sample) = &self.sample {
-            sample.answered(state_of(&reply));
+            sample.answered(namespace, state_of(&reply));
         }
         Ok(reply)
     }

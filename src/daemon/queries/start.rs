@@ -147,7 +147,8 @@ pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, Connect
 /// [`ClientError::Connection`] if it is closed.
 pub(crate) async fn shard_asker(shared: &Shared, client: Client) -> Result<ShardAsker, ClientError> {
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
-    ShardAsker::new(client, &shared.subjects, gathers_max, deadline).await
+    let missing = Arc::clone(&shared.missing_shards);
+    ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await
 }
 
 /// Answers by asking the shards. A gateway has nothing to load, to follow or to compare.
@@ -161,6 +162,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
         gathers_max: gathers_max(config),
         limits: shared.query_limits.clone(),
         observers: Observers::new(shared.tracer.clone()),
+        missing: Arc::clone(&shared.missing_shards),
     };
     let stage = Stage::default();
     let (_at_once, is_settled) = watch::channel(true);
