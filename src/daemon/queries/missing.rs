@@ -42,7 +42,7 @@ impl MissingShards {
         }
     }
 
-    /// Those that are missing, at a time in microseconds since the Unix epoch.
+    /// The missing shards, at a time in microseconds since the Unix epoch.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known
