@@ -62,10 +62,23 @@ true
 {{- end }}
 {{- end -}}
 
+{{/* The release's own NATS server: as `nats.name` of charts/nats. */}}
+{{- define "kvatlas.natsName" -}}
+{{- printf "%s-nats" (.Release.Name | replace "." "-" | trunc 40 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "kvatlas.natsUrl" -}}
+{{- if .Values.nats.enabled -}}
+nats://{{ include "kvatlas.natsName" . }}:4222
+{{- else -}}
+{{ .Values.nats.url }}
+{{- end -}}
+{{- end -}}
+
 {{/* How to reach NATS: a dictionary with root, auth and inboxPrefix. */}}
 {{- define "kvatlas.natsEnv" -}}
 - name: KVATLAS_NATS_URL
-  value: {{ .root.Values.nats.url | quote }}
+  value: {{ include "kvatlas.natsUrl" .root | quote }}
 - name: KVATLAS_NATS_CONNECTION_NAME
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
 - name: KVATLAS_NATS_INBOX_PREFIX
