@@ -35,7 +35,7 @@ def plot(rows: list[dict[str, Any]], titles: dict[str, str], about: dict[str, An
         parts += [f'<rect x="{x}" y="{line - 9}" width="10" height="10" fill="{colours[way]}"/>', text(x + 15, line, titles[way])]
     y = float(TOP)
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        own = [row for row in rows if row["scenario"] == scenario]
+        own = sorted((row for row in rows if row["scenario"] == scenario), key=lambda row: ways.index(row["way"]))
         parts.append(text(LEFT - 10, y + BAR * len(own) / 2 + 4, scenario, "end"))
         for row in own:
             parts += bar(y, colours[row["way"]], row)

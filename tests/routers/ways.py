@@ -116,14 +116,15 @@ class Direct(Way):
 
 
 class Kvatlas(Process):
-    """`kvatlas up`, which publishes the engines' events once more."""
+    """`kvatlas up`, which may publish the engines' events once more."""
 
-    def __init__(self, folder: Path, workers: list[Worker], nats_port: int, keeps_state: bool = False, *options: str) -> None:
+    def __init__(self, folder: Path, workers: list[Worker], nats_port: int, republishes: bool = False, keeps_state: bool = False, options: tuple[str, ...] = ()) -> None:
         self.http_port, self._admin_port, *ports = free_ports(2 + 2 * ENGINES)
         command = [kvatlas(), "up", "--model", MODEL, "--block-size", str(SIZE), "--nats-url", f"nats://127.0.0.1:{nats_port}"]
         command += ["--http-listen", f"127.0.0.1:{self.http_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]
-        command += options
-        command += ["--snapshots-directory", str(folder / "snapshots"), "--republish", f"tcp://127.0.0.1:{ports[0]}"]
+        command += ["--snapshots-directory", str(folder / "snapshots"), *options]
+        if republishes:
+            command += ["--republish", f"tcp://127.0.0.1:{ports[0]}"]
         if keeps_state:
             command += ["--state", str(folder / "state")]
         for place, worker in enumerate(workers):
@@ -154,7 +155,7 @@ class Republished(Direct):
 
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True)
         super().__init__(folder, fleet, routers)
 
     def _sockets(self) -> list[tuple[int, int | None]]:
@@ -234,7 +235,7 @@ class Asked(Scoring):
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         super().__init__(folder, fleet, routers)
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, self.KEEPS_STATE, *self.OPTIONS)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, keeps_state=self.KEEPS_STATE, options=self.OPTIONS)
         self._client = Client(self.kvatlas.http_port)
 
     def start(self) -> None:
