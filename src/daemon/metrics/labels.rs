@@ -140,6 +140,8 @@ label_values! {
         Query => "query",
         /// `/query_by_hash`.
         QueryByHash => "query_by_hash",
+        /// `/lookup`.
+        Lookup => "lookup",
         /// `/register`.
         Register => "register",
         /// `/unregister`.
@@ -169,6 +171,7 @@ impl HttpRoute {
             "/v1/outcomes" => Self::V1Outcomes,
             "/query" => Self::Query,
             "/query_by_hash" => Self::QueryByHash,
+            "/lookup" => Self::Lookup,
             "/register" => Self::Register,
             "/unregister" => Self::Unregister,
             "/workers" => Self::Workers,
