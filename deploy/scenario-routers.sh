@@ -14,7 +14,7 @@
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
-#   LLMD_SOURCE       a checkout of llm-d/llm-d-router (tried: ebab68792): tests/routers/llmd is built in a copy of it, with Go
+#   LLMD_SOURCE       a checkout of llm-d/llm-d-router (tried: ebab68792): tests/routers/llmd and benches/routers/llmd are built in a copy of it, with Go
 #   LLMD_BIN          tests/routers/llmd, built already
 #   GRPCURL           a grpcurl to use instead of one in PATH or .tools/; with Go, grpcurl 1.9.3 is built into .tools/
 set -eu
@@ -34,32 +34,30 @@ deploy/setup.sh
 need_kvatlas
 export NATS_SERVER_BIN="${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")}"
 
-# Builds llm-d's side of the test into .tools/llmd, unless it is there as it is. False where that cannot be done.
-make_llmd() {
-    if [ -n "${LLMD_BIN:-}" ]; then return; fi
-    export LLMD_BIN="$root/.tools/llmd"
-    if [ -x "$LLMD_BIN" ] && cmp -s tests/routers/llmd/main.go "$LLMD_BIN.go"; then return; fi
+# Builds a program of one file into .tools/ in a copy of llm-d's checkout, unless it is there as it is: FILE NAME. False where that cannot be done.
+make_in_llmd() {
+    if [ -x ".tools/$2" ] && cmp -s "$1" ".tools/$2.go"; then return; fi
     if [ -z "${LLMD_SOURCE:-}" ] || ! command -v go >/dev/null; then return 1; fi
     copy=$(mktemp -d)
     cp -R "$LLMD_SOURCE/." "$copy"
     mkdir -p "$copy/cmd/llmdtest"
-    cp tests/routers/llmd/main.go "$copy/cmd/llmdtest/"
+    cp "$1" "$copy/cmd/llmdtest/"
     built=0
-    (cd "$copy" && go build -o "$LLMD_BIN" ./cmd/llmdtest) || built=1
+    (cd "$copy" && go build -o "$root/.tools/$2" ./cmd/llmdtest) || built=1
     rm -rf "$copy"
-    [ "$built" = 0 ] && cp tests/routers/llmd/main.go "$LLMD_BIN.go"
+    [ "$built" = 0 ] && cp "$1" ".tools/$2.go"
 }
 
 play_llmd() {
     if ! command -v redis-server >/dev/null; then
         skip "there is no redis-server: kvatlas is not compared with llm-d's Redis"
-    elif ! make_llmd; then
+    elif [ -z "${LLMD_BIN:-}" ] && ! make_in_llmd tests/routers/llmd/main.go llmd; then
         skip "no llm-d: give LLMD_SOURCE, a checkout of llm-d-router, and Go; or LLMD_BIN"
     else
         environment=$root/.tools/llmd-python
         make_environment "$environment" 11
         "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
-        "$environment/bin/python" tests/routers/llmd_router.py "$@"
+        LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd} "$environment/bin/python" tests/routers/llmd_router.py "$@"
     fi
 }
 
@@ -110,13 +108,31 @@ with_vllm() {
     make_environment "$environment" 11
     # Neither can be fetched everywhere.
     "$environment/bin/python" -c 'import vllm_router' 2>/dev/null ||
-        "$environment/bin/pip" install --quiet --disable-pip-version-check vllm-router==0.1.17 ||
+        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 ||
         { CI="" skip "vllm-router could not be installed: see what pip said above"; return 0; }
     "$environment/bin/python" -c 'import msgspec, zmq, cbor2, xxhash, numpy, pydantic' 2>/dev/null ||
         CI="" pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic
     "$environment/bin/python" tests/engines/fetch.py .tools/engines ||
         { CI="" skip "the wheel of vLLM could not be fetched: see what pip said above"; return 0; }
     KVATLAS_ENGINES=$root/.tools/engines VLLM_ROUTER=$environment/bin/vllm-router "$environment/bin/python" "$@"
+}
+
+# Lets all of them choose among vLLM's caches. Who cannot be had is left out, and said.
+play_bench() {
+    make_dynamo
+    if ! "$environment/bin/python" -c 'import smg, smg_grpc_servicer, grpc_health' 2>/dev/null; then
+        try_pip --no-deps smg-grpc-proto==0.4.28 smg-grpc-servicer==0.14.1
+        try_pip smg==1.13.0 grpcio grpcio-health-checking protobuf
+    fi
+    make_in_llmd benches/routers/llmd/main.go llmd-indexer ||
+        (CI="" skip "llm-d's indexer could not be built: give LLMD_SOURCE, a checkout of llm-d-router, and Go")
+    LLMD_INDEXER=$root/.tools/llmd-indexer with_vllm benches/routers "$@"
+}
+
+# Installs packages that may not be had everywhere.
+try_pip() {
+    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
+        (CI="" skip "not installed: $*; see what pip said above")
 }
 
 # Builds the client of gRPC into .tools/grpc-load, unless it is there as it is. False where that cannot be done.
@@ -133,10 +149,13 @@ bench_questions() {
     make_environment "$environment" 11
     "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
     install_kvatlas "$environment" ""
-    if ! command -v redis-server >/dev/null || ! make_llmd; then
+    if ! command -v redis-server >/dev/null || { [ -z "${LLMD_BIN:-}" ] && ! make_in_llmd tests/routers/llmd/main.go llmd; }; then
         skip "no redis-server, or no llm-d (LLMD_SOURCE, LLMD_BIN): Redis is left out"
         LLMD_BIN=""
+    else
+        LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd}
     fi
+    export LLMD_BIN
     if ! make_load; then
         skip "no Go: gRPC is left out"
         GRPC_LOAD=""
@@ -161,7 +180,7 @@ case $only in "" | grpc) play_grpc "$@" || failed=1 ;; esac
 case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
 case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
 # benches/routers/run.sh
-case $only in bench-vllm) with_vllm benches/routers "$@" || failed=1 ;; esac
+case $only in bench) play_bench "$@" || failed=1 ;; esac
 # benches/questions/run.sh
 case $only in bench-questions) bench_questions "$@" || failed=1 ;; esac
 case $only in "" | ray) play_ray "$@" || failed=1 ;; esac

@@ -21,9 +21,19 @@ class Chats:
     def _tokens(self, blocks: float) -> list[int]:
         return [self._random.randrange(128_000) for _ in range(int(blocks * self._size) + self._random.randrange(self._size))]
 
+    def of_another(self, seed: int) -> Chats:
+        """Conversations of another client, which begin with the same system prompts."""
+        other = Chats(seed, self._size, self._salts, self._adapters)
+        other._systems = self._systems
+        return other
+
     def systems(self) -> list[Prompt]:
         """The system prompts that conversations begin with, where these have no salts and adapters."""
         return [(tokens, None, None) for tokens in self._systems]
+
+    def stranger(self) -> Prompt:
+        """A request that shares nothing with any other."""
+        return self._tokens(4), None, None
 
     def longer(self, prompt: Prompt) -> Prompt:
         """A request that nobody has made, behind a prompt."""

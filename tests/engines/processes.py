@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,17 +76,29 @@ def kvatlas() -> str:
 class Process:
     """A process that can be started again with the same command."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
-        self._command, self._log = command, log
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
+        self._command, self._log, self._environment = command, log, environment or {}
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts it."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
+        environment |= self._environment
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has been started, and not ended since."""
+        return self._child is not None
+
+    @property
+    def number(self) -> int:
+        """The number of the process that has been started."""
+        assert self._child
+        return self._child.pid
 
     def stop(self) -> None:
         """Asks it to end, and waits."""
@@ -116,17 +129,22 @@ class Broker(Process):
     """A nats-server with JetStream."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.port = port
+        self.port, [self._monitor] = port, free_ports(1)
         binary = _binary("NATS_SERVER_BIN", shutil.which("nats-server"), str(REPOSITORY / ".tools/nats-server"))
         configuration = folder / "nats.conf"
         configuration.write_text(
-            f'listen = "127.0.0.1:{port}"\njetstream {{ store_dir = "{folder / "jetstream"}", max_file_store = 1G }}\n'
+            f'listen = "127.0.0.1:{port}"\nhttp = "127.0.0.1:{self._monitor}"\njetstream {{ store_dir = "{folder / "jetstream"}", max_file_store = 1G }}\n'
         )
         super().__init__([binary, "-c", str(configuration)], folder / "broker.log")
 
     def start(self) -> None:
         super().start()
         wait_until("the broker listens", self._listens)
+
+    def received_bytes(self) -> int:
+        """What has been published to it so far."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/varz") as answer:
+            return int(json.loads(answer.read())["in_bytes"])
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):

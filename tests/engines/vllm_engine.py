@@ -97,20 +97,33 @@ class Engine:
     FORMAT = "vllm"
 
     def __init__(
-        self, endpoint: str, replay: str | None, rank: int, blocks: int, block_size: int, buffer_steps: int, hash_fn: str
+        self,
+        endpoint: str,
+        replay: str | None,
+        rank: int,
+        blocks: int,
+        block_size: int,
+        buffer_steps: int,
+        hash_fn: str,
+        topic: str = "",
+        names_seed: bytes | None = None,
     ) -> None:
+        """With a seed of its own, an engine has names of its own, as one process has them with a hash that is not cryptographic."""
         self._size, self._count = block_size, 0
         function = getattr(_hashing, hash_fn)
         _utils.init_none_hash(function)
+        self._none = _utils.BlockHash(function(names_seed)) if names_seed else None
         self._pool = _block_pool.BlockPool(
             num_gpu_blocks=blocks, enable_caching=True, hash_block_size=block_size, enable_kv_cache_events=True
         )
         self._hasher = _utils.get_request_block_hasher(block_size, function)
-        self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps)
+        self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps, topic=topic)
 
     def _request(self, tokens: list[int], salt: str | None, adapter: str | None) -> _Request:
         self._count += 1
         request = _Request(self._count, tokens, salt, adapter)
+        if self._none:
+            setattr(_utils, "NONE_HASH", self._none)
         request.block_hashes = self._hasher(request)
         return request
 
@@ -151,7 +164,19 @@ class Engine:
         self._pool.reset_prefix_cache()
         self._flush()
 
+    def close(self) -> None:
+        """Ends the publisher, and frees its ports."""
+        self._publisher.shutdown()
+
     def _flush(self) -> None:
         events = self._pool.take_events()
+        for event in events:
+            if isinstance(event, _kv_events.BlockStored):
+                # The cache manager, which is not here, says it of each group.
+                event.kv_cache_spec_kind = "full_attention"
         if events:
-            self._publisher.publish(_kv_events.KVEventBatch(ts=time.time(), events=events))
+            self.publish(events)
+
+    def publish(self, events: list[Any]) -> None:
+        """Publishes a batch, also of what is not in the cache."""
+        self._publisher.publish(_kv_events.KVEventBatch(ts=time.time(), events=events))

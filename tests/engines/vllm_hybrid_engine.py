@@ -110,6 +110,7 @@ class Engine:
         model: str,
         retention: int | None,
         at_once: int,
+        topic: str = "",
     ) -> None:
         layers = MODELS[model]()
         states = [layer for layer in layers if isinstance(layer, _specs.MambaSpec)]
@@ -122,7 +123,7 @@ class Engine:
             enable_mamba_shared_prefix_checkpoint=False,
             get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=False),
         )
-        config = self._config(cache, rank, endpoint, replay, buffer_steps)
+        config = self._config(cache, rank, endpoint, replay, buffer_steps, topic)
         groups = _planning.get_kv_cache_groups(config, {f"layer.{number}": layer for number, layer in enumerate(layers)})
         for group in groups:
             if isinstance(group.kv_cache_spec, _specs.UniformTypeKVCacheSpecs):
@@ -133,7 +134,7 @@ class Engine:
             num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups, prefix_cache_retention_interval=retention
         )
         self._groups, self._at_once, self._count = groups, at_once, 0
-        self._random = random.Random(rank)
+        self._random = random.Random()
         self._start(config, caches, getattr(_hashing, hash_fn))
         self._mains = [
             number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, _specs.FullAttentionSpec)
@@ -142,7 +143,7 @@ class Engine:
         assert self._size == block_size, f"{model} has blocks of {self._size} tokens"
 
     @staticmethod
-    def _config(cache: Any, rank: int, endpoint: str, replay: str | None, buffer_steps: int) -> Any:
+    def _config(cache: Any, rank: int, endpoint: str, replay: str | None, buffer_steps: int, topic: str) -> Any:
         budget = 2048
         return Options(
             cache_config=cache,
@@ -165,7 +166,7 @@ class Engine:
                 disable_hybrid_kv_cache_manager=False,
             ),
             kv_events_config=_events.KVEventsConfig(
-                publisher="zmq", endpoint=endpoint, replay_endpoint=replay, buffer_steps=buffer_steps
+                publisher="zmq", endpoint=endpoint, replay_endpoint=replay, buffer_steps=buffer_steps, topic=topic
             ),
             model_config=Options(max_model_len=32_768, runner_type="generate"),
             observability_config=Options(per_request_spec_decode_metrics="none"),
@@ -217,6 +218,8 @@ class Engine:
         served = []
         for place in range(0, len(prompts), self._at_once):
             requests = []
+            # The same prompts get the same answers from every engine.
+            self._random.seed(str(prompts[place : place + self._at_once]))
             for tokens, salt, _ in prompts[place : place + self._at_once]:
                 request = self._new(tokens, salt, self._random.randint(1, 3 * self._size))
                 self._scheduler.add_request(request)
@@ -226,6 +229,10 @@ class Engine:
                 taken = self._taken.pop(request.request_id, 0) // self._size
                 served.append((taken, list(request.all_token_ids[length:])))
         return served
+
+    def close(self) -> None:
+        """Ends the publisher, and frees its ports."""
+        self._scheduler.kv_event_publisher.shutdown()
 
     def _run(self) -> None:
         idle = 0

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from words import words_model
+
 HERE = Path(__file__).parent
 SIZE = 16
 WORDS = 32
@@ -32,32 +34,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def model(folder: Path) -> Path:
-    """A model of a few words, which Dynamo's mocker can load."""
-    folder.mkdir()
-    vocabulary = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(3, WORDS))])}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    }
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": WORDS, "hidden_size": 64,
-        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 4, "intermediate_size": 128,
-        "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    special = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    for name, content in (("tokenizer", tokenizer), ("config", config), ("tokenizer_config", special)):
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
 
 
 class Site:
@@ -89,7 +65,9 @@ class Site:
     def records(self, endpoint: str) -> list[dict[str, object]]:
         """The instances of an endpoint."""
         folder = self.discovery / "v1/instances"
-        found = [json.loads(path.read_text()) for path in folder.iterdir()] if folder.exists() else []
+        texts = [path.read_text() for path in folder.iterdir()] if folder.exists() else []
+        # A file may be just about to be written.
+        found = [json.loads(text) for text in texts if text]
         return [record for record in found if record["endpoint"] == endpoint]
 
     def wait_for(self, endpoint: str, count: int) -> list[dict[str, object]]:
@@ -111,7 +89,7 @@ def site(plane: str, blocks: int, indexer: Path | None = None) -> Iterator[Site]
         folder = Path(temporary)
         own = Site(folder, plane, stack)
         own.start("nats", os.environ["NATS_SERVER_BIN"], "-a", "127.0.0.1", "-p", str(own.nats))
-        names = model(folder / "model")
+        names = words_model(folder / "model", WORDS)
         engines: list[str] = []
         known: set[object] = set()
         for number in range(WORKERS):

@@ -1,4 +1,4 @@
-"""vLLM's caches without a GPU, each with a server in front, and what routes requests to them.
+"""vLLM's caches without a GPU, each with a server in front, and requests that come to them on some way; see ways.py.
 
 The engines are those of tests/engines, whose files KVATLAS_ENGINES names: vLLM's block pool ("plain"), or its scheduler with the caches of a model of several
 groups of layers. Before a request is served, it is noted how much of it each engine would reuse.
@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import json
-import os
 import random
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
 from chats import Chats
 from proxy import Loop, Proxy
-from processes import PATIENCE, Broker, Process, Prompt, free_ports, kvatlas, wait_until
+from processes import PATIENCE, Prompt, free_ports
+
+if TYPE_CHECKING:
+    from ways import Way
 
 MODEL = "m"
 ADAPTERS = ("adapter-a", "adapter-b")
@@ -37,38 +38,74 @@ SIZE = 16
 ASIDE = 0.4
 # The pause between two requests: events need a part of it.
 SPACING = 0.025
-# The ways on which requests come to engines: vLLM's router on the engines' own sockets, the same on what kvatlas publishes once more, and a small router
-# that asks kvatlas.
-WAYS = ("direct", "republished", "asked")
 
 
-def engine(kind: str, events: str, replay: str | None, blocks: int, buffer_steps: int) -> Any:
-    """A cache with its publisher: plain, or of a model of vllm_hybrid_engine.py. One process can have one of both kinds."""
-    if kind == "plain":
-        from vllm_engine import Engine as Plain
+@dataclass
+class Caches:
+    """What a fleet's engines are."""
 
-        return Plain(events, replay, 0, blocks, SIZE, buffer_steps, "sha256_cbor")
-    from vllm_hybrid_engine import Engine as Hybrid
+    kind: str = "plain"
+    blocks: int = 3000
+    # How many batches an engine can send again.
+    buffer_steps: int = 10_000
+    has_replay: bool = True
+    # Whether messages can be lost on the way to who follows the engines, and not only without a replay socket.
+    can_lose: bool = False
+    # Whether each engine has names of its own for equal blocks.
+    own_names: bool = False
+    # What a request takes beyond the choice.
+    seconds: float = 0.0
 
-    return Hybrid(events, replay, 0, blocks, SIZE, buffer_steps, "sha256_cbor", kind, None, 1)
+    def engine(self, place: int, events: str, replay: str | None, topic: str) -> Any:
+        """A cache with its publisher: plain, or of a model of vllm_hybrid_engine.py. One process can have one of both kinds."""
+        common = (events, replay, 0, self.blocks, SIZE, self.buffer_steps, "sha256_cbor")
+        if self.kind == "plain":
+            from vllm_engine import Engine as Plain
+
+            return Plain(*common, topic, f"engine {place}".encode() if self.own_names else None)
+        from vllm_hybrid_engine import Engine as Hybrid
+
+        return Hybrid(*common, self.kind, None, 1, topic)
 
 
 class Worker:
     """An engine with a server in front."""
 
-    def __init__(self, fleet: Fleet, place: int, kind: str, blocks: int, buffer_steps: int, has_replay: bool) -> None:
+    def __init__(self, fleet: Fleet, place: int, caches: Caches, topic: str) -> None:
         self.port, self.events, self.replay, proxied = free_ports(4)
-        self.has_replay = has_replay
+        self.has_replay = caches.has_replay
         self.url = f"http://127.0.0.1:{self.port}"
-        replay = f"tcp://*:{self.replay}" if has_replay else None
-        self.engine = engine(kind, f"tcp://*:{self.events}", replay, blocks, buffer_steps)
-        # Without a replay socket, messages may be lost on the way.
-        self.proxy = None if has_replay else Proxy(fleet.loop, proxied, self.events, place, loses_messages=True)
+        topic = topic.format(pod=self.pod)
+        replay = f"tcp://*:{self.replay}" if self.has_replay else None
+        events = f"tcp://*:{self.events}"
+        self._make = lambda: caches.engine(place, events, replay, topic)
+        self.engine = self._make()
+        can_lose = caches.can_lose or not self.has_replay
+        self.proxy = Proxy(fleet.loop, proxied, self.events, place, loses_messages=True) if can_lose else None
         if self.proxy:
             self.events = proxied
         handler = type("Handler", (_Handler,), {"fleet": fleet, "place": place})
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def pod(self) -> str:
+        """Where requests go, without a scheme."""
+        return f"127.0.0.1:{self.port}"
+
+    def restart(self) -> None:
+        """The engine begins anew, with nothing in its cache, and numbers from the first."""
+        self.engine.close()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.engine = self._make()
+                return
+            except Exception as error:
+                # Its ports are freed behind its back.
+                if time.monotonic() > deadline or "in use" not in str(error):
+                    raise
+                time.sleep(0.05)
 
     def close(self) -> None:
         """Ends it."""
@@ -107,26 +144,39 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/v1/completions":
             return self._answer(404, {})
         adapter = body["model"] if body["model"] in ADAPTERS else None
-        served = self.fleet.serve(self.place, (body["prompt"], body.get("cache_salt"), adapter))
+        self.fleet.serve(self.place, (body["prompt"], body.get("cache_salt"), adapter))
         choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": None}
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1, "total_tokens": len(body["prompt"]) + 1}
         answer = {"id": "c", "object": "text_completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage}
-        self._answer(200, answer | {"served": served})
+        self._answer(200, answer)
 
 
 class Fleet:
     """Engines that serve one request at a time."""
 
-    def __init__(self, kind: str, blocks: int, buffer_steps: int, has_replay: bool) -> None:
-        self._lock, self.loop = threading.Lock(), Loop()
-        self.workers = [Worker(self, place, kind, blocks, buffer_steps, has_replay) for place in range(ENGINES)]
+    def __init__(self, caches: Caches, topic: str) -> None:
+        self._lock, self.loop, self._seconds = threading.Lock(), Loop(), caches.seconds
+        self._served: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.counts = [0] * ENGINES
+        self.workers = [Worker(self, place, caches, topic) for place in range(ENGINES)]
 
-    def serve(self, place: int, prompt: Prompt) -> dict[str, Any]:
-        """Has an engine serve. Returns how many blocks each would have reused, and who served."""
+    def serve(self, place: int, prompt: Prompt) -> None:
+        """Has an engine serve, and notes how many blocks each would have reused."""
         with self._lock:
             truth = [worker.engine.depth(*prompt)[1] for worker in self.workers]
             [(_, answer)] = self.workers[place].engine.serve([prompt])
-        return {"truth": truth, "place": place, "answer": answer}
+            self.counts[place] += 1
+            self._served[tuple(prompt[0])] = {"truth": truth, "place": place, "answer": answer}
+        time.sleep(self._seconds)
+
+    def outcome(self, prompt: Prompt) -> dict[str, Any]:
+        """What was noted of a request that has been served: how many blocks each engine would have reused, who served it, and the answer."""
+        return self._served.pop(tuple(prompt[0]))
+
+    def restart(self, place: int) -> None:
+        """An engine ends, and begins anew."""
+        with self._lock:
+            self.workers[place].restart()
 
     def close(self) -> None:
         """Ends all."""
@@ -135,120 +185,46 @@ class Fleet:
 
 
 class Client:
-    """A connection to a server."""
+    """Connections to a server, one of each thread."""
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        self._port, self._own = port, threading.local()
 
-    def ask(self, prompt: Prompt) -> dict[str, Any]:
-        """Sends a request. Returns what the engine has noted."""
+    def post(self, path: str, body: object) -> tuple[int, bytes]:
+        """The status of the answer, and what is in it."""
+        connection = self._connection()
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    def ask(self, prompt: Prompt) -> None:
+        """Sends a request."""
         tokens, salt, adapter = prompt
         body = {"model": adapter or MODEL, "prompt": tokens, "max_tokens": 1} | ({"cache_salt": salt} if salt else {})
-        self._connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        answer = self._connection.getresponse()
-        content = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {content[:300]!r}")
-        served: dict[str, Any] = json.loads(content)["served"]
-        return served
+        status, content = self.post("/v1/completions", body)
+        if status != 200:
+            raise RuntimeError(f"{status}: {content[:300]!r}")
 
     def is_healthy(self) -> bool:
         """Whether the server answers."""
         with contextlib.suppress(OSError, http.client.HTTPException):
-            self._connection.request("GET", "/health")
-            answer = self._connection.getresponse()
+            connection = self._connection()
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
             answer.read()
             return answer.status == 200
-        self._connection.close()
+        self.close()
         return False
 
+    def close(self) -> None:
+        """Ends this thread's connection; the next request makes another."""
+        self._connection().close()
 
-class Router(Process):
-    """vLLM's router, which follows the events at these addresses: of events, and of replays where there are some."""
-
-    def __init__(self, folder: Path, workers: list[Worker], sockets: list[tuple[int, int | None]]) -> None:
-        self.port, metrics = free_ports(2)
-        command = [os.environ["VLLM_ROUTER"], "--port", str(self.port), "--policy", "kv_aware", "--prometheus-port", str(metrics)]
-        command += ["--worker-startup-check-interval", "1", "--kv-event-model", MODEL, "--kv-event-block-size", str(SIZE)]
-        command += ["--worker-urls", *(worker.url for worker in workers)]
-        for worker, (events, replay) in zip(workers, sockets, strict=True):
-            command += ["--kv-event-source", f"{worker.url}=tcp://127.0.0.1:{events}"]
-            if replay:
-                command += ["--kv-event-replay-source", f"{worker.url}=tcp://127.0.0.1:{replay}"]
-        super().__init__(command, folder / "router.log")
-
-    def start(self) -> None:
-        """Starts it, and waits until it answers."""
-        super().start()
-        self._client = Client(self.port)
-        wait_until("the router is healthy", self._client.is_healthy)
-
-    def ask(self, prompt: Prompt) -> dict[str, Any]:
-        """Sends a request through it."""
-        return self._client.ask(prompt)
-
-
-class Kvatlas(Process):
-    """`kvatlas up`, which publishes the engines' events once more."""
-
-    def __init__(self, folder: Path, workers: list[Worker], nats_port: int) -> None:
-        self.http_port, self._admin_port, *ports = free_ports(2 + 2 * ENGINES)
-        command = [kvatlas(), "up", "--model", MODEL, "--block-size", str(SIZE), "--nats-url", f"nats://127.0.0.1:{nats_port}"]
-        command += ["--http-listen", f"127.0.0.1:{self.http_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]
-        command += ["--snapshots-directory", str(folder / "snapshots"), "--republish", f"tcp://127.0.0.1:{ports[0]}"]
-        for place, worker in enumerate(workers):
-            replay = f",replay=tcp://127.0.0.1:{worker.replay}" if worker.has_replay else ""
-            command += ["--engine", f"gpu-{place}=tcp://127.0.0.1:{worker.events}{replay}"]
-        self.sockets: list[tuple[int, int | None]] = list(zip(ports[::2], ports[1::2], strict=True))
-        super().__init__(command, folder / "kvatlas.log")
-
-    def is_ready(self) -> bool:
-        """Whether it answers queries."""
-        return Client(self.http_port).is_healthy()
-
-    def answers(self) -> int:
-        """How often a router was given all that an engine has."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._admin_port}/metrics") as metrics:
-            lines = metrics.read().decode().splitlines()
-            return sum(int(line.split()[-1]) for line in lines if line.startswith("kvatlas_bridge_republish_answers_total{"))
-        return 0
-
-
-class SmallRouter:
-    """A router that asks kvatlas, and sends a request to who reuses most of it; by turns among equals."""
-
-    def __init__(self, kvatlas_port: int, workers: list[Worker]) -> None:
-        self._port, self._turn = kvatlas_port, itertools.count()
-        self.start()
-        self._workers = [Client(worker.port) for worker in workers]
-
-    def start(self) -> None:
-        """Begins anew: it knows nothing that it could lose."""
-        self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
-
-    def stop(self) -> None:
-        """Ends it."""
-        self._connection.close()
-
-    def _reused(self, prompt: Prompt) -> dict[str, int]:
-        tokens, salt, adapter = prompt
-        query = {"model": MODEL, "tokens": tokens} | ({"cache_salt": salt} if salt else {}) | ({"lora_name": adapter} if adapter else {})
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            self._connection.request("POST", "/v1/query", json.dumps(query), {"content-type": "application/json"})
-            answer = self._connection.getresponse()
-            content = answer.read()
-            if answer.status == 200:
-                holders = json.loads(content)["holders"]
-                return {holder["worker"]: holder.get("usable_blocks", holder["matched_blocks"]) for holder in holders}
-            return {}
-        self._connection.close()
-        return {}
-
-    def ask(self, prompt: Prompt) -> dict[str, Any]:
-        """Sends a request to the best engine."""
-        reused, turn = self._reused(prompt), next(self._turn)
-        places = [(turn + step) % ENGINES for step in range(ENGINES)]
-        return self._workers[max(places, key=lambda place: reused.get(f"gpu-{place}", 0))].ask(prompt)
+    def _connection(self) -> http.client.HTTPConnection:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        connection: http.client.HTTPConnection = self._own.connection
+        return connection
 
 
 @dataclass
@@ -279,72 +255,86 @@ class Tally:
 class Site:
     """Engines, and a way to them."""
 
-    def __init__(
-        self, folder: Path, seed: int, way: str, kind: str = "plain", blocks: int = 3000, buffer_steps: int = 10_000, has_replay: bool = True
-    ) -> None:
-        self._random, self.way = random.Random(seed), way
-        self.fleet = Fleet(kind, blocks, buffer_steps, has_replay)
-        self._processes: list[Process | SmallRouter] = []
-        workers = self.fleet.workers
-        sockets: list[tuple[int, int | None]] = [(worker.events, worker.replay if has_replay else None) for worker in workers]
-        if way != "direct":
-            broker = Broker(folder, free_ports(1)[0])
-            broker.start()
-            self.kvatlas = Kvatlas(folder, workers, broker.port)
-            self.kvatlas.start()
-            wait_until("kvatlas is ready", self.kvatlas.is_ready)
-            self._processes += [self.kvatlas, broker]
-            sockets = self.kvatlas.sockets
-        self._aside = [Client(worker.port) for worker in workers]
-        self.router: Router | SmallRouter
-        if way == "asked":
-            self.router = SmallRouter(self.kvatlas.http_port, workers)
-        else:
-            self.router = Router(folder, workers, sockets)
-            self.begin(self.router)
-        self._processes.insert(0, self.router)
-
-    def begin(self, process: Process | SmallRouter) -> None:
-        """Starts the router or kvatlas, and waits until the router has what it gets without further requests."""
-        given = self.kvatlas.answers() if self.way == "republished" else 0
-        process.start()
-        if self.way == "republished":
-            wait_until("the router was given all blocks", lambda: self.kvatlas.answers() >= given + ENGINES)
-        elif self.way == "asked":
-            wait_until("kvatlas is ready", self.kvatlas.is_ready)
-        # The router has still to apply them. Without kvatlas, its subscriptions are on their way.
-        time.sleep(1)
+    def __init__(self, folder: Path, seed: int, way: type[Way], caches: Caches, routers: int) -> None:
+        self.seed, self._random = seed, random.Random(seed)
+        self.fleet = Fleet(caches, way.TOPIC)
+        self._aside = [Client(worker.port) for worker in self.fleet.workers]
+        self.way = way(folder, self.fleet, routers)
+        self._routers = routers
+        try:
+            self.way.start()
+        except BaseException:
+            self.close()
+            raise
 
     def ask_aside(self, place: int, prompt: Prompt) -> dict[str, Any]:
         """Sends a request past the router."""
-        return self._aside[place].ask(prompt)
+        self._aside[place].ask(prompt)
+        return self.fleet.outcome(prompt)
+
+    def ask(self, prompt: Prompt, router: int = 0) -> dict[str, Any]:
+        """Sends a request through a router."""
+        self.way.ask(prompt, router)
+        return self.fleet.outcome(prompt)
 
     def drive(self, chats: Chats, requests: int, spacing: float = SPACING, aside: float = ASIDE) -> Tally:
-        """Sends requests, most of them through the router, whose choices are counted."""
+        """Sends requests, most of them through the routers by turns, whose choices are counted."""
         tally = Tally()
-        for _ in range(requests):
+        for number in range(requests):
             prompt, place = chats.prompt(), self._random.randrange(ENGINES)
             if self._random.random() < aside:
                 served = self.ask_aside(place, prompt)
             else:
-                served = self.router.ask(prompt)
+                served = self.ask(prompt, number % self._routers)
                 tally.add(served)
             chats.answered(prompt, served["answer"])
             time.sleep(spacing)
         return tally
 
+    def crowd(self, chats: list[Chats], requests: int) -> Tally:
+        """Sends requests of several clients at once, all through the router; each client has conversations of its own."""
+        tally = Tally()
+
+        def client(own: Chats) -> list[dict[str, Any]]:
+            outcomes = []
+            for _ in range(requests // len(chats)):
+                prompt = own.prompt()
+                outcomes.append(self.ask(prompt))
+                own.answered(prompt, outcomes[-1]["answer"])
+            return outcomes
+
+        with ThreadPoolExecutor(len(chats)) as clients:
+            for outcomes in clients.map(client, chats):
+                for served in outcomes:
+                    tally.add(served)
+        return tally
+
+    def lose(self, share: float, place: int | None = None) -> None:
+        """From now on, this share of the messages of all engines, or of one, is lost."""
+        for number, worker in enumerate(self.fleet.workers):
+            if worker.proxy and place in (None, number):
+                worker.proxy.lose(share)
+
+    def busiest(self) -> int:
+        """The engine that has served most requests."""
+        return max(range(ENGINES), key=self.fleet.counts.__getitem__)
+
+    def restart_engine(self, place: int) -> None:
+        """An engine ends, and begins anew; so does what runs in its process."""
+        self.fleet.restart(place)
+        self.way.engine_restarted(place)
+
     def close(self) -> None:
         """Ends all."""
-        for process in self._processes:
-            process.stop()
+        self.way.stop()
         self.fleet.close()
 
 
 @contextlib.contextmanager
-def sites(seed: int, way: str, **more: Any) -> Iterator[Site]:
+def sites(seed: int, way: type[Way], caches: Caches | None = None, routers: int = 1) -> Iterator[Site]:
     """A site, for a while."""
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(Path(folder), seed, way, **more)
+        site = Site(Path(folder), seed, way, caches or Caches(), routers)
         try:
             yield site
         finally:

@@ -14,38 +14,38 @@ import sys
 import time
 from collections.abc import Callable
 
-from vllm_fleet import ADAPTERS, ENGINES, SIZE, SPACING, Tally, plain_chats, sites
+from vllm_fleet import ADAPTERS, ENGINES, SIZE, SPACING, Caches, Tally, plain_chats, sites
+from ways import Direct, Republished, Way
 
 
-def undisturbed(seed: int, way: str, requests: int) -> Tally:
+def undisturbed(seed: int, way: type[Way], requests: int) -> Tally:
     """Requests one after the other."""
     with sites(seed, way) as site:
         return site.drive(plain_chats(seed), 2 * requests)
 
 
-def router_restarts(seed: int, way: str, requests: int) -> Tally:
+def router_restarts(seed: int, way: type[Way], requests: int) -> Tally:
     """The router restarts, when the engines can replay a few of their batches only."""
-    with sites(seed, way, buffer_steps=20) as site:
+    with sites(seed, way, Caches(buffer_steps=20)) as site:
         chats = plain_chats(seed)
         site.drive(chats, 2 * requests)
-        site.router.stop()
-        site.begin(site.router)
+        site.way.restart_routers()
         return site.drive(chats, requests)
 
 
-def kvatlas_restarts(seed: int, way: str, requests: int) -> Tally:
+def kvatlas_restarts(seed: int, way: type[Way], requests: int) -> Tally:
     """kvatlas is killed, and the router goes on."""
     with sites(seed, way) as site:
         chats = plain_chats(seed)
         site.drive(chats, requests)
-        if way == "republished":
-            site.kvatlas.kill()
+        if isinstance(site.way, Republished):
+            site.way.kvatlas.kill()
             site.drive(chats, 20)
-            site.begin(site.kvatlas)
+            site.way.restart_kvatlas()
         return site.drive(chats, requests)
 
 
-def special(seed: int, way: str, requests: int, salt: str | None, adapter: str | None) -> Tally:
+def special(seed: int, way: type[Way], requests: int, salt: str | None, adapter: str | None) -> Tally:
     """One engine has a prompt, and another one more of it with a salt or an adapter, which is of no use to the prompt without."""
     with sites(seed, way) as site:
         choice, tally = random.Random(seed), Tally()
@@ -56,7 +56,7 @@ def special(seed: int, way: str, requests: int, salt: str | None, adapter: str |
             site.ask_aside(others, (tokens, salt, adapter))
         time.sleep(1)
         for tokens in prompts:
-            tally.add(site.router.ask((tokens, None, None)))
+            tally.add(site.ask((tokens, None, None)))
             time.sleep(SPACING)
         return tally
 
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="fewer requests")
     arguments = parser.parse_args()
     seed, requests = arguments.seed, 60 if arguments.short else 200
-    scenarios: dict[str, Callable[[str], Tally]] = {
+    scenarios: dict[str, Callable[[type[Way]], Tally]] = {
         "undisturbed": lambda way: undisturbed(seed, way, requests),
         "the router restarts, replays out of reach": lambda way: router_restarts(seed, way, requests),
         "kvatlas restarts": lambda way: kvatlas_restarts(seed, way, requests),
@@ -77,7 +77,7 @@ def main() -> int:
     }
     is_wrong = False
     for name, play in scenarios.items():
-        without, behind = play("direct"), play("republished")
+        without, behind = play(Direct), play(Republished)
         # A request may come before the events of the last one.
         is_right = behind.blind == 0 and behind.missed <= max(without.missed, behind.requests // 100)
         is_wrong |= not is_right

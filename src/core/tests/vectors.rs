@@ -228,6 +228,7 @@ fn document() -> String {
         ("batches", batches::batches()),
         ("batches_refused", batches::batches_refused()),
         ("queries", queries::queries()),
+        ("hints", queries::hints()),
         ("query_batches", queries::query_batches()),
         ("query_replies", replies::query_replies()),
         ("query_batch_replies", replies::query_batch_replies()),

@@ -31,6 +31,7 @@ mod dump;
 mod engines;
 mod error;
 mod hash_json;
+mod hints;
 mod lookup;
 mod models;
 mod openapi;

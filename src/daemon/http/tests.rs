@@ -200,7 +200,7 @@ fn what_an_answer_always_has_is_required() {
         ("DynamoFigures", &[]),
         ("DynamoScores", &["addresses"]),
         ("Layout", &[]),
-        ("QueryReply", &["gathered"]),
+        ("QueryReply", &["gathered", "predicted"]),
         (
             "HolderMatch",
             &[
@@ -217,6 +217,7 @@ fn what_an_answer_always_has_is_required() {
         ),
         ("HolderStatus", &["address", "labels", "since_us"]),
         ("StatusReply", &["gathered"]),
+        ("PredictedHolder", &["address"]),
         ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),
     ] {

@@ -52,8 +52,12 @@ fn world() -> World {
         page: Arc::new(Page::new(
             answerer.clone(),
             Arc::clone(&readiness),
-            Arc::clone(&sample),
-            Arc::new(Outcomes::new(namespaces, None)),
+            Looked {
+                sample: Arc::clone(&sample),
+                outcomes: Arc::new(Outcomes::new(namespaces, None)),
+                costs: Arc::default(),
+                missing_shards: Arc::default(),
+            },
             MetricsHandle::empty(),
         )),
         sampled: answerer.sampled_by(&sample),
