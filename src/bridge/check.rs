@@ -94,9 +94,19 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
         ));
     }
     let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
-    if scheme == Some(SchemeAlgorithm::Sglang) && engine.format != Format::Sglang {
+    // These take the engine's own names.
+    let whose = match scheme {
+        Some(SchemeAlgorithm::Sglang) => Some(Format::Sglang),
+        Some(SchemeAlgorithm::VllmSha256Cbor) => Some(Format::Vllm),
+        _ => None,
+    };
+    if let (Some(scheme), Some(whose)) = (scheme, whose)
+        && engine.format != whose
+    {
         return invalid(format!(
-            "scheme: sglang takes the names of SGLang's pages, and {} has others",
+            "scheme: {} takes the names of {}, and {} has others",
+            scheme.as_str(),
+            whose.as_str(),
             engine.format.as_str()
         ));
     }

@@ -12,6 +12,7 @@ and what the engines need. Ends with 1 where a choice was wrong or a request has
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -19,6 +20,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+# A replica that does not tell its queue in time is passed over. Here that says that the machine is busy.
+os.environ["RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S"] = os.environ["RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S"] = "10"
 
 import ray
 from ray import serve

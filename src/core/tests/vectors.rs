@@ -219,6 +219,7 @@ fn document() -> String {
         ("hashes", hashes()),
         ("llmd_keys", schemes::llmd_keys()),
         ("sglang_pages", schemes::sglang_pages()),
+        ("vllm_blocks", schemes::vllm_blocks()),
         ("lineage", lineage()),
         ("lineage_refused", lineage_refused()),
         ("subjects", subjects()),

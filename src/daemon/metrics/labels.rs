@@ -144,6 +144,8 @@ label_values! {
         Query => "query",
         /// `/query_by_hash`.
         QueryByHash => "query_by_hash",
+        /// `/lookup`.
+        Lookup => "lookup",
         /// `/register`.
         Register => "register",
         /// `/unregister`.
@@ -174,6 +176,7 @@ impl HttpRoute {
             "/v1/hints" => Self::V1Hints,
             "/query" => Self::Query,
             "/query_by_hash" => Self::QueryByHash,
+            "/lookup" => Self::Lookup,
             "/register" => Self::Register,
             "/unregister" => Self::Unregister,
             "/workers" => Self::Workers,
