@@ -118,7 +118,7 @@
 pub mod admin;
 pub mod broker;
 pub mod config;
-mod dynamo;
+pub(crate) mod dynamo;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod history;
