@@ -89,6 +89,7 @@ DIMENSIONS: list[list[Values]] = [
         {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
         {"bridge": {"enabled": True, "http": {"enabled": True}}},
         {"bridge": {"enabled": True, "discover": ["kubernetes:app=vllm", "kubernetes:app=sglang@other:30000", "dns:vllm-headless:8000"], "blockSize": 32}},
+        {"bridge": {"enabled": True, "discover": ["inferencepool:llama", "endpointslices:other/vllm:8000", "inferencepool:third/a", "endpointslices:third/b"]}},
         {
             "bridge": {
                 "enabled": True,
@@ -152,6 +153,7 @@ ENGINES = [
     "a=http://h,format=tensorrt-llm",
     "a=nats://h:4222,format=dynamo,topic=namespace.n.component.c.kv-events",
     "a=tcp://h:5557,format=mooncake",
+    "a=tcp://h:5557,format=dynamo,discovery=etcd:http://e:2379",
     "a=tcp://h:5557,format=sglang,model=x=y",
     "a",
     "a=h:5557",
@@ -170,6 +172,12 @@ SOURCES = [
     "dns:vllm-headless.llm.svc",
     "dns:_http._tcp.vllm.llm.svc.cluster.local.:8000",
     "file:/etc/kvatlas/engines",
+    "inferencepool:llama",
+    "inferencepool:llm/llama.8b",
+    "endpointslices:llm/vllm:8000",
+    "inferencepool:a:8000",
+    "endpointslices:",
+    "endpointslices:a/b/c",
     "kubernetes:",
     "kubernetes:app=vllm@a/b",
     "dns:",
@@ -290,21 +298,34 @@ def check_references(items: list[dict[str, Any]]) -> None:
         assert spec["securityContext"]["runAsNonRoot"]
 
 
+def rights(source: str) -> tuple[str, list[tuple[str, str]]]:
+    """The namespace in which a source looks, and what it reads there; nothing of those that do not ask the API."""
+    kind, _, rest = source.partition(":")
+    pods, pools, slices = ("", "pods"), ("inference.networking.k8s.io", "inferencepools"), ("discovery.k8s.io", "endpointslices")
+    read = {"kubernetes": [pods], "inferencepool": [pods, pools], "endpointslices": [slices]}.get(kind, [])
+    named = rest.partition("@")[2].partition(":")[0] if kind == "kubernetes" else rest.rpartition("/")[0]
+    return named or "inference", read
+
+
 def check_rights(items: list[dict[str, Any]], values: Values) -> None:
-    """A bridge that finds pods may read those of the namespaces that are named. Nobody else has a token."""
+    """A bridge that asks the API for engines may read what tells of them, in the namespaces that are named. Nobody else has a token."""
     bridge = values.get("bridge", {})
-    sources = [source for source in bridge.get("discover", []) if bridge.get("enabled") and source.startswith("kubernetes:")]
-    namespaces = {source.partition("@")[2].partition(":")[0] or "inference" for source in sources}
+    wanted: dict[str, set[tuple[str, str]]] = {}
+    for namespace, read in map(rights, bridge.get("discover", []) if bridge.get("enabled") else []):
+        if read:
+            wanted.setdefault(namespace, set()).update(read)
     accounts = {item["metadata"]["name"] for item in items if item["kind"] == "ServiceAccount"}
     for owner, template in pods(items):
-        finds = bool(sources) and owner["metadata"]["name"].endswith("-bridge")
+        finds = bool(wanted) and owner["metadata"]["name"].endswith("-bridge")
         assert template["spec"]["automountServiceAccountToken"] is finds, owner["metadata"]
         assert not finds or template["spec"]["serviceAccountName"] in accounts
     roles = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "Role"}
     bindings = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "RoleBinding"}
-    assert set(roles) == set(bindings) == namespaces, (set(roles), namespaces)
-    for namespace in namespaces:
-        assert roles[namespace]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert set(roles) == set(bindings) == set(wanted), (set(roles), wanted)
+    for namespace, read in wanted.items():
+        rules = roles[namespace]["rules"]
+        assert all(rule["verbs"] == ["get", "list", "watch"] for rule in rules)
+        assert {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]} == read, rules
         assert bindings[namespace]["roleRef"]["name"] == roles[namespace]["metadata"]["name"]
         [subject] = bindings[namespace]["subjects"]
         assert subject["name"] in accounts and subject["namespace"] == "inference"

@@ -118,7 +118,15 @@ class Direct(Way):
 class Kvatlas(Process):
     """`kvatlas up`, which may publish the engines' events once more."""
 
-    def __init__(self, folder: Path, workers: list[Worker], nats_port: int, republishes: bool = False, keeps_state: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: list[Worker],
+        nats_port: int,
+        republishes: bool = False,
+        keeps_state: bool = False,
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.http_port, self._admin_port, *ports = free_ports(2 + 2 * ENGINES)
         command = [kvatlas(), "up", "--model", MODEL, "--block-size", str(SIZE), "--nats-url", f"nats://127.0.0.1:{nats_port}"]
         command += ["--http-listen", f"127.0.0.1:{self.http_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]

@@ -35,9 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the bridge finds pods: then it has a service account of its own, with the right to read them. */}}
+{{/* Whether the bridge asks the API for engines: then it has a service account of its own, with the right to read what it asks for. */}}
 {{- define "kvatlas.findsPods" -}}
-{{- if and .Values.bridge.enabled (regexMatch "(^|,)kubernetes:" (join "," .Values.bridge.discover)) -}}
+{{- if and .Values.bridge.enabled (regexMatch "(^|,)(kubernetes|inferencepool|endpointslices):" (join "," .Values.bridge.discover)) -}}
 true
 {{- end -}}
 {{- end -}}
