@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Breaks a running deployment in ten ways, and shows for each who names the culprit: alert, log, `kvatlas status`, `kvatlas doctor`, page.
+"""Breaks a running deployment in thirteen ways, and shows for each who names the culprit: alert, log, `kvatlas status`, `kvatlas doctor`, page.
 
-    deploy/drill.py            runs the services of deploy/compose as processes, and writes deploy/drill.md
-    deploy/drill.py --print    prints the page and writes nothing
+    deploy/drill.py            runs the services of deploy/compose as processes, and writes deploy/drill.md. Beside them are two shards with
+                               their gateway, and a bridge with an engine (deploy/compose/extras.yaml, deploy/compose/engine.py)
+    deploy/drill.py --print    prints the page and writes nothing; KVATLAS_DRILL_ONLY has a pattern of the titles of what is to be broken
 
 It fails where an alert does not fire, where one of the others does not name the culprit within a minute, or where the deployment does
 not recover. The waits of the alert rules are shortened, so that it takes minutes and not hours. See deploy/compose/processes.py for
@@ -12,6 +13,7 @@ what it needs.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +31,18 @@ import yaml
 
 DEPLOY = Path(__file__).resolve().parent
 sys.path.insert(0, str(DEPLOY / "compose"))
-from processes import Service, Stack, can_run, enter_namespaces, get, read_env, wait_until  # noqa: E402
+from processes import NETWORK, Service, Stack, can_run, enter_namespaces, get, read_env, wait_until  # noqa: E402
 from trouble import publish_raw  # noqa: E402
 
 KVATLAS = "/usr/local/bin/kvatlas"
 PATIENCE_S = 120.0
+# The engine of the drill: where it publishes and replays. Its worker falls to the first of the shards.
+ENGINE, ENGINE_PORTS = "engine-1", ("5557", "5558")
+# The epoch of a publisher whose clock is an hour ahead.
+AHEAD_EPOCH = str(int((time.time() + 3600) * 1e6))
+# What the doctor is told: the two daemons, or the others, which have a NATS server without passwords.
+DAEMONS = ["--role", "router", "--admin", "kvatlas-1:9464", "--admin", "kvatlas-2:9464"]
+OTHERS = ["--nats-url", "nats://nats-other:4222", *(part for name in ("gateway", "shard-0", "shard-1", "bridge") for part in ("--admin", f"{name}:9464"))]
 # What the drill's deployment has otherwise than that of compose.yaml: faults show sooner.
 OVERRIDES = {
     "KVATLAS_NAMESPACE_DEFAULTS_STALE_AFTER_MS": "5000",
@@ -60,8 +70,9 @@ class Fault:
     doctor: str
     status: str | None
     page: str | None
-    # The daemon that is asked, and whose log is looked at.
+    # The daemon that is asked, and whose log is looked at unless another one's is.
     told_by: str = "kvatlas-1"
+    log_of: str | None = None
 
 
 def hastened_rules(directory: Path) -> Path:
@@ -81,13 +92,23 @@ def compose_override(directory: Path) -> Path:
     """A compose file to lay over compose.yaml."""
     daemon = {"environment": dict(OVERRIDES)}
     prometheus = {"volumes": [f"{hastened_rules(directory)}:/etc/prometheus/alerts.yml:ro"]}
+    publishes, replays = (f"tcp://{NETWORK}1:{port}" for port in ENGINE_PORTS)
+    engine = f"{ENGINE}={publishes},replay={replays}"
+    bridge = {"command": ["bridge", "--engine", engine, "--model", "llama", "--admin-listen", "0.0.0.0:9464"]}
+    services = {"kvatlas-1": daemon, "kvatlas-2": daemon, "prometheus": prometheus, "bridge": bridge}
     path = directory / "drill.yaml"
-    path.write_text(yaml.safe_dump({"services": {"kvatlas-1": daemon, "kvatlas-2": daemon, "prometheus": prometheus}}))
+    path.write_text(yaml.safe_dump({"services": services}))
     return path
 
 
 def operator(stack: Stack) -> dict[str, str]:
     return {"user": "operator", "password": read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]}
+
+
+def start_engine(directory: Path) -> subprocess.Popen[bytes]:
+    """An engine beside the services, which the bridge follows."""
+    with (directory / "engine.log").open("wb") as log:
+        return subprocess.Popen([sys.executable, DEPLOY / "compose/engine.py", f"{NETWORK}1", *ENGINE_PORTS], stdout=log, stderr=log)
 
 
 def run(stack: Stack, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -106,8 +127,8 @@ def publish(stack: Stack, worker: str, *options: str) -> None:
         raise SystemExit(f"{command}: {said.stderr}")
 
 
-def say_goodbye(stack: Stack, worker: str) -> None:
-    run(stack, "publish", "--namespace", "demo", "--worker", worker, text='{"type":"goodbye"}\n')
+def say_goodbye(stack: Stack, worker: str, *options: str) -> None:
+    run(stack, "publish", "--namespace", "demo", "--worker", worker, *options, text='{"type":"goodbye"}\n')
 
 
 def damage(stack: Stack, worker: str) -> None:
@@ -145,6 +166,10 @@ def start_brokers(stack: Stack) -> None:
         stack.start(name)
 
 
+def stop(stack: Stack, name: str) -> None:
+    stack.stop(name, signal.SIGKILL)
+
+
 def restart(stack: Stack, name: str, **environment: str) -> None:
     service: Service = stack.services[name]
     stack.stop(name)
@@ -158,7 +183,7 @@ def protect(stack: Stack, name: str, mode: int) -> None:
     directory.chmod(mode)
 
 
-def faults() -> list[Fault]:
+def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
     right = read_env(DEPLOY / "compose/.env")["KVATLAS_DAEMON_PASSWORD"]
     return [
         Fault(
@@ -223,7 +248,8 @@ def faults() -> list[Fault]:
             "The worker `wide` publishes blocks of 32 tokens, and those of its namespace have 16.",
             "KvatlasBatchesDropped", {"reason": "other_settings"}, r"wide",
             lambda stack: widen(stack, "wide"), lambda stack: say_goodbye(stack, "wide"),
-            r"publisher wide of demo: all its batches are dropped", r"all batches are dropped of wide", r"all batches dropped wide of demo",
+            r"publisher wide of demo: all its batches are dropped \(other_settings\)", r"all batches are dropped of wide \(other_settings\)",
+            r"all batches dropped wide \(other_settings\) of demo",
         ),
         Fault(
             "A bound is reached",
@@ -231,6 +257,29 @@ def faults() -> list[Fault]:
             "KvatlasIndexFull", {"instance": "kvatlas-1:9464"}, r"capacity",
             lambda stack: restart(stack, "kvatlas-1", KVATLAS_LIMITS_MAX_BLOCKS_TOTAL="100"), lambda stack: unbound(stack, "kvatlas-1"),
             r"holder worker-\d+/0 of demo: .*capacity", r"worker-\d+/0 .*capacity", r"capacity worker-\d+/0.* of demo",
+        ),
+        Fault(
+            "A publisher's clock is ahead",
+            "The worker `early` begins an epoch of a clock that is an hour ahead.",
+            "KvatlasClockAhead", {"namespace": "demo"}, r"epoch lies ahead of the clock.*early",
+            lambda stack: publish(stack, "early", "--epoch", AHEAD_EPOCH),
+            lambda stack: say_goodbye(stack, "early", "--epoch", AHEAD_EPOCH, "--seq", "2"),
+            r"publishers: .*ahead of the clock .* in demo \(early/0\)", r"clocks in demo: .*: early/0", r"clock ahead early/0 of demo",
+        ),
+        Fault(
+            "An engine hangs",
+            f"The engine `{ENGINE}` is stopped (SIGSTOP): its connections stay open, and nothing comes on them. Its bridge goes on.",
+            "KvatlasEngineInexact", {"engine": f"{ENGINE}/0"}, rf"engine out of sight.*{ENGINE}/0",
+            lambda stack: engine.send_signal(signal.SIGSTOP), lambda stack: engine.send_signal(signal.SIGCONT),
+            rf"holder {ENGINE}/0 of llama: .*upstream_lost.* since ", rf"{ENGINE}/0 .*upstream_lost.* since ", rf"upstream_lost {ENGINE}/0 of llama",
+            told_by="shard-0", log_of="bridge",
+        ),
+        Fault(
+            "A shard is missing",
+            "The daemon of the shard 1/2 is killed, and routers ask the gateway.",
+            "KvatlasShardMissing", {"instance": "gateway:9464", "shard": "1"}, r"a shard did not answer in time.*shard=1",
+            lambda stack: stop(stack, "shard-1"), lambda stack: stack.start("shard-1"),
+            r"shard 1/2: does not answer since ", r"shard 1/2 does not answer since ", r"shard missing shard 1/2", told_by="gateway",
         ),
     ]
 
@@ -262,8 +311,15 @@ def said(stack: Stack, *command: str) -> str:
     return done.stdout + done.stderr
 
 
+def examined(stack: Stack, fault: Fault) -> str:
+    """What the doctor of the fault's deployment says."""
+    return said(stack, "doctor", *(DAEMONS if fault.told_by.startswith("kvatlas") else OTHERS))
+
+
 def line_of(text: str, pattern: str) -> str | None:
-    return next((line.strip() for line in text.splitlines() if re.search(pattern, line)), None)
+    """The first line that names the culprit, with those below it that belong to it: they stand further in."""
+    lines = re.sub(r"\n {4,}", "\t", text).splitlines()
+    return next((line.strip().replace("\t", "\n     ") for line in lines if re.search(pattern, line)), None)
 
 
 def page_rows(stack: Stack, name: str) -> str:
@@ -285,10 +341,12 @@ def page_rows(stack: Stack, name: str) -> str:
 def rows_of(hello: dict[str, Any], frame: dict[str, Any]) -> list[str]:
     rows = [] if frame["ready"] else ["not ready " + "; ".join(frame["reasons"])]
     names = {number: f"{worker}/{rank} of {namespace}" for number, namespace, worker, rank in frame["fleet"]["added"]}
+    costs = {number: f" Cost: {cost}." for number, cost in frame["costs"]}
     for number, _, bits, *_ in frame["fleet"]["facts"]:
-        rows += [f"{word} {names.get(number)}" for bit, word in hello["reasons"] if bits & bit]
+        rows += [f"{word} {names.get(number)}{costs.get(number, '')}" for bit, word in hello["reasons"] if bits & bit]
+    rows += [f"shard missing shard {missing['shard']}/{missing['shards']}" for missing in frame["missing_shards"]]
     for namespace in frame["namespaces"]:
-        rows += [f"all batches dropped {worker} of {namespace['name']}" for worker in namespace["refused_publishers"]]
+        rows += [f"all batches dropped {known['worker']} ({known['reason']}) of {namespace['name']}" for known in namespace["refused"]]
         rows += [f"clock ahead {holder} of {namespace['name']}" for holder in namespace["ahead"]]
     return rows
 
@@ -302,13 +360,26 @@ def told(stack: Stack, fault: Fault) -> list[tuple[str, str]]:
         line = wait_until(f"{who} to say {pattern}: {fault.title}", lambda: line_of(ask(), pattern), PATIENCE_S)
         lines.append((who, line))
 
-    doctor = ["doctor", "--role", "router", "--admin", "kvatlas-1:9464", "--admin", "kvatlas-2:9464"]
-    wait("kvatlas doctor", fault.doctor, lambda: said(stack, *doctor))
+    wait("kvatlas doctor", fault.doctor, lambda: examined(stack, fault))
     if fault.status is not None:
         wait("kvatlas status", fault.status, lambda: said(stack, "status", "--admin", at))
     if fault.page is not None:
         wait("The page", fault.page, lambda: page_rows(stack, fault.told_by))
     return lines
+
+
+def is_watched(stack: Stack) -> bool:
+    """Whether Prometheus has seen all processes some times: a counter that has moved before looks as if it stood still."""
+    query = urllib.parse.urlencode({"query": "min(count_over_time(up[1m]))"})
+    status, text = get(stack.url("prometheus", 9090, f"/api/v1/query?{query}"))
+    seen = json.loads(text)["data"]["result"] if status == 200 else []
+    return bool(seen) and float(seen[0]["value"][1]) >= 3
+
+
+def are_exact(workers: str) -> bool:
+    """Whether a daemon knows some holders, and all for certain."""
+    holders = json.loads(workers)["holders"]
+    return bool(holders) and all(holder["exact"] for holder in holders)
 
 
 def is_well(stack: Stack) -> bool:
@@ -317,16 +388,24 @@ def is_well(stack: Stack) -> bool:
         if get(stack.url(name, 9464, "/readyz"))[0] != 200:
             return False
         _, text = get(stack.url(name, 9464, "/workers?namespace=demo"))
-        holders = json.loads(text)["holders"]
-        if not holders or not all(holder["exact"] for holder in holders):
+        if not are_exact(text):
             return False
+    if get(stack.url("gateway", 9464, "/readyz"))[0] != 200:
+        return False
+    # The engine's holder is among those of the first.
+    _, text = get(stack.url("shard-0", 9464, "/workers"))
+    if ENGINE not in text or not are_exact(text):
+        return False
     status, text = get(stack.url("prometheus", 9090, "/api/v1/alerts"))
-    return status == 200 and not json.loads(text)["data"]["alerts"]
+    # All of it runs on one machine, which may be slow.
+    names = {alert["labels"]["alertname"] for alert in json.loads(text)["data"]["alerts"]} if status == 200 else {""}
+    return names <= {"KvatlasQueriesSlow"}
 
 
 def drill(stack: Stack, fault: Fault) -> str:
     """Breaks, looks, mends; the section of the page."""
-    log = stack.services[fault.told_by].log
+    logging = fault.log_of or fault.told_by
+    log = stack.services[logging].log
     since = log.stat().st_size
     begun = time.monotonic()
     fault.do(stack)
@@ -342,7 +421,7 @@ def drill(stack: Stack, fault: Fault) -> str:
     return "\n".join([
         f"## {fault.title}", "", fault.what, "",
         f"Alert: [{fault.alert}](operating.md#{fault.alert.lower()}) `{{{labels}}}`: {alert['annotations']['summary']}.", "",
-        f"Log of `{fault.told_by}`:", "", "```text", line, "```", "",
+        f"Log of `{logging}`:", "", "```text", line, "```", "",
         *(part for who, said in others for part in (f"{who}:", "", "```text", said, "```", "")),
         f"The alert fired {fired_after:.0f} s after the fault. {time.monotonic() - mended:.0f} s after the repair, no alert was left and every holder was exact.", "",
     ])
@@ -350,7 +429,8 @@ def drill(stack: Stack, fault: Fault) -> str:
 
 HEAD = """# What a bad hour looks like
 
-`deploy/drill.py` has written this page. It runs the deployment of [compose](compose), breaks it in ten ways, one after the other, and
+`deploy/drill.py` has written this page. It runs the deployment of [compose](compose), beside it two
+shards with their gateway and a bridge with an engine, breaks it in thirteen ways, one after the other, and
 waits each time until all is well again. It fails where no alert fires, or where log, `kvatlas doctor`, `kvatlas status` or page do not name
 the culprit. The alerts' waits are
 shortened to five seconds, their windows to thirty, the age of a snapshot to twenty; those of [alerts.yml](prometheus/alerts.yml) are for
@@ -365,17 +445,22 @@ def main() -> None:
     subprocess.run([DEPLOY / "compose/env.sh"], check=True, stderr=subprocess.DEVNULL)
     enter_namespaces()
     state = Path(tempfile.mkdtemp(prefix="kvatlas-drill-"))
-    stack = Stack([DEPLOY / "compose/compose.yaml", compose_override(state)], state)
+    files = [DEPLOY / "compose/compose.yaml", DEPLOY / "compose/extras.yaml", compose_override(state)]
+    stack = Stack(files, state)
     sections = []
+    engine = start_engine(state)
     try:
         stack.up()
-        wait_until("all to be well", lambda: is_well(stack), PATIENCE_S)
-        for fault in faults():
-            sections.append(drill(stack, fault))
+        wait_until("all to be well", lambda: is_well(stack) and is_watched(stack), PATIENCE_S)
+        only = os.environ.get("KVATLAS_DRILL_ONLY", "")
+        for fault in faults(engine):
+            if re.search(only, fault.title):
+                sections.append(drill(stack, fault))
     except BaseException:
-        print(f"the logs are in {state}", file=sys.stderr)
+        print(f"the logs are in {state}; alerts: {get(stack.url('prometheus', 9090, '/api/v1/alerts'))[1]}", file=sys.stderr)
         raise
     finally:
+        engine.kill()
         stack.kill()
     page = "\n".join([HEAD, *sections])
     if "--print" in sys.argv:

@@ -1,16 +1,16 @@
 #!/bin/sh
 # Runs kvatlas beside routers that ask it, and compares every answer with what the workers hold: Dynamo's router 1.6.1 with its mocker as the
 # engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events; what SGLang's router asks over gRPC,
-# by Python's client and by grpcurl, beside SGLang's own caches; and vLLM's router 0.1.17 behind `kvatlas bridge --republish`, in front of vLLM's
-# own block pools. Arguments are those of tests/routers/__main__.py, llmd_router.py, sglang_router.py and vllm_router.py there:
+# by Python's client and by grpcurl, beside SGLang's own caches; vLLM's router 0.1.17 behind `kvatlas bridge --republish`, in front of vLLM's
+# own block pools; and Ray Serve 2.60 with the request router of src/python, in front of such pools. Arguments are those of
+# tests/routers/__main__.py, llmd_router.py, sglang_router.py, vllm_router.py and ray_router.py there:
 #
-#   deploy/scenario-routers.sh                 10,000 questions of each: about fifteen minutes
+#   deploy/scenario-routers.sh                 10,000 questions of each: about twenty minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions
-#   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d and vllm
-#   deploy/scenario-routers.sh --only llm-d --bench    look-ups a second, of Redis and of kvatlas
+#   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
 #
-# Fetches the routers' wheels into .tools/ (about 80 MB). What cannot be had is skipped, and said.
+# Fetches the routers' wheels into .tools/ (about 80 MB; unpacked, Ray Serve takes 500 MB). What cannot be had is skipped, and said.
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
@@ -61,7 +61,8 @@ play_llmd() {
     fi
 }
 
-play_dynamo() {
+# Dynamo's router and mocker, and their Python in DYNAMO_PYTHON.
+make_dynamo() {
     environment=$root/.tools/routers-python
     make_environment "$environment" 11
     # Only what the router and the mocker need of the many dependencies: nothing of it computes anything here.
@@ -69,7 +70,12 @@ play_dynamo() {
         CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
         CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging nats-py xxhash
     }
-    DYNAMO_PYTHON=$environment/bin/python python3 tests/routers "$@"
+    export DYNAMO_PYTHON="$environment/bin/python"
+}
+
+play_dynamo() {
+    make_dynamo
+    python3 tests/routers "$@"
 }
 
 # A grpcurl in GRPCURL; false where there is none, and none can be built.
@@ -113,13 +119,7 @@ with_vllm() {
 
 # Lets all of them choose among vLLM's caches. Who cannot be had is left out, and said.
 play_bench() {
-    environment=$root/.tools/routers-python
-    make_environment "$environment" 11
-    # Only what they need of the many dependencies: nothing of it computes anything here.
-    if ! "$environment/bin/python" -c 'import dynamo.llm, uvloop' 2>/dev/null; then
-        try_pip --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
-        try_pip uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging
-    fi
+    make_dynamo
     if ! "$environment/bin/python" -c 'import smg, smg_grpc_servicer, grpc_health' 2>/dev/null; then
         try_pip --no-deps smg-grpc-proto==0.4.28 smg-grpc-servicer==0.14.1
         try_pip smg==1.13.0 grpcio grpcio-health-checking protobuf
@@ -135,11 +135,54 @@ try_pip() {
         (CI="" skip "not installed: $*; see what pip said above")
 }
 
+# Builds the client of gRPC into .tools/grpc-load, unless it is there as it is. False where that cannot be done.
+make_load() {
+    GRPC_LOAD=$root/.tools/grpc-load
+    export GRPC_LOAD
+    if [ -x "$GRPC_LOAD" ] && cmp -s benches/questions/load/main.go "$GRPC_LOAD.go"; then return; fi
+    command -v go >/dev/null && (cd benches/questions/load && go build -o "$GRPC_LOAD" .) && cp benches/questions/load/main.go "$GRPC_LOAD.go"
+}
+
+bench_questions() {
+    make_dynamo
+    environment=$root/.tools/llmd-python
+    make_environment "$environment" 11
+    "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
+    install_kvatlas "$environment" ""
+    if ! command -v redis-server >/dev/null || { [ -z "${LLMD_BIN:-}" ] && ! make_in_llmd tests/routers/llmd/main.go llmd; }; then
+        skip "no redis-server, or no llm-d (LLMD_SOURCE, LLMD_BIN): Redis is left out"
+        LLMD_BIN=""
+    else
+        LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd}
+    fi
+    export LLMD_BIN
+    if ! make_load; then
+        skip "no Go: gRPC is left out"
+        GRPC_LOAD=""
+    fi
+    "$environment/bin/python" benches/questions "$@"
+}
+
+play_ray() {
+    environment=$root/.tools/ray-python
+    make_environment "$environment" 11
+    "$environment/bin/python" -c 'import ray.serve, msgspec, zmq, cbor2, xxhash, numpy, nats, msgpack' 2>/dev/null ||
+        "$environment/bin/pip" install --quiet --disable-pip-version-check 'ray[serve]==2.60.0' msgspec pyzmq cbor2 xxhash numpy pydantic nats-py msgpack ||
+        { CI="" skip "Ray Serve could not be installed: see what pip said above"; return 0; }
+    install_kvatlas "$environment" ""
+    "$environment/bin/python" tests/engines/fetch.py .tools/engines ||
+        { CI="" skip "the wheel of vLLM could not be fetched: see what pip said above"; return 0; }
+    KVATLAS_ENGINES=$root/.tools/engines "$environment/bin/python" tests/routers/ray_router.py "$@"
+}
+
 failed=0
 case $only in "" | grpc) play_grpc "$@" || failed=1 ;; esac
 case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
 case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
 # benches/routers/run.sh
 case $only in bench) play_bench "$@" || failed=1 ;; esac
+# benches/questions/run.sh
+case $only in bench-questions) bench_questions "$@" || failed=1 ;; esac
+case $only in "" | ray) play_ray "$@" || failed=1 ;; esac
 case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
 exit "$failed"

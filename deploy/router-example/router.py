@@ -12,6 +12,9 @@ What it does for a request:
 5. It tells kvatlas how many tokens the engine found in its cache, beside what was promised: `POST /v1/outcomes`. So kvatlas notices an engine
    that has less than its events say. `--no-outcomes` leaves that out.
 
+With `--hints`, it tells kvatlas in step 3 where the request goes (`POST /v1/hints`), and asks in step 2 who will have more soon by such hints. So a second
+request with the same beginning follows the first one before any event tells of it. kvatlas takes hints with `hints.ttl_ms`.
+
 Where kvatlas does not answer in time, step 3 goes by what is on its way and the home: a router must not fail with its map.
 """
 
@@ -51,6 +54,7 @@ class Router:
         self._model = options.model
         self._asks = options.policy == "kvatlas"
         self._tells = self._asks and not options.no_outcomes
+        self._hints = self._asks and options.hints
         # What is being told; a task that nobody holds may vanish.
         self._telling: set[asyncio.Task[None]] = set()
         self._patience = aiohttp.ClientTimeout(total=options.patience)
@@ -76,9 +80,9 @@ class Router:
         """What became of the questions, as JSON."""
         return web.json_response(dict(self.counts))
 
-    async def holders(self, tokens: list[int]) -> dict[str, dict[str, Any]]:
-        """The workers at which a request can reuse leading blocks of the prompt; empty where nobody answers."""
-        question = {"model": self._model, "tokens": tokens, "workers": list(self._engines)}
+    async def holders(self, tokens: list[int]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+        """The workers at which a request can reuse leading blocks of the prompt, and how many some will have soon; empty where nobody answers."""
+        question = {"model": self._model, "tokens": tokens, "workers": list(self._engines), "predicted": self._hints}
         try:
             async with self._http.post(
                 f"{self._kvatlas}/v1/query", json=question, timeout=self._patience
@@ -86,28 +90,36 @@ class Router:
                 if answer.status == 404:
                     # No worker of the model has stored anything yet.
                     self.counts["unknown_model"] += 1
-                    return {}
+                    return {}, {}
                 answer.raise_for_status()
-                holders = (await answer.json())["holders"]
+                reply = await answer.json()
+                holders, predicted = reply["holders"], reply.get("predicted", [])
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
             self.counts["unanswered"] += 1
             print(f"routing without kvatlas: {error!r}", flush=True)
-            return {}
+            return {}, {}
         self.counts["answered"] += 1
         # Of a worker with several ranks, the best: answers begin with it.
         found: dict[str, dict[str, Any]] = {}
         for holder in holders:
             found.setdefault(holder["worker"], holder)
-        return found
+        soon: dict[str, int] = {}
+        for holder in predicted:
+            soon.setdefault(holder["worker"], holder["blocks"])
+        return found, soon
 
     async def choose(self, tokens: list[int]) -> tuple[str, int, dict[str, Any] | None]:
         """The engine for a prompt, what the prompt adds to its work, in blocks, and what was promised of it."""
         blocks = len(tokens) // BLOCK_SIZE
         if not self._asks:
             return next(self._turns), blocks, None
-        holders = await self.holders(tokens)
+        holders, soon = await self.holders(tokens)
         usable = {name: usable_blocks(holder) for name, holder in holders.items()}
-        name, blocks = choose(self._engines, tokens, blocks, usable, self._under_way)
+        # What is on its way to an engine will be there when this request is.
+        reusable = {name: max(usable.get(name, 0), soon.get(name, 0)) for name in usable | soon}
+        name, blocks = choose(self._engines, tokens, blocks, reusable, self._under_way)
+        if self._hints:
+            self._post("hints", {"worker": name, "prompt": {"tokens": tokens}})
         return name, blocks, holders.get(name)
 
     async def route(self, request: web.Request) -> web.StreamResponse:
@@ -143,19 +155,24 @@ class Router:
             "prompt_tokens": int(prompt[-1]),
             "exact": promised["exact"],
         }
-        task = asyncio.create_task(self._post_outcome(outcome))
+        self._post("outcomes", outcome)
+
+    def _post(self, what: str, told: dict[str, Any]) -> None:
+        """Posts an outcome or a hint in the background."""
+        task = asyncio.create_task(self._posted(what, told))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _post_outcome(self, outcome: dict[str, Any]) -> None:
-        report = {"model": self._model, "outcomes": [outcome]}
+    async def _posted(self, what: str, told: dict[str, Any]) -> None:
+        report = {"model": self._model, what: [told]}
+        counted = "" if what == "outcomes" else "hints_"
         try:
             async with self._http.post(
-                f"{self._kvatlas}/v1/outcomes", json=report, timeout=self._patience
+                f"{self._kvatlas}/v1/{what}", json=report, timeout=self._patience
             ) as answer:
-                self.counts["told" if answer.ok else "untold"] += 1
+                self.counts[f"{counted}told" if answer.ok else f"{counted}untold"] += 1
         except (aiohttp.ClientError, TimeoutError):
-            self.counts["untold"] += 1
+            self.counts[f"{counted}untold"] += 1
 
     async def _pass_on(
         self, request: web.Request, name: str, body: bytes
@@ -200,6 +217,11 @@ def main() -> None:
     )
     parser.add_argument(
         "--no-outcomes", action="store_true", help="do not tell kvatlas what requests found in the caches"
+    )
+    parser.add_argument(
+        "--hints",
+        action="store_true",
+        help="tell kvatlas where requests are sent, and go by that, too; its hints.ttl_ms has to allow it",
     )
     options = parser.parse_args()
 

@@ -94,9 +94,19 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
         ));
     }
     let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
-    if scheme == Some(SchemeAlgorithm::Sglang) && engine.format != Format::Sglang {
+    // These take the engine's own names.
+    let whose = match scheme {
+        Some(SchemeAlgorithm::Sglang) => Some(Format::Sglang),
+        Some(SchemeAlgorithm::VllmSha256Cbor) => Some(Format::Vllm),
+        _ => None,
+    };
+    if let (Some(scheme), Some(whose)) = (scheme, whose)
+        && engine.format != whose
+    {
         return invalid(format!(
-            "scheme: sglang takes the names of SGLang's pages, and {} has others",
+            "scheme: {} takes the names of {}, and {} has others",
+            scheme.as_str(),
+            whose.as_str(),
             engine.format.as_str()
         ));
     }
@@ -112,6 +122,9 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
             "an event plane tells of many workers, which have no address together; leave address out"
                 .to_owned(),
         );
+    }
+    if engine.discovery.is_some() && engine.format != Format::Dynamo {
+        return invalid("discovery is for dynamo only; leave it out".to_owned());
     }
     match engine.format {
         _ if engine.is_grpc() => check_grpc(engine),
@@ -160,7 +173,10 @@ fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     if engine.topic.split('.').all(is_token) {
         return Ok(());
     }
-    invalid("give the subject of the events: topic=namespace.NAME.component.NAME.kv-events".to_owned())
+    invalid(
+        "give the subject of the events: topic=namespace.NAME.component.NAME.endpoint.NAME.kv-events"
+            .to_owned(),
+    )
 }
 
 /// `tcp://HOST:PORT`, to connect to.

@@ -22,6 +22,7 @@ mod fleet;
 #[cfg(feature = "generate")]
 mod generate;
 mod lines;
+mod missing;
 mod namespace;
 mod nats_context;
 mod output;
@@ -31,6 +32,7 @@ mod publish;
 mod publish_wait;
 mod query;
 mod query_report;
+mod refused;
 mod replay;
 mod serve;
 mod snapshot;

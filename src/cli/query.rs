@@ -44,7 +44,7 @@ pub(crate) struct QueryArguments {
     #[command(flatten)]
     cache: CacheArguments,
     /// Ask how far the daemon has followed each worker.
-    #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain", "tiers"])]
+    #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain", "tiers", "predicted"])]
     status: bool,
     /// Ask for a prompt's tokens, joined by commas.
     #[arg(long, group = "asked", value_name = "NUMBERS", value_delimiter = ',', value_parser = parse_token)]
@@ -95,6 +95,9 @@ pub(crate) struct QueryArguments {
     /// Say how many of its blocks each has on the device, and on device and host.
     #[arg(long)]
     tiers: bool,
+    /// List, apart, who will have more of the prompt soon, by what routers have hinted.
+    #[arg(long)]
+    predicted: bool,
     /// Ask all shards, and put their answers together; without, one daemon or a gateway is asked.
     #[arg(long)]
     gather: bool,
@@ -104,7 +107,7 @@ pub(crate) struct QueryArguments {
 }
 
 /// The forms that cannot be asked of chosen blocks, or are said in the file.
-const WHOLE_FORMS: [&str; 7] = [
+const WHOLE_FORMS: [&str; 8] = [
     "status",
     "tokens",
     "tokens_file",
@@ -112,6 +115,7 @@ const WHOLE_FORMS: [&str; 7] = [
     "file",
     "explain",
     "tiers",
+    "predicted",
 ];
 
 /// The forms that have a LoRA adapter and a salt in them already, or in the file.
@@ -215,6 +219,7 @@ impl QueryArguments {
             min_blocks: self.min_blocks,
             explain: self.explain,
             tiers: self.tiers,
+            predicted: self.predicted,
         }
     }
 
@@ -272,6 +277,7 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
         min_blocks: Option<IgnoredAny>,
         explain: Option<IgnoredAny>,
         tiers: Option<IgnoredAny>,
+        predicted: Option<IgnoredAny>,
     }
     let mut query: SingleQuery = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let said: Said = serde_json::from_str(line).map_err(|error| error.to_string())?;
@@ -290,6 +296,9 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
     }
     if said.tiers.is_none() {
         options.tiers = defaults.tiers;
+    }
+    if said.predicted.is_none() {
+        options.predicted = defaults.predicted;
     }
     query.check().map_err(|error| error.to_string())?;
     Ok(query)
@@ -456,6 +465,7 @@ mod tests {
             min_blocks: 3,
             explain: false,
             tiers: false,
+            predicted: false,
         };
         assert_eq!(parse_query(line, &defaults).unwrap().options, expected);
         let options = parse_query(r#"{"tokens":[]}"#, &defaults).unwrap().options;

@@ -44,6 +44,7 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
             counted(reply.doubtful_holders.into(), "holder", "holders")
         );
     }
+    text += &predicted_line(reply);
     text + &describe_gathered(reply.gathered.as_ref())
 }
 
@@ -117,6 +118,18 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
         table.push(row);
     }
     table
+}
+
+/// The line about who will have more of the prompt soon; empty where nobody is expected to.
+fn predicted_line(reply: &QueryReply) -> String {
+    let each = reply.predicted.iter().map(|found| {
+        let blocks = counted(found.blocks.into(), "block", "blocks");
+        format!("{}/{} {blocks}", found.worker, found.rank)
+    });
+    match each.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => none,
+        listed => format!("predicted, by what routers have hinted, and not known yet: {listed}\n"),
+    }
 }
 
 /// A number of blocks, or the two that it lies between.
@@ -198,6 +211,7 @@ mod tests {
         QueryReply {
             v: 1,
             behind_us: 0,
+            predicted: Vec::new(),
             query_blocks: 64,
             block_size: 16,
             holders: vec![

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use kvatlas::daemon::costs::Cost;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::DegradedReasons;
 use serde::{Deserialize, Serialize};
 
 use super::admin_client::{AdminArguments, AdminClient, Role};
 use super::failure::Failure;
+use super::missing::MissingShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
+use super::refused::{Refused, reason_of};
 use super::table::{Side, Table};
 use super::text::{counted, printable, since};
 
@@ -45,6 +48,8 @@ struct Index {
     messages_waiting: u64,
     #[serde(default)]
     snapshot_error: Option<String>,
+    #[serde(default)]
+    missing_shards: Vec<MissingShard>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -61,6 +66,10 @@ struct NamespaceSizes {
     ahead: Vec<String>,
     #[serde(default)]
     refused_publishers: Vec<String>,
+    #[serde(default)]
+    refused: Vec<Refused>,
+    #[serde(default)]
+    cost: Option<Cost>,
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
@@ -81,6 +90,10 @@ struct Holder {
     degraded: DegradedReasons,
     #[serde(default)]
     since_us: Option<u64>,
+    #[serde(default)]
+    detail: Option<String>,
+    #[serde(default)]
+    cost: Option<Cost>,
 }
 
 /// The status of a daemon.
@@ -94,6 +107,8 @@ struct Status {
     /// Why the newest snapshot could not be written, where that is so.
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
+    /// The shards that answers of a gateway lack.
+    missing_shards: Vec<MissingShard>,
     namespaces: Vec<NamespaceStatus>,
 }
 
@@ -114,11 +129,15 @@ struct NamespaceStatus {
     ahead: Vec<String>,
     /// Some of the publishers whose batches are dropped, so that they have no holder.
     refused_publishers: Vec<String>,
+    /// The same, each with the reason.
+    refused: Vec<Refused>,
+    /// The answers about it lately, and how many of them were not exact.
+    cost: Option<Cost>,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
-    /// Why each of these is degraded and since when, in the same order.
+    /// The reasons of each of these, since when, and what that costs, in the same order.
     #[serde(skip)]
-    doubts: Vec<(DegradedReasons, Option<u64>)>,
+    doubts: Vec<Holder>,
     /// Holders of which exact answers promise more than requests find.
     broken_promises: Vec<BrokenPromise>,
 }
@@ -150,6 +169,8 @@ impl Status {
                 epochs_ahead: sizes.epochs_ahead,
                 ahead: sizes.ahead,
                 refused_publishers: sizes.refused_publishers,
+                refused: sizes.refused,
+                cost: sizes.cost,
                 broken_promises: sizes.broken_promises,
                 ..NamespaceStatus::default()
             };
@@ -161,7 +182,7 @@ impl Status {
             let page: Holders = client.json(&target).await?;
             for holder in page.holders {
                 if let Some(status) = namespaces.get_mut(&holder.namespace) {
-                    status.note(&holder);
+                    status.note(holder);
                 }
             }
             let Some(next) = page.next else { break };
@@ -173,6 +194,7 @@ impl Status {
             reasons: readiness.reasons,
             messages_waiting: index.messages_waiting,
             snapshot_error: index.snapshot_error,
+            missing_shards: index.missing_shards,
             namespaces: namespaces.into_values().collect(),
         })
     }
@@ -203,6 +225,9 @@ impl Status {
                 "snapshots are not written: {error}"
             )));
         }
+        if let Some(missing) = self.missing_shards.first() {
+            return Err(Failure::failed(format_args!("{missing} does not answer")));
+        }
         let broken = self
             .namespaces
             .iter()
@@ -225,6 +250,9 @@ impl Status {
         }
         if let Some(error) = &self.snapshot_error {
             text += &format!("  snapshots are not written: {error}\n");
+        }
+        for missing in &self.missing_shards {
+            text += &format!("  {missing} {}\n", missing.describe(now_us));
         }
         if let Some(hint) = self.role.hint() {
             return text + hint;
@@ -268,14 +296,14 @@ fn listed(names: &[String]) -> String {
 }
 
 impl NamespaceStatus {
-    fn note(&mut self, holder: &Holder) {
+    fn note(&mut self, holder: Holder) {
         self.degraded += 1;
         for reason in holder.degraded.iter() {
             *self.reasons.entry(reason.as_str()).or_default() += 1;
         }
         if self.named.len() < NAMED_MAX {
             self.named.push(format!("{}/{}", holder.worker, holder.rank));
-            self.doubts.push((holder.degraded, holder.since_us));
+            self.doubts.push(holder);
         }
     }
 
@@ -290,7 +318,8 @@ impl NamespaceStatus {
         }
         if !self.refused_publishers.is_empty() {
             text += &self.render_refused();
-            text.push('\n');
+            let cost = self.cost.map(|cost| format!("\n    {}", cost.of_all()));
+            text += &format!("{}\n", cost.unwrap_or_default());
         }
         if self.unsized_holders > 0 {
             let holders = counted(self.unsized_holders, "holder does", "holders do");
@@ -303,8 +332,12 @@ impl NamespaceStatus {
     }
 
     fn render_refused(&self) -> String {
-        let (name, names) = (&self.namespace, self.refused_publishers.join(", "));
-        format!("publishers in {name}: all batches are dropped of {names}; the daemon's log says why")
+        let named = self.refused_publishers.iter().map(|worker| {
+            let reason = reason_of(&self.refused, worker).unwrap_or("the daemon's log says why");
+            format!("{worker} ({reason})")
+        });
+        let (name, named) = (&self.namespace, named.collect::<Vec<_>>().join(", "));
+        format!("publishers in {name}: all batches are dropped of {named}")
     }
 
     fn render_degraded(&self, now_us: u64) -> String {
@@ -314,9 +347,17 @@ impl NamespaceStatus {
             .map(|(reason, count)| format!("{reason} {count}"))
             .collect();
         let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
-        for (name, (doubts, since_us)) in self.named.iter().zip(&self.doubts) {
-            let words: Vec<&str> = doubts.iter().map(|reason| reason.as_str()).collect();
-            text += &format!("  {name} {}{}\n", words.join(", "), since(*since_us, now_us));
+        for (name, holder) in self.named.iter().zip(&self.doubts) {
+            let words: Vec<&str> = holder.degraded.iter().map(|reason| reason.as_str()).collect();
+            let since = since(holder.since_us, now_us);
+            text += &format!("  {name} {}{since}\n", words.join(", "));
+            for said in holder
+                .detail
+                .iter()
+                .chain(&holder.cost.map(|cost| cost.to_string()))
+            {
+                text += &format!("    {said}\n");
+            }
         }
         let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
         if unnamed > 0 {
@@ -346,6 +387,7 @@ mod tests {
             reasons: Vec::new(),
             messages_waiting: 1,
             snapshot_error: None,
+            missing_shards: Vec::new(),
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
     }
@@ -384,15 +426,37 @@ qwen          1000         0  123456  12345678
     }
 
     #[test]
+    fn a_shard_that_is_missing_is_named_and_fails() {
+        let missing = r#"[{"shard":1,"shards":2,"since_us":1800000000000000}]"#;
+        let status = Status {
+            role: Role::Gateway,
+            missing_shards: serde_json::from_str(missing).unwrap(),
+            namespaces: Vec::new(),
+            ..sound()
+        };
+        let text = status.render("a:1", 1_800_000_060_000_000);
+        assert!(
+            text.contains("  shard 1/2 does not answer since 08:00:00 UTC (60 s)\n"),
+            "{text}"
+        );
+        assert_eq!(
+            status.verdict(),
+            Err(Failure::failed("shard 1/2 does not answer"))
+        );
+    }
+
+    #[test]
     fn what_is_not_right_is_named_and_fails() {
         let mut status = sound();
         let gap = DegradedReasons::of(DegradedReason::Gap);
         for number in 0..12 {
-            status.namespaces[0].note(&Holder {
+            status.namespaces[0].note(Holder {
                 namespace: "llama".to_owned(),
                 worker: format!("gpu-{number}"),
                 rank: 0,
                 since_us: (number == 0).then_some(1_800_000_000_000_000),
+                detail: (number == 0).then(|| "expected batch 2, got 5".to_owned()),
+                cost: (number == 0).then(Cost::default),
                 degraded: if number == 0 {
                     gap.with(DegradedReason::Stale)
                 } else {
@@ -403,7 +467,8 @@ qwen          1000         0  123456  12345678
         let text = status.render("a:1", 1_800_000_060_000_000);
         assert!(
             text.contains(
-                "degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale since 08:00:00 UTC (60 s)\n  gpu-1/0 gap\n"
+                "degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale since 08:00:00 UTC (60 s)\n    expected batch 2, got 5\n    \
+                 no queries lately\n  gpu-1/0 gap\n"
             ),
             "{text}"
         );
@@ -421,7 +486,7 @@ qwen          1000         0  123456  12345678
         assert!(
             text.ends_with(
                 "clocks in llama: 1 holder has an epoch ahead of the daemon's clock: gpu-3/0\n\
-                 publishers in qwen: all batches are dropped of wide; the daemon's log says why\n\
+                 publishers in qwen: all batches are dropped of wide (the daemon's log says why)\n\
                  block size in qwen: guessed, 3 holders do not say it\n"
             ),
             "{text}"

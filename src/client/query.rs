@@ -8,8 +8,9 @@ use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
-    BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, NamespaceName, OUTCOMES_MAX, Outcome,
-    OutcomeReport, QueryReply, QueryRequest, QueryResult, SingleQuery, StatusReply, Subjects, WireError,
+    BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Hint, HintReport, NamespaceName, OUTCOMES_MAX,
+    Outcome, OutcomeReport, QueryReply, QueryRequest, QueryResult, SingleQuery, StatusReply, Subjects,
+    WireError,
 };
 
 use super::error::ClientError;
@@ -156,6 +157,23 @@ impl QueryClient {
         let subject = self.subjects.outcome(namespace);
         for part in outcomes.chunks(OUTCOMES_MAX) {
             let payload = OutcomeReport::new(part.to_vec()).encode();
+            let published = self.nats.publish(subject.clone(), payload.into()).await;
+            published.map_err(|error| ClientError::Connection(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Tells daemons where requests are sent, before their events do. They are kept where `hints.ttl_ms` says for how long, and queries with
+    /// [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get what they predict. Nobody replies.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] where the connection takes nothing, or a hint is longer than the server allows.
+    pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
+        let subject = self.subjects.hint(namespace);
+        // Each may be as long as a query, and so may a message.
+        for hint in hints {
+            let payload = HintReport(vec![hint]).encode();
             let published = self.nats.publish(subject.clone(), payload.into()).await;
             published.map_err(|error| ClientError::Connection(error.to_string()))?;
         }

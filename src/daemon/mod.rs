@@ -6,8 +6,9 @@
 //! | `sources` | receives events: core NATS, JetStream | `lanes` |
 //! | [`lanes`] | from a message to a change of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
-//! | `queries` | from a request to its reply | `lanes`, `outcomes` |
+//! | `queries` | from a request to its reply | `lanes`, `outcomes`, `hints` |
 //! | `outcomes` | whether requests find what answers promised | |
+//! | `hints` | where routers say that they have sent requests | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
 //! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
@@ -118,9 +119,11 @@
 pub mod admin;
 pub mod broker;
 pub mod config;
-mod dynamo;
+pub mod costs;
+pub(crate) mod dynamo;
 #[cfg(feature = "grpc")]
 mod grpc;
+mod hints;
 mod history;
 pub mod http;
 mod instance;

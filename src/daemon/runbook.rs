@@ -33,6 +33,18 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
+/// The words that stand for a culprit in the pages' commands.
+const CULPRIT: &str = "NAMESPACE WORKER RANK";
+
+/// As [`mend_of`], with the culprit's own words in its commands.
+pub fn mend_for<'a>(
+    words: impl Iterator<Item = &'a str>,
+    title: &str,
+    [namespace, worker, rank]: [&str; 3],
+) -> String {
+    mend_of(words, title).replace(CULPRIT, &format!("{namespace} {worker} {rank}"))
+}
+
 /// The sentence of the column `title` about `word`.
 fn said_of(word: &str, title: &str) -> Option<String> {
     // Page by page: most words need the first alone.
@@ -147,6 +159,7 @@ mod tests {
     use kvatlas_core::wire::DegradedReason;
 
     use super::*;
+    use crate::daemon::metrics::labels::{DropReason, LabelValue};
 
     #[test]
     fn a_row_a_section_and_a_link_are_read() {
@@ -188,6 +201,20 @@ mod tests {
         );
         let expected = "see engines for which connectors tell what; nothing: ask again; kvatlas explain none";
         assert_eq!(mend, expected);
+    }
+
+    #[test]
+    fn commands_name_the_culprit() {
+        let mend = mend_for(["gap"].into_iter(), "what to do", ["demo", "gpu-0", "1"]);
+        assert!(mend.contains("kvatlas admin resync demo gpu-0 1"), "{mend}");
+    }
+
+    #[test]
+    fn every_reason_for_which_batches_are_dropped_says_what_to_do() {
+        for reason in DropReason::ALL {
+            let mend = said_of(reason.as_str(), "what to do");
+            assert!(mend.is_some_and(|mend| mend.len() > 10), "{reason}");
+        }
     }
 
     #[test]

@@ -13,10 +13,11 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
+use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
-use super::queries::{Answerer, HeavyTurns, QuerySample};
+use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample};
 use super::traces::Tracer;
 
 /// The parts that the rooms of a starting daemon share.
@@ -34,12 +35,16 @@ pub(crate) struct Shared {
     pub(crate) admin_address: Option<SocketAddr>,
     /// The sample of what queries ask about, for people who look.
     pub(crate) sample: Arc<QuerySample>,
+    /// The shards that answers of a gateway lack.
+    pub(crate) missing_shards: Arc<MissingShards>,
     /// The turns of requests that take long, over NATS and HTTP.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// When holders were exact, and when they were not.
     pub(crate) history: Arc<History>,
     /// The blocks that requests found of what answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
+    /// Hints of routers; none where they are not taken.
+    pub(crate) hints: Option<Arc<Hints>>,
     /// Opens spans, where there is a collector.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
@@ -51,18 +56,29 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// An answerer for listeners: with HTTP's bounds, and its answers sampled.
+    /// An answerer for requests over NATS on these subjects: a shard's are others than a daemon's with all workers.
+    pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
+        self.answerer(subjects, &self.query_limits)
+    }
+
+    /// An answerer for listeners: with HTTP's bounds.
     pub(crate) fn listener_answerer(&self) -> Answerer {
+        self.answerer(&self.subjects, &self.http_limits)
+            .deep_as(self.config.queries.dialect_depth)
+    }
+
+    /// An answerer whose answers are sampled.
+    fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         Answerer::new(
             Arc::clone(&self.namespaces),
             Arc::clone(&self.trust),
             self.pool.freshness(),
-            self.subjects.clone(),
-            self.http_limits.clone(),
+            subjects.clone(),
+            limits.clone(),
         )
         .sampled_by(&self.sample)
-        .deep_as(self.config.queries.dialect_depth)
         .taking_turns(&self.heavy_turns)
+        .hinted_by(self.hints.as_ref())
     }
 }
 

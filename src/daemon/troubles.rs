@@ -15,10 +15,20 @@ const NAMED_MAX: usize = 8;
 pub(crate) struct Troubles {
     /// Publishers whose batches are dropped, so that they have no holder.
     refused_publishers: Vec<WorkerName>,
+    /// The same, each with the reason.
+    refused: Vec<Refused>,
     /// Holders whose epochs lie ahead of the clock: `worker/rank`.
     ahead: Vec<String>,
     /// How many of these there are.
     epochs_ahead: usize,
+}
+
+/// A publisher whose batches are dropped.
+#[derive(Debug, Serialize)]
+struct Refused {
+    worker: WorkerName,
+    /// The word by which metrics count its last batch.
+    reason: &'static str,
 }
 
 impl Troubles {
@@ -30,8 +40,13 @@ impl Troubles {
             .filter(|holder| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0);
         let mut ahead: Vec<_> = ahead.map(|holder| &holder.id).collect();
         ahead.sort_unstable();
+        let refused = namespace.indexer.refused_workers(NAMED_MAX);
         Self {
-            refused_publishers: namespace.indexer.refused_workers(NAMED_MAX),
+            refused_publishers: refused.iter().map(|(worker, _)| worker.clone()).collect(),
+            refused: refused
+                .into_iter()
+                .map(|(worker, reason)| Refused { worker, reason })
+                .collect(),
             epochs_ahead: ahead.len(),
             ahead: ahead
                 .into_iter()

@@ -31,6 +31,8 @@ type Query struct {
 	Explain bool
 	// Tiers asks how many of its blocks each holder has on the device, and on device and host.
 	Tiers bool
+	// Predicted asks, apart, who will have more of the prompt soon, by what routers have hinted.
+	Predicted bool
 }
 
 // entries are the query as a map. The contract's limits on sizes are the daemon's to check.
@@ -58,6 +60,9 @@ func (q Query) entries() (fields, error) {
 	}
 	if q.Tiers {
 		found["tiers"] = true
+	}
+	if q.Predicted {
+		found["predicted"] = true
 	}
 	return found, nil
 }

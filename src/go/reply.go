@@ -23,6 +23,18 @@ type Reply struct {
 	Gathered *Gathered
 	// Behind is the age of the oldest event of the namespace that was known of and not applied.
 	Behind time.Duration
+	// Predicted are, with Predicted, those who will have more of the prompt soon than is known, the most first. Never exact.
+	Predicted []Predicted
+}
+
+// A Predicted is a holder to which a router has sent a request with the same beginning, of which no event has told yet.
+type Predicted struct {
+	Worker string `msgpack:"worker"`
+	Rank   uint32 `msgpack:"rank"`
+	// Blocks is how many leading blocks it should have soon.
+	Blocks uint64 `msgpack:"blocks"`
+	// Address is where requests for it go; empty where that is not known.
+	Address string `msgpack:"address"`
 }
 
 // Exact says whether the whole answer is certain: who is named, how much each has, and that nobody else has more.
@@ -142,6 +154,7 @@ type wireReply struct {
 	UnseenBlocksMax uint64       `msgpack:"unseen_blocks_max"`
 	Gathered        *Gathered    `msgpack:"gathered"`
 	BehindUs        uint64       `msgpack:"behind_us"`
+	Predicted       []Predicted  `msgpack:"predicted"`
 }
 
 type wireMatch struct {
@@ -274,7 +287,7 @@ func (w *wireReply) reply() (*Reply, error) {
 	reply := &Reply{
 		QueryBlocks: *w.QueryBlocks, HoldersTotal: *w.HoldersTotal, ForeignHolders: w.ForeignHolders,
 		DoubtfulHolders: w.DoubtfulHolders, UnseenBlocksMax: w.UnseenBlocksMax, Gathered: w.Gathered,
-		Behind: microseconds(w.BehindUs), Holders: make([]HolderMatch, 0, len(*w.Holders)),
+		Behind: microseconds(w.BehindUs), Holders: make([]HolderMatch, 0, len(*w.Holders)), Predicted: w.Predicted,
 	}
 	for index := range *w.Holders {
 		match, err := (*w.Holders)[index].match()

@@ -271,6 +271,27 @@ func TestOutcomesAreTold(t *testing.T) {
 	}
 }
 
+func TestHintsAreTold(t *testing.T) {
+	w := newWorld(t)
+	heard, err := w.nats.SubscribeSync("kvatlas.v1.hint.llama")
+	w.must(err)
+	prompt := Query{SequenceHashes: []uint64{1, 2}}
+	w.must(w.client.Hint(w.ctx, namespace, Hint{worker, 1, prompt}, Hint{worker, 0, prompt}))
+	for _, rank := range []uint32{1, 0} {
+		message, err := heard.NextMsg(patience)
+		w.must(err)
+		expected, err := encodeHint(Hint{worker, rank, prompt})
+		w.must(err)
+		same(t, "hint", meaning(t, message.Data), meaning(t, expected))
+	}
+	if err := w.client.Hint(w.ctx, namespace, Hint{Worker: "a.b", Prompt: prompt}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a worker that is none: %v", err)
+	}
+	if err := w.client.Hint(w.ctx, namespace, Hint{Worker: worker}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a prompt that is none: %v", err)
+	}
+}
+
 func TestLostBatchIsGivenFromTheRing(t *testing.T) {
 	w := newWorld(t)
 	publisher := w.publisher(PublisherOptions{})

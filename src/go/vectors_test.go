@@ -163,6 +163,7 @@ type queryMeaning struct {
 	Limit          uint64
 	MinBlocks      uint32 `json:"min_blocks"`
 	Explain, Tiers bool
+	Predicted      bool
 }
 
 func (m queryMeaning) query(t *testing.T) Query {
@@ -174,7 +175,7 @@ func (m queryMeaning) query(t *testing.T) Query {
 	}
 	return Query{
 		m.Tokens, m.LoraName, m.CacheSalt, numbers(t, m.BlockHashes), numbers(t, m.SequenceHashes), lineage, m.Positions, m.TokenCount,
-		m.Workers, m.Limit, m.MinBlocks, m.Explain, m.Tiers,
+		m.Workers, m.Limit, m.MinBlocks, m.Explain, m.Tiers, m.Predicted,
 	}
 }
 
@@ -205,7 +206,25 @@ func TestQueriesAreEncoded(t *testing.T) {
 	}
 }
 
+func TestHintsAreEncoded(t *testing.T) {
+	for _, vector := range section[struct {
+		Name, Payload string
+		Meaning       struct {
+			Worker string
+			Rank   uint32
+			Prompt queryMeaning
+		}
+	}](t, "hints") {
+		payload, err := encodeHint(Hint{vector.Meaning.Worker, vector.Meaning.Rank, vector.Meaning.Prompt.query(t)})
+		if err != nil {
+			t.Fatalf("%s: %v", vector.Name, err)
+		}
+		same(t, vector.Name, meaning(t, payload), meaning(t, unhex(t, vector.Payload)))
+	}
+}
+
 type replyMeaning struct {
+	Predicted       []Predicted
 	QueryBlocks     uint64 `json:"query_blocks"`
 	HoldersTotal    uint64 `json:"holders_total"`
 	ForeignHolders  uint64 `json:"foreign_holders"`
@@ -242,6 +261,7 @@ func (m *replyMeaning) check(t *testing.T, name string, found *Reply) {
 	if (m.Gathered == nil) != (found.Gathered == nil) || m.Gathered != nil && fmt.Sprint(*m.Gathered) != fmt.Sprint(*found.Gathered) {
 		t.Errorf("%s: gathered %v, expected %v", name, found.Gathered, m.Gathered)
 	}
+	same(t, name, append([]Predicted{}, found.Predicted...), append([]Predicted{}, m.Predicted...))
 	if len(found.Holders) != len(m.Holders) {
 		t.Fatalf("%s: found %+v", name, found)
 	}

@@ -150,6 +150,7 @@ mod tests {
         let holder = |worker: &str, matched_blocks| HolderMatch::new(name(worker), 0, matched_blocks);
         QueryReply {
             behind_us: 0,
+            predicted: Vec::new(),
             v: 1,
             query_blocks: 6,
             block_size: 16,

@@ -272,6 +272,7 @@ mod tests {
         ] {
             tally.record_doubts(&QueryReply {
                 behind_us: 0,
+                predicted: Vec::new(),
                 v: 1,
                 query_blocks: 1,
                 block_size: 16,

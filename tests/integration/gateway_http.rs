@@ -253,6 +253,7 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
             json!({"model_name": "llama", "token_ids": tokens(80), "cache_salt": "s"}),
         ),
         post("/query", json!({"model_name": "nobody", "token_ids": [1]})),
+        post("/lookup", json!({"model": "nobody", "tokens": [1]})),
         post(
             "/query_by_hash",
             json!({"model_name": "llama", "block_hashes": blocks}),
@@ -285,6 +286,13 @@ async fn a_gateway_answers_as_one_daemon_would() {
         found += usize::from(comparable(&one).contains("gpu-1"));
     }
     assert!(found > 12, "most questions find somebody: {found}");
+    // The question has a number of its own.
+    let asked = json!({"model": "llama", "tokens": tokens(80)});
+    let [one, gateway] = site.ask("/lookup", Some(&asked)).await;
+    assert_eq!(gateway.json()["layout_info"], one.json()["layout_info"]);
+    assert!(gateway.json()["layout_info"]["gpu-1"][1].is_u64());
+    let unnamed = json!({"tokens": tokens(80)});
+    assert_eq!(site.gateway.post("/lookup", &unnamed).await.status, 400);
     // Blocks stay with the shards.
     let [one, gateway] = site.ask("/dump", None).await;
     assert_eq!((one.status, gateway.status), (200, 404));

@@ -11,6 +11,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
     let at = |seq| BatchCursor { epoch: 1, seq };
     let claim = |matched_blocks, exact| QueryReply {
         behind_us: 0,
+        predicted: Vec::new(),
         v: 1,
         query_blocks: 3,
         block_size: 16,

@@ -244,6 +244,66 @@ async fn dialects_count_tokens() {
     assert_eq!(asked["instances"]["7"]["gpu"], 16);
 }
 
+/// What `/lookup` says of a prompt, and whether that is certain.
+async fn layout(site: &mut Site, body: &Value) -> (Value, bool) {
+    let answer = site.http.post("/lookup", body).await;
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    let told = answer.json();
+    assert!(told["event_id"].as_str().unwrap().starts_with("Lookup"), "{told}");
+    (told["layout_info"].clone(), answer.is_exact())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lookups_of_lmcache_name_the_nearest_tier() {
+    let mut site = site(&[]).await;
+    // Four blocks on the host, of which three are on the device.
+    site.tell("7", 0, Tier::new(1).unwrap(), stored(4), 2).await;
+    let expected = json!({"10.0.0.1:8000": ["GPU", 64], "7": ["LocalCPUBackend", 64]});
+    let plain = json!({"tokens": tokens(5)});
+    let named = json!({"tokens": tokens(5), "model": MODEL, "tenant_id": "", "lora_name": ""});
+    for asked in [&plain, &named] {
+        assert_eq!(layout(&mut site, asked).await, (expected.clone(), true));
+    }
+    for nobody in [
+        json!({"tokens": tokens(5), "cache_salt": "red"}),
+        json!({"tokens": []}),
+        json!({"tokens": [3]}),
+    ] {
+        assert_eq!(layout(&mut site, &nobody).await, (json!({}), true));
+    }
+    site.tell("7", 0, Tier::new(2).unwrap(), stored(5), 3).await;
+    let (told, _) = layout(&mut site, &plain).await;
+    assert_eq!(told["7"], json!(["LocalDiskBackend", 80]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lookup_of_lmcache_has_to_name_one_of_several_models() {
+    let mut site = site(&[]).await;
+    let plain = json!({"tokens": tokens(5)});
+    let other = ModelKey::new("other").namespace().unwrap();
+    let worker = WorkerName::new("9").unwrap();
+    let mut publisher = Publisher::new(site.client.nats.clone(), &subjects(), &other, &worker, 0);
+    publisher.publish(Tier::DEVICE, vec![stored(1)]).await.unwrap();
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(30);
+    let refused = loop {
+        let answer = site.http.post("/lookup", &plain).await;
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "the other model is not known"
+        );
+    };
+    assert_eq!(refused.status, 400);
+    let text = "several models are known; send model, and tenant_id if it has one";
+    assert_eq!(refused.json()["error"], text);
+    let named = json!({"tokens": tokens(5), "model": MODEL});
+    assert_eq!(layout(&mut site, &named).await.0["7"], json!(["GPU", 48]));
+    let other = json!({"tokens": tokens(5), "model": "other"});
+    assert_eq!(layout(&mut site, &other).await.0, json!({"9": ["GPU", 16]}));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_doubt_shows_in_the_header() {
     let mut site = site(&[("resync.concurrency", "0")]).await;
@@ -256,6 +316,7 @@ async fn a_doubt_shows_in_the_header() {
             "/query",
             json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16}),
         ),
+        ("/lookup", json!({"tokens": tokens(1)})),
     ] {
         let answer = site.post(path, body).await;
         assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
@@ -388,6 +449,10 @@ async fn bad_requests_have_typed_answers() {
             json!({"model_name": MODEL, "block_hashes": [1], "cache_salt": "x"}),
             400,
         ),
+        ("/lookup", json!({"tokens": [1], "model": "other"}), 404),
+        ("/lookup", json!({}), 400),
+        ("/lookup", json!({"tokens": [-1]}), 400),
+        ("/lookup", json!({"tokens": tokens(9)}), 413),
         // Hashes of other blocks are nobody's.
         (
             "/query_by_hash",
@@ -621,6 +686,12 @@ async fn answers_have_the_form_of_the_document() {
             .await,
         ),
         ("post", "/query", "default", site.post("/query", json!({})).await),
+        (
+            "post",
+            "/lookup",
+            "200",
+            site.post("/lookup", json!({"tokens": tokens(5)})).await,
+        ),
         ("get", "/workers", "200", site.http.get("/workers").await),
         ("get", "/dump", "200", site.http.get("/dump").await),
         ("get", "/health", "200", site.http.get("/health").await),
@@ -668,6 +739,10 @@ async fn what_is_taken_has_the_form_of_the_document() {
         (
             "/query_by_hash",
             json!({"model_name": MODEL, "block_hashes": [1], "block_size": 16, "cache_salt": null, "routing_group": null}),
+        ),
+        (
+            "/lookup",
+            json!({"tokens": tokens(1), "model": null, "tenant_id": null, "lora_name": null, "cache_salt": null}),
         ),
     ] {
         let answer = site.post(path, body.clone()).await;

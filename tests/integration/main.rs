@@ -30,6 +30,7 @@ mod gateway_http;
 mod ground_truth;
 #[cfg(feature = "grpc")]
 mod grpc;
+mod hints;
 mod history;
 mod http;
 mod identity;

@@ -338,6 +338,14 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
     let router = InRole::connect(broker.url(), "router").await;
     let queries = router.queries();
     is_exact_with(&queries, "gpu-0", 3).await;
+    eventually("all ranks are known", async || {
+        let reply = queries
+            .query(&namespace(), by_sequence(&hashes(1, 3)))
+            .await
+            .ok()?;
+        (reply.holders_total == RANKS).then_some(())
+    })
+    .await;
     // A query at the daemon's own limit.
     let (query, length) = longest_query(LIMIT);
     assert!((LIMIT - 8..=LIMIT).contains(&length), "{length}");

@@ -241,7 +241,15 @@ class Fleet:
 class Stub:
     """The page's own files, and streams that say whatever a test wants: more than the contract lets through."""
 
-    def __init__(self, daemon: Daemon, frames: Callable[[], Iterator[dict[str, Any]]], atlas: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        frames: Callable[[], Iterator[dict[str, Any]]],
+        atlas: dict[str, Any] | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> None:
+        atlas = atlas or {"total": 0, "seconds": 0, "partial": False, "left_out": 0, "block_size": 16, "nodes": []}
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # noqa: N802
                 if self.path == "/page/frames":
@@ -269,9 +277,12 @@ class Stub:
                 self.send_header("content-type", "text/event-stream")
                 self.end_headers()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    reasons = [[1, "gap"], [128, "<b>stale</b>"]]
-                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons}
+                    reasons = [[1, "gap"], [2, "undecodable"], [4, "unknown_parent"], [8, "upstream_gap"], [128, "<b>stale</b>"]]
+                    mends = [["gap", "ask again: kvatlas admin resync NAMESPACE WORKER RANK"]]
+                    hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends}
                     self._say("hello", hello)
+                    for name, data in (before or {}).items():
+                        self._say(name, data)
                     for frame in frames:
                         self._say(event, frame)
                     # Open until the page is left.
@@ -297,15 +308,21 @@ class Stub:
         self._server.server_close()
 
 
-def frame(change: dict[str, Any], holders: int) -> dict[str, Any]:
-    """A frame of one namespace, as the daemon sends it."""
+def namespace(name: str, holders: int, **more: Any) -> dict[str, Any]:
+    """A namespace of a frame."""
+    sizes = {"block_size": 16, "holders": holders, "distinct_blocks": 1, "held_blocks": 1, "bytes": 1}
+    return {"name": name, **sizes, **more}
+
+
+def frame(change: dict[str, Any], holders: int, namespaces: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    """A frame, as the daemon sends it: of one namespace, unless others are given."""
     whole = {"whole": True, "added": [], "facts": [], "gone": [], "shown": holders, "total": holders}
-    namespace = {"name": "n", "block_size": 16, "holders": holders, "distinct_blocks": 1, "held_blocks": 1, "bytes": 1}
     return {
         "now_us": int(time.time() * 1e6),
         "ready": False,
         "reasons": ["<script>pwned()</script>"],
-        "namespaces": [namespace],
+        "namespaces": namespaces or [namespace("n", holders)],
         "rates": None,
         "fleet": whole | change,
+        **more,
     }

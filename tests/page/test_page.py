@@ -17,10 +17,12 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
-from site_of_tests import REPOSITORY, Daemon, Fleet, Stub, eventually, eventually_there, frame
+from site_of_tests import REPOSITORY, Daemon, Fleet, Stub, eventually, eventually_there, frame, namespace
 
 
 SCREENSHOT_BYTES_MAX = 150_000
+# The sizes of the pictures: of a desk, and of a phone.
+DESK, PHONE = 1400, 390
 
 
 def text(browser: Chrome, selector: str) -> str:
@@ -88,6 +90,8 @@ def test_what_is_wrong_stands_first_with_who_and_what_to_do(browser: Chrome, dae
     told = eventually("the trouble is told", told_of_gaps)
     assert told.startswith(f"gap {fleet.broken[0]}/0, {fleet.broken[1]}/0 of llama"), told
     assert "What to do: nothing if the publisher answers questions" in told and "kvatlas explain gap" in told
+    assert f"kvatlas admin resync llama {fleet.broken[0].removesuffix('/0')} 0 copy" in told, told
+    eventually("its cost is told", lambda: re.search(r"Cost: .*\d+ % of answers inexact", told_of_gaps() or ""))
     eventually("its age is told", lambda: re.search(r" since \d\d:\d\d:\d\d \(", told_of_gaps() or ""))
     above = browser.execute_script(
         "return document.getElementById('trouble').getBoundingClientRect().bottom <= document.getElementById('fleet').getBoundingClientRect().top"
@@ -139,10 +143,10 @@ def test_the_keyboard_reaches_everything(browser: Chrome, daemon: Daemon, fleet:
     press(browser, Keys.TAB)
     assert browser.switch_to.active_element.get_attribute("class") == "skip"
     reached = set()
-    for _ in range(25):
+    for _ in range(60):
         press(browser, Keys.TAB)
         reached.add(browser.switch_to.active_element.get_attribute("id"))
-    wanted = {"namespace", "theme", "filter-name", "filter-state", "grid", "lens", "icicle", "ask-text"}
+    wanted = {"namespace", "theme", "namespaces", "filter-name", "filter-state", "matrix", "grid", "lens", "icicle", "ask-text"}
     assert wanted <= reached, wanted - reached
 
     browser.execute_script("document.getElementById('grid').focus()")
@@ -164,6 +168,179 @@ def test_the_keyboard_reaches_everything(browser: Chrome, daemon: Daemon, fleet:
     assert active(browser, "#icicle").get_attribute("aria-level") == "1"
     press(browser, Keys.ENTER)
     eventually("a prefix is explained", lambda: "would compute" in text(browser, "#explained"))
+
+
+def cells(browser: Chrome, selector: str = "#matrix .cell") -> list[str]:
+    """The names of cells of the matrix."""
+    return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map((cell) => cell.getAttribute('aria-label'))", selector)
+
+
+def test_a_matrix_has_a_cell_for_each_holder(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    eventually("all have a cell", lambda: len(cells(browser)) == len(fleet.workers))
+    assert [cell.split("/")[0] for cell in cells(browser)] == sorted(fleet.workers, key=lambda name: int(name.split("-")[1]))
+
+    def doubtful() -> list[str]:
+        named = (re.fullmatch(r"(.*)/0: degraded: gap(, resyncing)? since .*", cell) for cell in cells(browser, "#matrix .cell:not(.exact)"))
+        return [match[1] for match in named if match]
+
+    eventually("those in doubt are named", lambda: doubtful() == fleet.broken)
+    shown = browser.execute_script("""
+        const list = document.getElementById('matrix').getBoundingClientRect();
+        return [...document.querySelectorAll('#matrix .cell')].filter((cell) => {
+            const { top, bottom, left, right } = cell.getBoundingClientRect();
+            return top >= list.top && bottom <= list.bottom && left >= list.left && right <= list.right && right - left >= 10;
+        }).length
+    """)
+    assert shown == len(fleet.workers), "not all cells are seen at once"
+
+    browser.execute_script("arguments[0].click()", browser.find_element(By.CSS_SELECTOR, "#matrix .cell.doubt, #matrix .cell.passing"))
+    eventually("the holder is told", lambda: text(browser, "#holder").startswith("gpu-3/0 of llama: degraded: gap"))
+    eventually("the numbers at its gap", lambda: "expected batch 2, got 3" in text(browser, "#numbers"))
+    numbers = text(browser, "#numbers")
+    assert "of answers inexact" in numbers and "Blocks" in numbers and "Epoch and number" in numbers, numbers
+    eventually("how its state has changed", lambda: "degraded: gap" in text(browser, "#changes"))
+    assert browser.find_elements(By.CSS_SELECTOR, "#timeline rect")
+    assert "kvatlas admin resync llama gpu-3 0" in text(browser, "#holder-mend")
+
+    browser.execute_script("document.getElementById('matrix').focus()")
+    press(browser, Keys.END, Keys.ARROW_LEFT, Keys.ENTER)
+    eventually("the last but one", lambda: text(browser, "#holder") == "gpu-998/0 of llama: exact")
+    browser.find_element(By.ID, "detail-close").click()
+    assert not browser.find_element(By.ID, "detail").is_displayed()
+
+
+def test_the_address_shows_others_the_same(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    browser.find_element(By.ID, "filter-name").send_keys("gpu-5")
+    eventually("reasons are known", lambda: len(Select(browser.find_element(By.ID, "filter-state")).options) > 3)
+    Select(browser.find_element(By.ID, "filter-state")).select_by_value("degraded")
+    eventually("one is left", lambda: names(browser) == ["gpu-503"])
+    browser.find_element(By.XPATH, "//div[@role='columnheader'][.='Blocks']/button").click()
+    Select(browser.find_element(By.ID, "lens")).select_by_value("held")
+    browser.execute_script("document.querySelector('#matrix .cell').click()")
+    address = browser.current_url
+    assert address == f"{daemon.admin}/?name=gpu-5&state=degraded&sort=blocks-down&lens=held&holder=gpu-503%2F0", address
+    browser.get("about:blank")
+    browser.get(address)
+    eventually("the same holder is told", lambda: text(browser, "#holder").startswith("gpu-503/0"))
+    assert names(browser) == ["gpu-503"]
+    assert browser.find_element(By.ID, "lens").get_attribute("value") == "held"
+    assert browser.find_element(By.CSS_SELECTOR, "[aria-sort=descending]").text == "Blocks"
+    # What is not there is no trouble.
+    browser.get(f"{daemon.admin}/?state=none&holder=none&sort=none&lens=none&namespace=none")
+    eventually("the fleet is shown", lambda: text(browser, "#fleet-count") == f"{len(fleet.workers):,} holders")
+
+
+def three_namespaces() -> dict[str, Any]:
+    """A frame of three namespaces: one sound, one whose batches are dropped, one with two holders in doubt."""
+    added = [[number, name, f"{name}-{number}", 0] for number, name in enumerate(["sound", "sound", "bad", "bad", "bad"])]
+    facts = [[number, 1, bits, 0, 0, 0] for number, bits in enumerate([0, 0, 0, 1, 15])]
+    cost = {"queries": 100, "finding": 0, "inexact": 62, "text": "62 % of answers inexact"}
+    refused = {"refused_publishers": ["wide"], "refused": [{"worker": "wide", "reason": "other_settings"}], "cost": cost}
+    known = [namespace("bad", 3, cost=cost), namespace("dropped", 0, **refused), namespace("sound", 2)]
+    costs = [[4, "31 % of queries find it, 62 % of answers inexact"]]
+    return frame({"added": added, "facts": facts}, 5, known, costs=costs)
+
+
+def test_namespaces_stand_worst_first_with_what_they_answered(browser: Chrome, daemon: Daemon) -> None:
+    bars = {"bad": [[10, 0], [20, 5]], "sound": [[0, 0]]}
+    stub = Stub(daemon, lambda: iter([three_namespaces()]), before={"sparks": {"bars": 60, "seconds": 15, "namespaces": bars}})
+    browser.get(stub.url)
+
+    def rows() -> list[list[str]]:
+        return browser.execute_script("""
+            return [...document.querySelectorAll('table.namespaces tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))
+        """)
+
+    eventually("all are there", lambda: len(rows()) == 3)
+    assert [row[:3] for row in rows()] == [
+        ["bad", "2 holders in doubt", "1 of 3"],
+        ["dropped", "all batches dropped of 1 publisher", "0 of 0"],
+        ["sound", "all exact", "2 of 2"],
+    ]
+    assert rows()[0][4] == "62 % of answers inexact"
+    said = browser.find_element(By.CSS_SELECTOR, "table.namespaces svg").get_attribute("aria-label")
+    assert said == "bad: 30 answers, 17 % of them inexact, at most 1.33 a second"
+    paths = browser.execute_script("return [...document.querySelectorAll('table.namespaces tr:nth-child(1) path')].map((path) => path.getAttribute('d'))")
+    assert [path.count("M") for path in paths] == [2, 1], paths
+    # It opens on what is worst, and says there what it costs and why.
+    assert browser.find_element(By.ID, "namespace").get_attribute("value") == "bad"
+    told = text(browser, "#troubles")
+    assert "all batches dropped wide (other_settings) of dropped Cost: 62 % of answers inexact." in told, told
+    assert "gap bad-3/0, bad-4/0 of bad Cost: 31 % of queries find it, 62 % of answers inexact (bad-4/0)." in told, told
+    assert "ask again: kvatlas admin resync bad bad-3 0" in told, told
+    browser.find_element(By.XPATH, "//table[@class='namespaces']//button[.='sound']").click()
+    eventually("that is shown", lambda: sorted(names(browser)) == ["sound-0", "sound-1"])
+    assert browser.current_url.endswith("?namespace=sound")
+    stub.close()
+
+
+def test_reasons_are_never_cut_off(browser: Chrome, daemon: Daemon) -> None:
+    stub = Stub(daemon, lambda: iter([three_namespaces()]))
+    browser.get(stub.url)
+    eventually("all are shown", lambda: len(names(browser)) == 3)
+    for width in (DESK, PHONE):
+        resize(browser, width, 1000)
+        eventually("it is laid out", lambda width=width: browser.execute_script("return innerWidth") == width)
+        cell = browser.find_element(By.XPATH, "//div[@role='gridcell'][contains(., 'upstream_gap')]")
+        assert cell.text == "degraded: gap, undecodable, unknown_parent, upstream_gap"
+        cut = browser.execute_script("return [arguments[0].scrollWidth > arguments[0].clientWidth, arguments[0].scrollHeight > arguments[0].clientHeight + 1]", cell)
+        assert cut == [False, False], width
+        beyond = "return arguments[0].getBoundingClientRect().bottom - arguments[0].parentElement.getBoundingClientRect().bottom"
+        assert browser.execute_script(beyond, cell) <= 1, width
+    stub.close()
+
+
+def resize(browser: Chrome, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def test_charts_have_axes_and_the_minutes_before(browser: Chrome, daemon: Daemon) -> None:
+    def frames() -> Iterator[dict[str, Any]]:
+        yield frame({}, 0) | {"rates": dict.fromkeys(RATES, 4.0)}
+
+    now = time.time() * 1e6
+    rows = [[now - age * 1e6, [float(age)] * len(RATES)] for age in range(880, 0, -5)]
+    stub = Stub(daemon, frames, before={"past": {"names": RATES, "rows": rows}})
+    browser.get(stub.url)
+    eventually("lines are drawn", lambda: paths_of(browser))
+    drawn = browser.execute_script("return document.querySelector('.plot path').getAttribute('d')")
+    points = [tuple(map(float, point.split(","))) for point in drawn.removeprefix("M").split("L")]
+    assert len(points) == len(rows) + 1
+    width = browser.execute_script("return document.querySelector('.plot').clientWidth")
+    assert points[0][0] < 70 and points[-1][0] > width - 5, "it does not begin before the page was opened"
+    # The highest value is the oldest: it stands above all others.
+    assert points[0][1] == min(y for _, y in points)
+    labels = browser.execute_script("return [...document.querySelectorAll('.plot:first-of-type text')].map((label) => label.textContent)")
+    assert labels[:3] == ["0", "500/s", "1K/s"]
+    assert len([label for label in labels[3:] if re.fullmatch(r"\d\d:\d\d", label)]) >= 3, labels
+    stub.close()
+
+
+RATES = ["queries", "failed", "exact", "degraded", "empty", "stored", "removed", "batches", "dropped", "query_p50_us", "query_p99_us", "apply_p99_us"]
+
+
+def test_the_daemon_remembers_the_last_minutes(daemon: Daemon, fleet: Fleet) -> None:
+    def told() -> dict[str, Any] | None:
+        events: dict[str, Any] = {}
+        name = ""
+        with urlopen(daemon.admin + "/page/frames") as stream:
+            for line in stream:
+                key, _, value = line.decode().strip().partition(": ")
+                name = value if key == "event" else name
+                if key == "data":
+                    events[name] = json.loads(value)
+                if name == "frame" and key == "data":
+                    break
+        queries = events["past"]["names"].index("queries") if events["past"]["names"] else None
+        has_rates = queries is not None and any(row[queries] for _, row in events["past"]["rows"])
+        return events if has_rates and any(events["sparks"]["namespaces"].get("llama", [])) else None
+
+    events = eventually("rates and answers from before", told)
+    assert all(len(row) == len(events["past"]["names"]) for _, row in events["past"]["rows"])
+    assert any(answers > 0 for answers, _ in events["sparks"]["namespaces"]["llama"])
 
 
 def test_the_atlas_says_who_holds_a_prefix(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
@@ -331,37 +508,47 @@ def test_streams_are_few_and_come_back(daemon: Daemon) -> None:
     eventually("there is room again", room)
 
 
-def test_nothing_on_the_page_is_out_of_reach(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
-    """What the rules of axe find: names, roles, contrast, in both colour schemes."""
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_nothing_on_the_page_is_out_of_reach(browser: Chrome, daemon: Daemon, fleet: Fleet, width: int) -> None:
+    """What the rules of axe find: names, roles, contrast, in both colour schemes. Nothing is wider than the screen."""
+    resize(browser, width, 1000)
     opened(browser, daemon, fleet)
-    eventually("the atlas is drawn", lambda: chosen_hottest(browser, len(fleet.families[0])))
-    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    show_all(browser, fleet)
     browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
     for theme in ("light", "dark"):
         Select(browser.find_element(By.ID, "theme")).select_by_value(theme)
         found = browser.execute_async_script("axe.run({resultTypes: ['violations']}).then(arguments[0])")
         faults = [(fault["id"], [node["html"][:120] for node in fault["nodes"]][:3]) for fault in found["violations"]]
         assert faults == [], (theme, faults)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def show_all(browser: Chrome, fleet: Fleet) -> None:
+    """Opens a holder and a prefix."""
+    eventually("the atlas is drawn", lambda: chosen_hottest(browser, len(fleet.families[0])))
+    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    browser.execute_script("document.querySelector('#matrix .cell.doubt, #matrix .cell.passing').click()")
+    eventually("a holder is told", lambda: "Epoch and number" in text(browser, "#numbers"))
 
 
 def test_screenshots(browser: Chrome, daemon: Daemon, fleet: Fleet, tmp_path: Path) -> None:
     """Pictures for the documentation; KVATLAS_TEST_WRITE_PAGES=1 puts them there."""
     opened(browser, daemon, fleet)
-    eventually("the atlas is drawn", lambda: chosen_hottest(browser, len(fleet.families[0])))
-    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    show_all(browser, fleet)
     seconds = 20 if os.environ.get("KVATLAS_TEST_WRITE_PAGES") else 1
     wanted = time.monotonic() + seconds
     eventually("some seconds of rates", lambda: time.monotonic() > wanted)
     directory = REPOSITORY / "deploy" if os.environ.get("KVATLAS_TEST_WRITE_PAGES") else tmp_path
     for theme in ("light", "dark"):
         Select(browser.find_element(By.ID, "theme")).select_by_value(theme)
-        height = browser.execute_script("return document.documentElement.scrollHeight")
-        size = {"width": 1440, "height": min(height, 1450), "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
-        picture = base64.b64decode(shot["data"])
-        assert 10_000 < len(picture) < SCREENSHOT_BYTES_MAX
-        (directory / f"page-{theme}.webp").write_bytes(picture)
+        for name, width, height in ((f"page-{theme}", DESK, 1700), (f"page-phone-{theme}", PHONE, 1700)):
+            resize(browser, width, height)
+            drawn = "return document.querySelector('.plot').viewBox.baseVal.width === document.querySelector('.plot').clientWidth"
+            eventually("it is drawn in that size", lambda drawn=drawn: browser.execute_script(drawn))
+            shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+            picture = base64.b64decode(shot["data"])
+            assert 10_000 < len(picture) < SCREENSHOT_BYTES_MAX
+            (directory / f"{name}.webp").write_bytes(picture)
 
 
 def test_an_open_page_delays_no_stop(browser: Chrome) -> None:

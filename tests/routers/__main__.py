@@ -82,8 +82,8 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(plane: str, blocks: int) -> Iterator[Site]:
-    """A broker, Dynamo's mockers, a daemon, and a bridge to the mockers."""
+def site(plane: str, blocks: int, indexer: Path | None = None) -> Iterator[Site]:
+    """A broker, Dynamo's mockers, a daemon, and a bridge to the mockers; or in place of those two a program of Dynamo's that serves its index."""
     python, kvatlas = os.environ["DYNAMO_PYTHON"], os.environ["KVATLAS_BIN"]
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
@@ -104,11 +104,14 @@ def site(plane: str, blocks: int) -> Iterator[Site]:
             [worker] = found - known
             known = found
             engines += ["--engine", f"{worker}=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"]
-        url = ("--nats-url", f"nats://127.0.0.1:{own.nats}", "--admin-listen", "off")
-        listen = ("--dynamo-listen", "127.0.0.1:0") if plane == "tcp" else ()
-        components = ("--dynamo-components", "dynamo.backend", "--dynamo-discovery", f"file:{own.discovery}")
-        own.start("daemon", kvatlas, "serve", *url, *components, *listen)
-        own.start("bridge", kvatlas, "bridge", *url, "--model", "m", "--block-size", str(SIZE), *engines)
+        if indexer is not None:
+            own.start("indexer", python, str(indexer), str(SIZE))
+        else:
+            url = ("--nats-url", f"nats://127.0.0.1:{own.nats}", "--admin-listen", "off")
+            listen = ("--dynamo-listen", "127.0.0.1:0") if plane == "tcp" else ()
+            components = ("--dynamo-components", "dynamo.backend", "--dynamo-discovery", f"file:{own.discovery}")
+            own.start("daemon", kvatlas, "serve", *url, *components, *listen)
+            own.start("bridge", kvatlas, "bridge", *url, "--model", "m", "--block-size", str(SIZE), *engines)
         own.wait_for("kv_indexer_query", 1)
         yield own
 

@@ -1,6 +1,6 @@
 """Runs kvatlas beside llm-d's own index, and compares their answers with what the engines hold.
 
-    python3 tests/routers/llmd_router.py [--seed N] [--short] [--bench]
+    python3 tests/routers/llmd_router.py [--seed N] [--short]
 
 llm-d's event pool fills a real Redis from the payloads that engines publish. kvatlas hears the same payloads through its bridge. llm-d's index
 asks both. Wants LLMD_BIN (tests/routers/llmd built in a checkout of llm-d-router), KVATLAS_BIN, NATS_SERVER_BIN and redis-server, and a Python
@@ -274,11 +274,20 @@ class Tally:
     adapters_missed: int = 0
 
 
-def settle(driver: Driver, engine: Engine, marker: Prompt) -> None:
-    """Waits until both have heard all that the engine has published: its last block is a marker."""
-    events = engine.serve(marker)
+def tell(driver: Driver, engine: Engine, events: list[object]) -> None:
+    """An engine publishes a batch, which the pool gets, too."""
     topic, payload = engine.publish(events)
     driver.do(op="event", topic=topic, payload=base64.b64encode(payload).decode())
+
+
+def marker_of(number: int) -> Prompt:
+    """A prompt of one block that nobody else has."""
+    return Prompt(tuple(range(1 << 20, (1 << 20) + SIZE - 1)) + ((1 << 21) + number,))
+
+
+def settle(driver: Driver, engine: Engine, events: list[object], marker: Prompt) -> None:
+    """The engine publishes last what stores a marker. Waits until both have heard it."""
+    tell(driver, engine, events)
     driver.do(op="wait", pod=engine.pod, tokens=marker.tokens)
 
 
@@ -314,10 +323,10 @@ def play(algorithm: str, seed: str, number: int, rounds: int) -> bool:
                 for prompt in dice.sample(prompts, 5):
                     events = engine.clear() if dice.random() < 0.01 else engine.serve(prompt)
                     if events:
-                        topic, payload = engine.publish(events)
-                        driver.do(op="event", topic=topic, payload=base64.b64encode(payload).decode())
+                        tell(driver, engine, events)
                 markers += 1
-                settle(driver, engine, Prompt(tuple(range(1 << 20, (1 << 20) + SIZE - 1)) + ((1 << 21) + markers,)))
+                marker = marker_of(markers)
+                settle(driver, engine, engine.serve(marker), marker)
             for prompt in dice.sample(prompts, 25):
                 compare(driver, prompt, tally)
             if turn % 5 == 0:
@@ -341,24 +350,13 @@ def guess(driver: Driver, prompt: Prompt, tally: Tally) -> None:
     compare(driver, prompt, tally)
 
 
-def bench(number: int) -> None:
-    """Look-ups of prompts that four pods hold, by llm-d's client, of both in the same run."""
-    print("| blocks | in flight | Redis: look-ups/s, p50, p99 µs | kvatlas: look-ups/s, p50, p99 µs |")
-    print("|---|---|---|---|")
-    dice = random.Random(number)
-    for blocks, count in ((64, 20_000), (1024, 2_000)):
-        with site("xxh64", "") as driver:
-            prompts = [Prompt(tuple(dice.randrange(1 << 17) for _ in range(SIZE * blocks))) for _ in range(8)]
-            for place, engine in enumerate(driver.engines):
-                for prompt in prompts:
-                    engine.clock += 1
-                    topic, payload = engine.publish([engine.store(prompt, 0)])
-                    driver.do(op="event", topic=topic, payload=base64.b64encode(payload).decode())
-                settle(driver, engine, Prompt(tuple(range(1 << 20, (1 << 20) + SIZE - 1)) + ((1 << 21) + place,)))
-            for flight in (1, 8, 64):
-                found = driver.do(op="bench", prompts=[prompt.tokens for prompt in prompts], count=count, flight=flight)
-                cells = [f"{r['per_second']:,.0f}, {r['p50_us']:,.0f}, {r['p99_us']:,.0f}" for r in (found["redis"], found["kvatlas"])]
-                print(f"| {blocks} | {flight} | {cells[0]} | {cells[1]} |", flush=True)
+def fill(driver: Driver, prompts: list[Prompt]) -> None:
+    """All engines store all prompts, however many blocks they have. Both know them then."""
+    for place, engine in enumerate(driver.engines):
+        for prompt in prompts:
+            tell(driver, engine, [engine.store(prompt, 0)])
+        marker = marker_of(place)
+        settle(driver, engine, [engine.store(marker, 0)], marker)
 
 
 def main() -> int:
@@ -366,11 +364,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--short", action="store_true")
-    arguments.add_argument("--bench", action="store_true")
     given = arguments.parse_args()
-    if given.bench:
-        bench(given.seed)
-        return 0
     rounds = 8 if given.short else 200
     print("| router | answers | wrong | wrong, by its own index | unequal | adapters that its own index missed |")
     print("|---|---|---|---|---|---|")

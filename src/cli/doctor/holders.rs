@@ -1,8 +1,10 @@
 //! The holders whose state is not certain: a line each, with the reasons.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use kvatlas::daemon::runbook::mend_of;
+use kvatlas::daemon::costs::Cost;
+use kvatlas::daemon::runbook::mend_for;
 use kvatlas_core::wire::DegradedReasons;
 use serde::Deserialize;
 
@@ -33,6 +35,12 @@ struct Holder {
     degraded: DegradedReasons,
     #[serde(default)]
     since_us: Option<u64>,
+    /// More of what the daemon knows about the reasons. An older one does not say it.
+    #[serde(default)]
+    detail: Option<String>,
+    /// The queries that its doubt concerns. An older daemon does not say it.
+    #[serde(default)]
+    cost: Option<Cost>,
 }
 
 /// The statements of daemons about one holder.
@@ -41,29 +49,66 @@ struct Culprit<'d> {
     reasons: DegradedReasons,
     /// The earliest time of all.
     since_us: Option<u64>,
+    detail: Option<&'d str>,
+    /// That of all together.
+    cost: Option<Cost>,
     places: Vec<&'d str>,
+}
+
+/// A holder's name, as a check has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Name<'d> {
+    namespace: &'d str,
+    worker: &'d str,
+    rank: u32,
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            namespace,
+            worker,
+            rank,
+        } = self;
+        write!(formatter, "holder {worker}/{rank} of {namespace}")
+    }
+}
+
+impl<'d> Culprit<'d> {
+    fn add(&mut self, place: &'d str, holder: &'d Holder) {
+        self.reasons = self.reasons.union(holder.degraded);
+        self.since_us = self.since_us.into_iter().chain(holder.since_us).min();
+        self.detail = self.detail.or(holder.detail.as_deref());
+        self.cost = self.cost.into_iter().chain(holder.cost).reduce(Cost::plus);
+        self.places.push(place);
+    }
+
+    fn check(&self, name: Name<'_>, now_us: u64) -> Check {
+        let words: Vec<&str> = self.reasons.iter().map(|reason| reason.as_str()).collect();
+        let (since, places) = (since(self.since_us, now_us), self.places.join(", "));
+        let detail = self.detail.map_or(String::new(), |detail| format!(": {detail}"));
+        let found = format!("{}{since}{detail}, at {places}", words.join(", "));
+        let rank = name.rank.to_string();
+        let culprit = [name.namespace, name.worker, &rank];
+        let mend = mend_for(words.iter().copied(), "what to do", culprit);
+        Check::failed(&name.to_string(), found, mend).costing(self.cost.map(|cost| cost.to_string()))
+    }
 }
 
 /// Judges what daemons say at a time, each with where it is. Holders of the namespace `own` are the doctor's.
 pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
-    let mut culprits: BTreeMap<String, Culprit<'_>> = BTreeMap::new();
+    let mut culprits: BTreeMap<Name<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
         let listed = u64::try_from(known.holders.len()).unwrap_or(u64::MAX);
         unlisted = unlisted.max(known.holders_total.saturating_sub(listed));
         for holder in known.holders.iter().filter(|holder| holder.namespace != own) {
-            let Holder {
-                namespace,
-                worker,
-                rank,
-                degraded,
-                since_us,
-            } = holder;
-            let name = format!("holder {worker}/{rank} of {namespace}");
-            let culprit = culprits.entry(name).or_default();
-            culprit.reasons = culprit.reasons.union(*degraded);
-            culprit.since_us = culprit.since_us.into_iter().chain(*since_us).min();
-            culprit.places.push(place);
+            let name = Name {
+                namespace: &holder.namespace,
+                worker: &holder.worker,
+                rank: holder.rank,
+            };
+            culprits.entry(name).or_default().add(place, holder);
         }
     }
     if culprits.is_empty() {
@@ -73,12 +118,7 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
     let mut checks: Vec<Check> = culprits
         .iter()
         .take(LINES_MAX)
-        .map(|(name, culprit)| {
-            let words: Vec<&str> = culprit.reasons.iter().map(|reason| reason.as_str()).collect();
-            let (since, places) = (since(culprit.since_us, now_us), culprit.places.join(", "));
-            let found = format!("{}{since}, at {places}", words.join(", "));
-            Check::failed(name, found, mend_of(words.iter().copied(), "what to do"))
-        })
+        .map(|(name, culprit)| culprit.check(*name, now_us))
         .collect();
     if unlisted > 0 {
         let found = format!("{} not exact, too", counted(unlisted, "other is", "others are"));
@@ -93,7 +133,7 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Outcome;
+    use super::super::report::{Outcome, Report};
     use super::*;
 
     fn degraded(text: &str) -> Degraded {
@@ -109,9 +149,10 @@ mod tests {
             (1, Outcome::Fine, "all are exact")
         );
         let holder = |namespace: &str, worker: &str, reason: &str| {
-            let since_us = 1_800_000_000_000_000_u64;
+            let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
+            let cost = r#"{"queries":50,"finding":31,"inexact":50,"text":""}"#;
             format!(
-                r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],"since_us":{since_us}}}"#
+                r#"{{"namespace":"{namespace}","worker":"{worker}","rank":0,"degraded":["{reason}"],{known},"cost":{cost}}}"#
             )
         };
         let some = |holders: &[String], total: usize| {
@@ -133,8 +174,16 @@ mod tests {
         assert_eq!(checks[0].outcome(), Outcome::Failed);
         assert_eq!(
             checks[0].found(),
-            "gap, upstream_gap since 08:00:00 UTC (60 s), at a, b"
+            "gap, upstream_gap since 08:00:00 UTC (60 s): expected batch 2, got 5, at a, b"
         );
+        let mut report = Report::default();
+        report.extend(checks);
+        let said = report.render();
+        assert!(
+            said.contains("cost: 62 % of queries find it, 100 % of answers inexact\n"),
+            "{said}"
+        );
+        assert!(said.contains("kvatlas admin resync m vllm-2 0"), "{said}");
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();

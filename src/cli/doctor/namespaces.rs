@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kvatlas::daemon::costs::Cost;
+use kvatlas::daemon::runbook::mend_of;
 use serde::Deserialize;
 
 use super::report::Check;
+use crate::cli::refused::{Refused, reason_of};
 use crate::cli::text::counted;
 
 /// The facts that decide how a daemon hashes a namespace, as its route `/index` says it.
@@ -38,6 +41,12 @@ pub(super) struct Published {
     /// Some of the publishers whose batches are dropped.
     #[serde(default)]
     refused_publishers: Vec<String>,
+    /// The same, each with the reason. An older daemon does not say it.
+    #[serde(default)]
+    refused: Vec<Refused>,
+    /// The answers about it lately. An older daemon does not say it.
+    #[serde(default)]
+    cost: Option<Cost>,
     /// The number of holders whose tokens in a block are only guessed.
     #[serde(default)]
     unsized_holders: u64,
@@ -80,24 +89,49 @@ pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
 /// A failure for each publisher whose batches are dropped, by what daemons say, each with where it is. Those of the namespace `own` are the
 /// doctor's.
 pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Check> {
-    let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut culprits: BTreeMap<String, Dropped<'_>> = BTreeMap::new();
     for (place, namespaces) in daemons {
         for known in namespaces.iter().filter(|known| known.namespace != own) {
             for publisher in &known.refused_publishers {
                 let name = format!("publisher {publisher} of {}", known.namespace);
-                places.entry(name).or_default().push(place);
+                let culprit = culprits.entry(name).or_default();
+                culprit.reason = culprit.reason.or(reason_of(&known.refused, publisher));
+                culprit.cost = culprit.cost.into_iter().chain(known.cost).reduce(Cost::plus);
+                culprit.places.push(place);
             }
         }
     }
-    let failed = |(name, places): (String, Vec<&str>)| {
-        let found = format!("all its batches are dropped at {}", places.join(", "));
-        Check::failed(
-            &name,
-            found,
-            "the daemon's log names the reason; kvatlas explain KvatlasBatchesDropped says what to do",
-        )
-    };
-    places.into_iter().map(failed).collect()
+    culprits
+        .iter()
+        .map(|(name, culprit)| culprit.check(name))
+        .collect()
+}
+
+/// The statements of daemons about one publisher whose batches are dropped.
+#[derive(Debug, Default)]
+struct Dropped<'d> {
+    reason: Option<&'d str>,
+    /// That of all together.
+    cost: Option<Cost>,
+    places: Vec<&'d str>,
+}
+
+impl Dropped<'_> {
+    fn check(&self, name: &str) -> Check {
+        let reason = self.reason.map_or(String::new(), |reason| format!(" ({reason})"));
+        let found = format!(
+            "all its batches are dropped{reason} at {}",
+            self.places.join(", ")
+        );
+        let mend = match self.reason {
+            Some(reason) => mend_of([reason].into_iter(), "what to do"),
+            None => {
+                "the daemon's log names the reason; kvatlas explain KvatlasBatchesDropped says what to do"
+                    .to_owned()
+            }
+        };
+        Check::failed(name, found, mend).costing(self.cost.map(Cost::of_all))
+    }
 }
 
 /// Compares the namespaces of all daemons, each with where it is.
@@ -156,14 +190,20 @@ mod tests {
     #[test]
     fn whose_batches_are_dropped_fails() {
         let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
-        let wide = r#"{"namespace":"m","refused_publishers":["wide"]}"#;
+        let wide = r#"{"namespace":"m","refused_publishers":["wide"],"refused":[{"worker":"wide","reason":"other_settings"}]}"#;
         let known = [("a", published(wide)), ("b", published(wide))];
         let checks = refused(&known, "own");
         assert_eq!(checks.len(), 1);
         assert_eq!(
             (checks[0].outcome(), checks[0].found()),
-            (Outcome::Failed, "all its batches are dropped at a, b")
+            (
+                Outcome::Failed,
+                "all its batches are dropped (other_settings) at a, b"
+            )
         );
+        let old = r#"{"namespace":"m","refused_publishers":["wide"]}"#;
+        let checks = refused(&[("a", published(old))], "own");
+        assert_eq!(checks[0].found(), "all its batches are dropped at a");
         assert!(refused(&known, "m").is_empty());
     }
 

@@ -62,7 +62,7 @@ impl Needs {
                 subscribe: vec![subjects.resync(namespace, worker, 0)],
                 publish: Vec::new(),
             },
-            // A request without a reply subject is not answered.
+            // Daemons pass over an empty message that wants no reply.
             Role::Router => Self {
                 subscribe: Vec::new(),
                 publish: vec![subjects.query(namespace), subjects.status(namespace)],

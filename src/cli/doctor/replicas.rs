@@ -19,6 +19,7 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
+use crate::cli::missing::MissingShard;
 use crate::cli::text::counted;
 
 /// A difference of clocks above which lags and times in the log mislead.
@@ -41,6 +42,16 @@ struct Index<N> {
 struct Sizes {
     holders: u64,
 }
+
+#[derive(Debug, Deserialize)]
+struct Shards {
+    // An older gateway does not say it.
+    #[serde(default)]
+    missing_shards: Vec<MissingShard>,
+}
+
+const MISSING_MEND: &str = "start a daemon with that sharding.shard, or see why it is not ready: until then answers lack its workers; \
+                            kvatlas explain KvatlasShardMissing says more";
 
 #[derive(Debug, Deserialize)]
 struct Clock {
@@ -166,7 +177,11 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                 checks.push(check);
                 match role {
                     Role::Bridge => checks.extend(check_bridge(admin).await),
-                    Role::Daemon | Role::Gateway => checks.push(check_clock(admin).await),
+                    Role::Daemon => checks.push(check_clock(admin).await),
+                    Role::Gateway => {
+                        checks.push(check_clock(admin).await);
+                        checks.extend(check_shards(admin).await);
+                    }
                 }
             }
         }
@@ -202,6 +217,20 @@ async fn check_bridge(bridge: &AdminClient) -> Vec<Check> {
         Ok(followed) => bridges::judge(bridge.authority(), &followed),
         Err(failure) => vec![Check::skipped("engines", failure)],
     }
+}
+
+/// A failure for each shard that a gateway's answers lack.
+async fn check_shards(gateway: &AdminClient) -> Vec<Check> {
+    let known: Shards = match gateway.json("/index").await {
+        Ok(known) => known,
+        Err(failure) => return vec![Check::skipped("shards", failure)],
+    };
+    let failed = |missing: &MissingShard| {
+        let said = missing.describe(unix_time_us());
+        let found = format!("{said}, at {}", gateway.authority());
+        Check::failed(&missing.to_string(), found, MISSING_MEND)
+    };
+    known.missing_shards.iter().map(failed).collect()
 }
 
 /// Checks what daemons with an index say of publishers, snapshots, promises and how they hash: each is asked once.

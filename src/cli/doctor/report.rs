@@ -25,6 +25,9 @@ pub(super) struct Check {
     outcome: Outcome,
     /// The finding.
     found: String,
+    /// The share of queries that it concerns, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<String>,
     /// The advice on what to do about it.
     mend: Option<String>,
 }
@@ -54,6 +57,11 @@ impl Check {
         Self::new(name, Outcome::Skipped, &why, None)
     }
 
+    /// The same, with the share of queries that it concerns.
+    pub(super) fn costing(self, cost: Option<String>) -> Self {
+        Self { cost, ..self }
+    }
+
     #[cfg(test)]
     pub(super) fn outcome(&self) -> Outcome {
         self.outcome
@@ -69,6 +77,7 @@ impl Check {
             name: name.to_owned(),
             outcome,
             found: found.to_string(),
+            cost: None,
             mend,
         }
     }
@@ -100,8 +109,10 @@ impl Report {
                 Outcome::Skipped => "-   ",
             };
             text += &format!("{sign} {}: {}\n", check.name, check.found);
-            if let Some(mend) = &check.mend {
-                text += &format!("     mend: {mend}\n");
+            for (title, said) in [("cost", &check.cost), ("mend", &check.mend)] {
+                if let Some(said) = said {
+                    text += &format!("     {title}: {said}\n");
+                }
             }
         }
         text
@@ -137,13 +148,15 @@ mod tests {
         report.add(Check::fine("broker", "nats-server 2.15"));
         report.add(Check::warning("disk", "1 % free", "make room"));
         assert_eq!(report.verdict(true), Ok(()));
-        report.add(Check::failed("round trip", "no answer", "start the daemon"));
+        let failed = Check::failed("round trip", "no answer", "start the daemon");
+        report.add(failed.costing(Some("31 % of queries".to_owned())));
         report.add(Check::skipped("clock", "no admin listener"));
         let expected = "\
 ok   broker: nats-server 2.15
 WARN disk: 1 % free
      mend: make room
 FAIL round trip: no answer
+     cost: 31 % of queries
      mend: start the daemon
 -    clock: no admin listener
 ";

@@ -66,7 +66,11 @@ pub(super) fn merge_replies(
         merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
         merged.doubtful_holders = merged.doubtful_holders.saturating_add(reply.doubtful_holders);
         merged.behind_us = merged.behind_us.max(reply.behind_us);
+        merged.predicted.extend(reply.predicted);
     }
+    merged
+        .predicted
+        .sort_by(|one, other| one.order().cmp(&other.order()));
     merged
         .holders
         .sort_by(|one, other| one.order().cmp(&other.order()));
@@ -174,6 +178,7 @@ mod tests {
         let doubtful = cut.iter().filter(|holder| !holder.exact).count();
         QueryReply {
             behind_us: 0,
+            predicted: Vec::new(),
             v: PROTOCOL_VERSION,
             query_blocks: 8,
             block_size: 16,

@@ -111,6 +111,16 @@ impl PositionalIndexer {
         search::find_bounds(&self.shared, chain, search)
     }
 
+    /// About how many blocks the next [`Self::find_bounds`] has to enter into its table before it looks for any.
+    pub fn blocks_to_prepare(&self) -> u64 {
+        self.shared.runs.write().not_looked_up()
+    }
+
+    /// Enters some blocks into the table of [`Self::find_bounds`], which takes some microseconds; says whether more are missing.
+    pub fn prepare_bounds(&self) -> bool {
+        self.shared.runs.write().look_up_more()
+    }
+
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
@@ -142,9 +152,9 @@ impl PositionalIndexer {
     }
 
     /// Notes that a batch of a holder that is not registered was dropped: what it has is not known. Its rank is absent where the batch cannot be
-    /// read. `now_us` is any clock in microseconds that does not run backwards.
-    pub fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) {
-        self.shared.slots.note_refused(worker, rank, now_us);
+    /// read. `reason` says in a word why it was dropped. `now_us` is any clock in microseconds that does not run backwards.
+    pub fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, now_us: u64) {
+        self.shared.slots.note_refused(worker, rank, reason, now_us);
     }
 
     /// Forgets a refused holder, which has left.
@@ -162,8 +172,8 @@ impl PositionalIndexer {
         self.shared.slots.refused(workers)
     }
 
-    /// The first by name of the workers with refused holders, at most so many.
-    pub fn refused_workers(&self, max: usize) -> Vec<WorkerName> {
+    /// The first by name of the workers with refused holders, at most so many, each with why its last batch was dropped.
+    pub fn refused_workers(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
         self.shared.slots.refused_workers(max)
     }
 

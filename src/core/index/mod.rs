@@ -93,7 +93,7 @@ pub use directory::{HolderRecord, RegisterError};
 pub use holder::{Applied, RejectReason};
 pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
-pub use namespace::{Namespace, NamespaceRefused, Namespaces};
+pub use namespace::{AnswerTally, Namespace, NamespaceRefused, Namespaces};
 pub use runs::give_back_memory;
 pub use search::{Match, Matches, NearBlocks, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};

@@ -24,8 +24,34 @@ pub struct Namespace {
     pub is_configured: bool,
     /// The chains that hash tokens as its publishers do, where its name says that they do not speak the contract's hashes.
     pub chains: Option<SchemeChains>,
+    /// The answers about it that were given so far.
+    pub answers: AnswerTally,
     /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
     empty_since_us: AtomicU64,
+}
+
+/// How many answers were given.
+#[derive(Debug, Default)]
+pub struct AnswerTally {
+    all: AtomicU64,
+    inexact: AtomicU64,
+}
+
+impl AnswerTally {
+    /// Counts an answer.
+    pub fn count(&self, is_exact: bool) {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        if !is_exact {
+            self.inexact.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many there were, and how many of them were not exact.
+    pub fn counts(&self) -> (u64, u64) {
+        // Those that are not exact first: an answer in between makes them fewer than they are, and never more than all.
+        let inexact = self.inexact.load(Ordering::Relaxed);
+        (self.all.load(Ordering::Relaxed), inexact)
+    }
 }
 
 impl Namespace {
@@ -35,6 +61,7 @@ impl Namespace {
             name,
             indexer,
             is_configured,
+            answers: AnswerTally::default(),
             empty_since_us: AtomicU64::new(0),
         })
     }

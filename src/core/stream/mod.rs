@@ -16,7 +16,7 @@ mod status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use doubtful::DoubtfulHolders;
-pub use status::HolderStatus;
+pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;
 pub(crate) use refused::RefusedHolders;

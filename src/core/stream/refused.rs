@@ -20,6 +20,8 @@ pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 /// The dropped batches of a worker: when the last one came of each.
 #[derive(Debug, Default)]
 struct RefusedWorker {
+    /// The reason why the last one was dropped, in a word.
+    reason: &'static str,
     ranks: BTreeMap<Rank, u64>,
     /// The time of the last batch of ranks beyond [`RANKS_MAX`].
     more: Option<u64>,
@@ -48,7 +50,13 @@ impl RefusedWorker {
 
 impl RefusedHolders {
     /// Notes a batch that was dropped, of an unknown rank where it cannot be read; says whether there are more holders now.
-    pub(crate) fn note(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) -> bool {
+    pub(crate) fn note(
+        &self,
+        worker: &WorkerName,
+        rank: Option<Rank>,
+        reason: &'static str,
+        now_us: u64,
+    ) -> bool {
         let mut refused = self.0.write();
         let has_room = refused.len() < WORKERS_MAX;
         let known = match refused.entry(worker.clone()) {
@@ -58,6 +66,7 @@ impl RefusedHolders {
         };
         let before = known.holders();
         known.note(rank, now_us);
+        known.reason = reason;
         known.holders() > before
     }
 
@@ -113,12 +122,14 @@ impl RefusedHolders {
         holders.max(refused.len() / WORKERS_MAX)
     }
 
-    /// The first of the workers by name, at most so many.
-    pub(crate) fn names(&self, max: usize) -> Vec<WorkerName> {
-        let mut names: Vec<WorkerName> = self.0.read().keys().cloned().collect();
-        names.sort_unstable();
-        names.truncate(max);
-        names
+    /// The first of the workers by name, at most so many, each with why its last batch was dropped.
+    pub(crate) fn named(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
+        let refused = self.0.read();
+        let known = refused.iter().map(|(name, known)| (name.clone(), known.reason));
+        let mut named: Vec<_> = known.collect();
+        named.sort_unstable();
+        named.truncate(max);
+        named
     }
 
     fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut RefusedWorker)) -> bool {
@@ -158,17 +169,17 @@ mod tests {
     fn many_ranks_of_one_worker_take_no_room_of_others() {
         let refused = RefusedHolders::default();
         for rank in 0..10_000 {
-            refused.note(&worker(0), Some(rank), 1);
+            refused.note(&worker(0), Some(rank), "undecodable", 1);
         }
         assert_eq!(refused.count(None), RANKS_MAX + 1);
-        assert!(refused.note(&worker(1), Some(0), 1));
+        assert!(refused.note(&worker(1), Some(0), "undecodable", 1));
         let of = |workers: &[usize]| {
             let workers: Vec<_> = workers.iter().map(|number| worker(*number)).collect();
             refused.count(Some(&workers))
         };
         assert_eq!(of(&[2]), 0, "nothing of it was dropped");
-        assert_eq!(refused.names(1), [worker(0)]);
-        assert_eq!(refused.names(9), [worker(0), worker(1)]);
+        assert_eq!(refused.named(1), [(worker(0), "undecodable")]);
+        assert_eq!(refused.named(9).len(), 2);
         assert_eq!((of(&[1]), of(&[1, 1])), (1, 1));
         // Those that are not known by their numbers stay until they are silent.
         for rank in 0..10_000 {
@@ -184,7 +195,7 @@ mod tests {
         let refused = RefusedHolders::default();
         for number in 0..WORKERS_MAX + 10 {
             assert_eq!(
-                refused.note(&worker(number), Some(0), number as u64),
+                refused.note(&worker(number), Some(0), "undecodable", number as u64),
                 number < WORKERS_MAX
             );
         }
@@ -192,7 +203,7 @@ mod tests {
         let last = [worker(WORKERS_MAX + 9)];
         assert_eq!(refused.count(Some(&last)), 1, "it may be");
         // Whoever is heard again stays.
-        assert!(!refused.note(&worker(3), Some(0), 1_000_000));
+        assert!(!refused.note(&worker(3), Some(0), "undecodable", 1_000_000));
         assert!(refused.expire(|last_us| last_us < 2000));
         assert!(!refused.expire(|last_us| last_us < 2000));
         assert_eq!(refused.count(None), WORKERS_MAX - 1999);
@@ -205,9 +216,9 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_the_doubt_of_the_workers_next_holder() {
         let refused = RefusedHolders::default();
-        assert!(refused.note(&worker(0), None, 1));
-        assert!(!refused.note(&worker(0), None, 2));
-        assert!(refused.note(&worker(0), Some(1), 2));
+        assert!(refused.note(&worker(0), None, "undecodable", 1));
+        assert!(!refused.note(&worker(0), None, "undecodable", 2));
+        assert!(refused.note(&worker(0), Some(1), "undecodable", 2));
         assert_eq!(refused.count(None), 2);
         assert!(!refused.forget(&id(0)) && refused.forget(&id(1)) && !refused.forget(&id(1)));
         assert_eq!(refused.count(None), 1);

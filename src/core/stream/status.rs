@@ -4,6 +4,7 @@
 //! epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped
 //! messages, a snapshot was loaded) concerns all holders at once: see [`StreamTrust`].
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -12,6 +13,22 @@ use crossbeam_utils::atomic::AtomicCell;
 
 use super::{StreamGeneration, StreamTrust};
 use crate::wire::{BatchCursor, DegradedReason, DegradedReasons, Profile};
+
+/// A gap in the count of a holder's batches. Both numbers are 0 where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SequenceGap {
+    /// The number that should have come.
+    pub expected: u64,
+    /// The number that came.
+    pub received: u64,
+}
+
+impl fmt::Display for SequenceGap {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { expected, received } = self;
+        write!(formatter, "expected batch {expected}, got {received}")
+    }
+}
 
 /// The facts that the lane of a holder tells the queries about it. One lane writes; anyone reads.
 #[derive(Debug, Default)]
@@ -35,6 +52,10 @@ pub struct HolderStatus {
     pub inexact_since_us: AtomicCell<u64>,
     /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
     pub lag_us: AtomicCell<u64>,
+    /// The numbers at the last gap in the count of its batches.
+    pub gap: AtomicCell<SequenceGap>,
+    /// How many answers have listed it as other than exact.
+    pub doubtful_answers: AtomicU64,
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
     /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
     pub has_foreign_chain: AtomicCell<bool>,

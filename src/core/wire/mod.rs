@@ -12,6 +12,7 @@
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
 //! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; nobody replies |
+//! | `PREFIX.v1.hint.NAMESPACE` | router | one [`HintReport`]; nobody replies |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
 //! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
@@ -43,6 +44,7 @@ mod cursor;
 mod entries;
 mod error;
 mod event;
+mod hint;
 mod human;
 mod limits;
 mod model;
@@ -71,6 +73,7 @@ pub use batch::{EventBatch, Tier, UnknownTier};
 pub use cursor::BatchCursor;
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, PositionsError, WireError};
 pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
+pub use hint::{HINTS_MAX, Hint, HintReport};
 pub use limits::WireLimits;
 pub use model::{
     DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
@@ -83,7 +86,8 @@ pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, Que
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, QueryReply, QueryResult, ReplyOrder,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, PredictedHolder, QueryReply, QueryResult,
+    ReplyOrder,
 };
 pub use resumable::{Resumable, ResumableBlocks};
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};

@@ -62,6 +62,8 @@ pub struct QueryOptions {
     pub explain: bool,
     /// Say how much each holder has on the device, and on device and host.
     pub tiers: bool,
+    /// List, apart, who will have more of the prompt soon, by what routers have hinted.
+    pub predicted: bool,
 }
 
 /// One query.
@@ -95,7 +97,7 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions, and for a count of fewer tokens than there are. [`DecodeError::Positions`] for positions that do not fit
+    /// [`DecodeError::Combination`] for `explain`, `tiers` or `predicted` beside positions, and for a count of fewer tokens than there are. [`DecodeError::Positions`] for positions that do not fit
     /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
         if let (Some(count), QueryKey::Tokens { tokens, .. }) = (self.token_count, &self.key)
@@ -111,6 +113,9 @@ impl SingleQuery {
             )),
             (Some(_), _) if self.options.tiers => Err(DecodeError::Combination(
                 "tiers needs the whole chain; leave out positions or tiers",
+            )),
+            (Some(_), _) if self.options.predicted => Err(DecodeError::Combination(
+                "predicted needs the whole chain; leave out positions or predicted",
             )),
             (Some(positions), key) => Ok(check_positions(key, positions)?),
             (None, QueryKey::LineageHashes(hashes)) => check_chain(hashes),
@@ -197,6 +202,9 @@ impl Message for SingleQuery {
         if options.tiers {
             entries.flag("tiers", true)?;
         }
+        if options.predicted {
+            entries.flag("predicted", true)?;
+        }
         Ok(())
     }
 }
@@ -228,12 +236,20 @@ impl<'de> Deserialize<'de> for SingleQuery {
 
 fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<SingleQuery>, DecodeError> {
     let queries = reader.array("queries", limits.queries_max)?;
-    let decode_one = |_| {
-        let mut fields = QueryFields::default();
-        reader.map("a query", |reader, key| fields.read(reader, key, limits))?;
-        fields.into_query()
-    };
-    (0..queries).map(decode_one).collect()
+    (0..queries)
+        .map(|_| decode_query(reader, "a query", limits))
+        .collect()
+}
+
+/// Reads one query that stands within another message, where it is `what`.
+pub(super) fn decode_query(
+    reader: &mut Reader<'_>,
+    what: &'static str,
+    limits: &WireLimits,
+) -> Result<SingleQuery, DecodeError> {
+    let mut fields = QueryFields::default();
+    reader.map(what, |reader, key| fields.read(reader, key, limits))?;
+    fields.into_query()
 }
 
 /// The kind of a query field's value.
@@ -379,6 +395,7 @@ query_fields! {
     min_blocks: u32, "leave out holders with fewer matched blocks, of a compressed chain those with fewer for certain; 1 where absent or 0";
     explain: bool, "say where each holder dropped out; false where absent";
     tiers: bool, "say how many of its blocks each holder has near: `device_blocks` and `host_blocks`, and how many of these are usable; false where absent";
+    predicted: bool, "list apart, in `predicted`, who will have more of the prompt soon, by what routers have [hinted](#hints); false where absent";
 }
 
 impl QueryFields {
@@ -423,6 +440,7 @@ impl QueryFields {
             min_blocks: self.min_blocks.unwrap_or_default(),
             explain: self.explain.unwrap_or_default(),
             tiers: self.tiers.unwrap_or_default(),
+            predicted: self.predicted.unwrap_or_default(),
         };
         let key = match (
             self.tokens,

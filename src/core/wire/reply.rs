@@ -167,6 +167,31 @@ pub struct QueryReply {
     /// applied.
     #[serde(default)]
     pub behind_us: u64,
+    /// Holders that will have more of the prompt soon than is known of them, by what routers have hinted; only with `predicted`, the most blocks
+    /// first. It changes nothing of what else is said.
+    #[serde(default)]
+    pub predicted: Vec<PredictedHolder>,
+}
+
+/// A holder to which a router has sent a request with the same beginning, of which no event has told yet. Never exact.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PredictedHolder {
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+    /// How many leading blocks of the query it should have soon.
+    pub blocks: u32,
+    /// The address for requests to it; absent where that is not known.
+    #[serde(default, deserialize_with = "lenient_address")]
+    pub address: Option<Address>,
+}
+
+impl PredictedHolder {
+    /// Its place among those of a reply: the least comes first.
+    pub fn order(&self) -> (Reverse<u32>, &WorkerName, Rank) {
+        (Reverse(self.blocks), &self.worker, self.rank)
+    }
 }
 
 impl QueryReply {
@@ -415,7 +440,20 @@ impl Message for QueryReply {
         if self.unseen_blocks_max != 0 || entries.wants_defaults() {
             entries.number("unseen_blocks_max", u64::from(self.unseen_blocks_max))?;
         }
-        write_age(self.behind_us, entries)
+        write_age(self.behind_us, entries)?;
+        match self.predicted.is_empty() {
+            true => Ok(()),
+            false => entries.maps("predicted", &self.predicted),
+        }
+    }
+}
+
+impl Message for PredictedHolder {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.text("worker", self.worker.as_str())?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("blocks", u64::from(self.blocks))?;
+        write_profile(self.address.as_ref(), &Labels::NONE, entries)
     }
 }
 

@@ -103,6 +103,7 @@ mod tests {
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: 0,
+            predicted: Vec::new(),
         };
         BatchReply {
             v: PROTOCOL_VERSION,

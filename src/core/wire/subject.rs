@@ -179,6 +179,7 @@ pub struct Subjects {
     status: String,
     resync: String,
     outcome: String,
+    hint: String,
 }
 
 /// The token that stands for all namespaces; no name.
@@ -200,6 +201,7 @@ impl Subjects {
             status: format!("{prefix}.v1.status."),
             resync: format!("{prefix}.v1.resync."),
             outcome: format!("{prefix}.v1.outcome."),
+            hint: format!("{prefix}.v1.hint."),
         })
     }
 
@@ -283,6 +285,21 @@ impl Subjects {
     /// The namespace that an outcome's subject is about.
     pub fn parse_outcome(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.outcome, subject, name_bytes_max)
+    }
+
+    /// The subject on which routers tell where they have sent requests about `namespace`.
+    pub fn hint(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.hint)
+    }
+
+    /// All subjects of hints.
+    pub fn all_hints(&self) -> String {
+        format!("{}*", self.hint)
+    }
+
+    /// The namespace that a hint's subject is about.
+    pub fn parse_hint(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.hint, subject, name_bytes_max)
     }
 
     /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.

@@ -49,6 +49,7 @@ configuration! {
     snapshots: SnapshotsConfig,
     admin: AdminConfig,
     http: HttpConfig,
+    hints: HintsConfig,
     dynamo: DynamoConfig,
     redis: RedisConfig,
     grpc: GrpcConfig,
@@ -303,6 +304,14 @@ tables! {
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
         /// How long the body of an HTTP query may take to come, and a client to read a piece of its dump, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+    }
+
+    /// Whether routers may hint where they have sent requests.
+    pub HintsConfig in [hints] {
+        /// How long what a router hints is predicted, in milliseconds: about as long as a first token takes; 0 takes no hints.
+        time_to_live as ttl_ms: Option<Duration> = "0", milliseconds_or_never(60_000);
+        /// Bytes of all hints, at most; beyond it the oldest go.
+        max_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
     /// Whether Dynamo's routers may ask, as their remote indexer.

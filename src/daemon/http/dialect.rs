@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use kvatlas_core::wire::{
-    DEFAULT_TENANT, ErrorCode, ModelKey, QueryKey, WireError, WireLimits, worker_of_instance,
+    DEFAULT_TENANT, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WireLimits, WorkerName,
+    worker_of_instance,
 };
 
 use crate::daemon::metrics::labels::QueryKind;
@@ -18,7 +19,7 @@ use crate::daemon::queries::Found;
 use super::error::{DialectError, HttpError};
 use super::hash_json::HashJson;
 use super::scores::{Scores, Words};
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{Index, Payload, Shared, json_response};
 
 /// The fields of both routes in both dialects.
 #[derive(Debug, Deserialize)]
@@ -92,7 +93,7 @@ pub(super) fn cache_of(
 }
 
 /// An empty name is none.
-fn named(text: Option<String>) -> Option<String> {
+pub(super) fn named(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
 
@@ -186,7 +187,6 @@ pub(super) async fn query_by_hash(
 }
 
 async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
-    let started = Instant::now();
     let index = shared.index()?;
     let mut request: QueryJson = payload.json()?;
     let (words, cache) = request.cache()?;
@@ -197,40 +197,54 @@ async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, 
         By::Tokens => request.tokens()?,
         By::Hashes => request.hashes(words)?,
     };
-    let kind = match &key {
-        QueryKey::Tokens { .. } => QueryKind::Tokens,
-        QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
-        _ => QueryKind::SequenceHashes,
-    };
-    check_texts(&key, &index.source.limits())?;
     let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
     let instance = named(instance.map(Instance::into_text));
     let worker = instance.map(|instance| worker_of_instance(&instance));
     let worker = worker
         .transpose()
         .map_err(|error| HttpError::name("instance_id", &error))?;
-    let found = match index.source.find(&namespace, &key, worker.as_ref()).await {
+    let found = find(shared, index, (&namespace, &cache), &key, worker.as_ref()).await?;
+    request.check_block_size(words, &found)?;
+    Ok(respond(&Scores::new(found), words, &cache))
+}
+
+/// The holders of a prefix of `key` in a namespace, which is the one of a cache. With `worker`, only its own. Counts the query.
+///
+/// # Errors
+///
+/// Those of the contract.
+pub(super) async fn find(
+    shared: &Shared,
+    index: &Index,
+    (namespace, cache): (&NamespaceName, &ModelKey),
+    key: &QueryKey,
+    worker: Option<&WorkerName>,
+) -> Result<Found, HttpError> {
+    let started = Instant::now();
+    let kind = match key {
+        QueryKey::Tokens { .. } => QueryKind::Tokens,
+        QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
+        _ => QueryKind::SequenceHashes,
+    };
+    check_texts(key, &index.source.limits())?;
+    match index.source.find(namespace, key, worker).await {
         Ok(found) => {
-            request.check_block_size(words, &found)?;
             index.count(
-                &namespace,
+                namespace,
                 kind,
                 1,
                 started.elapsed(),
                 std::iter::once(found.prompt()),
             );
-            found
+            Ok(found)
         }
         Err(error) => {
-            let is_unheard = index.source.is_unheard(&namespace, &error);
-            let followed = is_unheard.then(|| shared.followed(&cache)).flatten();
-            followed
-                .ok_or(error)
-                .inspect_err(|error| index.errors.failed(error.code, &error.text))?
+            let is_unheard = index.source.is_unheard(namespace, &error);
+            let followed = is_unheard.then(|| shared.followed(cache)).flatten();
+            let found = followed.ok_or(error);
+            Ok(found.inspect_err(|error| index.errors.failed(error.code, &error.text))?)
         }
-    };
-    let scores = Scores::new(found);
-    Ok(respond(&scores, words, &cache))
+    }
 }
 
 /// Whether the texts that enter the hashes are as short as the contract wants them.
@@ -285,7 +299,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
 }
 
 /// The key of a cache in `/dump`, and in other places where one text names it.
-pub(super) fn label_of(namespace: &kvatlas_core::wire::NamespaceName) -> String {
+pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
         None => format!("{namespace}:{DEFAULT_TENANT}"),

@@ -5,6 +5,7 @@
 //! | `POST /v1/query` | our reply as JSON; counts blocks |
 //! | `GET /v1/status` | how far the holders of a namespace have been followed |
 //! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |
+//! | `POST /lookup` | the dialect of LMCache's controller; counts tokens |
 //! | `POST /register`, `POST /unregister` | begin and end to follow an engine, where a bridge runs in the process |
 //! | `GET /workers` | who is known, and how engines are followed |
 //! | `GET /dump` | all blocks of all holders, as a stream |
@@ -30,6 +31,8 @@ mod dump;
 mod engines;
 mod error;
 mod hash_json;
+mod hints;
+mod lookup;
 mod models;
 mod openapi;
 mod outcomes;

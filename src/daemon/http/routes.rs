@@ -17,7 +17,7 @@ use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT};
 
 use super::error::HttpError;
 use super::shared::{Shared, is_contract, json_response};
-use super::{auth, contract, dialect, dump, models, openapi, outcomes, registration, workers};
+use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
 
 /// Which shard an answer is from; absent where workers are not divided.
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
@@ -41,8 +41,10 @@ fn routes() -> Vec<Route> {
         route("GET", "/v1/status", get(contract::holders_status)),
         route("GET", "/v1/models", get(models::models)),
         route("POST", "/v1/outcomes", post(outcomes::outcomes)),
+        route("POST", "/v1/hints", post(hints::hints)),
         route("POST", "/query", post(dialect::query)),
         route("POST", "/query_by_hash", post(dialect::query_by_hash)),
+        route("POST", "/lookup", post(lookup::lookup)),
         route("POST", "/register", post(registration::register)),
         route("POST", "/unregister", post(registration::unregister)),
         route("GET", "/workers", get(workers::workers)),

@@ -80,6 +80,14 @@ impl Scores {
                 .map(move |ranks| (ranks.instance(), Figures { ranks, words }))
         })
     }
+
+    /// `{INSTANCE: [location, n]}` of those that have some, as LMCache's controller has it: the nearest tier that reaches so far.
+    pub(super) fn by_location(&self) -> impl Serialize {
+        MapOf(|| {
+            let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
+            instances.filter(|(_, (_, tokens))| *tokens > 0)
+        })
+    }
 }
 
 /// The ranks of one instance; as a map, each with what it has on the device.
@@ -104,6 +112,18 @@ impl Ranks<'_> {
     fn longest(&self, blocks: impl Fn(&FoundHolder) -> u32) -> u64 {
         let blocks = self.holders.iter().map(blocks).max();
         self.tokens(blocks.unwrap_or_default())
+    }
+
+    /// The longest figure of all tiers, and LMCache's word for the nearest that reaches it. It has none for the device.
+    fn location(&self) -> (&'static str, u64) {
+        let longest = self.longest(|holder| holder.blocks);
+        let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;
+        let location = match (reaches(0), reaches(1)) {
+            (true, _) => "GPU",
+            (false, true) => "LocalCPUBackend",
+            (false, false) => "LocalDiskBackend",
+        };
+        (location, longest)
     }
 
     fn on_device(&self) -> impl Iterator<Item = (Rank, u64)> {
@@ -192,12 +212,16 @@ mod tests {
                 holder("a", 0, 3, [3, 3]),
                 holder("_pstore", 0, 9, [0, 9]),
                 holder("b_dc", 1, 2, [2, 2]),
+                holder("c", 0, 2, [1, 2]),
+                holder("d", 0, 0, [0, 0]),
             ],
         });
         let mooncake = serde_json::to_value(scores.by_instance(Words::Mooncake)).unwrap();
         let expected = json!({
             "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
             "b.c": {"longest_matched": 64, "GPU": 32, "CPU": 48, "DISK": 64, "DP": {"0": 16, "1": 32}},
+            "c": {"longest_matched": 32, "GPU": 16, "CPU": 32, "DISK": 32, "DP": {"0": 16}},
+            "d": {"longest_matched": 0, "GPU": 0, "CPU": 0, "DISK": 0, "DP": {"0": 0}},
         });
         assert_eq!(mooncake, expected);
         let dynamo = serde_json::to_value(scores.by_instance(Words::Dynamo)).unwrap();
@@ -205,7 +229,15 @@ mod tests {
             json!({"longest_matched": 48, "gpu": 48, "cpu": 48, "disk": 48, "dp": {"0": 48, "1": 32}});
         assert_eq!(dynamo["a"], expected);
         let ranks = serde_json::to_value(scores.by_rank()).unwrap();
-        assert_eq!(ranks, json!({"a": {"0": 48, "1": 32}, "b.c": {"0": 16, "1": 32}}));
+        assert_eq!(
+            ranks,
+            json!({"a": {"0": 48, "1": 32}, "b.c": {"0": 16, "1": 32}, "c": {"0": 16}, "d": {"0": 0}})
+        );
+        let located = serde_json::to_value(scores.by_location()).unwrap();
+        assert_eq!(
+            located,
+            json!({"a": ["GPU", 48], "b.c": ["LocalDiskBackend", 64], "c": ["LocalCPUBackend", 32]})
+        );
         assert!(scores.are_exact());
         assert!(scores.addresses().is_none());
     }

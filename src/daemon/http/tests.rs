@@ -7,6 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde_json::Value;
 
 use super::dialect::QueryJson;
+use super::lookup::LookupJson;
 use super::openapi::DOCUMENT;
 use super::registration::{RegisterJson, UnregisterJson};
 use super::routes::paths;
@@ -153,7 +154,7 @@ fn described_fields(document: &Value, schemas: &[&str]) -> BTreeSet<String> {
     schemas.iter().flat_map(names).collect()
 }
 
-const REQUESTS: [&str; 8] = [
+const REQUESTS: [&str; 9] = [
     "QueryFields",
     "QueryRequest",
     "MooncakeQuery",
@@ -162,6 +163,7 @@ const REQUESTS: [&str; 8] = [
     "DynamoQueryByHash",
     "Registration",
     "Unregistration",
+    "Lookup",
 ];
 
 #[test]
@@ -171,6 +173,7 @@ fn the_document_has_the_fields_of_every_request() {
     assert_eq!(described(&REQUESTS[2..6]), fields_of::<QueryJson>());
     assert_eq!(described(&["Registration"]), fields_of::<RegisterJson>());
     assert_eq!(described(&["Unregistration"]), fields_of::<UnregisterJson>());
+    assert_eq!(described(&["Lookup"]), fields_of::<LookupJson>());
 }
 
 #[test]
@@ -196,7 +199,8 @@ fn what_an_answer_always_has_is_required() {
         ("MooncakeFigures", &[][..]),
         ("DynamoFigures", &[]),
         ("DynamoScores", &["addresses"]),
-        ("QueryReply", &["gathered"]),
+        ("Layout", &[]),
+        ("QueryReply", &["gathered", "predicted"]),
         (
             "HolderMatch",
             &[
@@ -213,6 +217,7 @@ fn what_an_answer_always_has_is_required() {
         ),
         ("HolderStatus", &["address", "labels", "since_us"]),
         ("StatusReply", &["gathered"]),
+        ("PredictedHolder", &["address"]),
         ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),
     ] {

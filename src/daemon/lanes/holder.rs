@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::daemon::metrics::labels::DropReason;
 use crate::daemon::metrics::{AppliedBatch, EventMetrics};
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
-use kvatlas_core::stream::StreamGeneration;
+use kvatlas_core::stream::{SequenceGap, StreamGeneration};
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch, Profile,
 };
@@ -268,8 +268,13 @@ impl Holder {
 
     /// Counts `missed` batches that are missing before `next`, and degrades the holder.
     pub(super) fn note_gap(&self, next: BatchCursor, missed: u64) {
+        let gap = SequenceGap {
+            expected: next.seq - missed,
+            received: next.seq,
+        };
         self.metrics
-            .sequence_gap(self.worker(), next.seq - missed, next.seq);
+            .sequence_gap(self.worker(), gap.expected, gap.received);
+        self.writer.status().gap.store(gap);
         self.degrade(DegradedReason::Gap);
     }
 

@@ -347,8 +347,8 @@ impl Lane {
                         span.fail(&error);
                     }
                     self.put_back();
-                    self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
-                    self.note_unread(&job.sender.namespace, &job.sender.worker);
+                    let reason = self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
+                    self.note_unread(&job.sender.namespace, &job.sender.worker, reason);
                     false
                 }
                 Ok(batch) => {
@@ -397,7 +397,7 @@ impl Lane {
                 .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
             self.put_back();
             let Some(holder) = self.holders.get_mut(&(worker.clone(), rank)) else {
-                self.note_refused(sender, &received.batch);
+                self.note_refused(sender, &received.batch, DropReason::EpochAhead);
                 return false;
             };
             holder.note_unbelieved(clocks);
@@ -527,13 +527,14 @@ impl Lane {
             .map(|(_, holder)| &mut **holder)
     }
 
-    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank, also for one that comes later.
+    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank, also for one that comes later. Gives back
+    /// the reason for which it was dropped.
     pub(super) fn note_undecodable(
         &mut self,
         worker: &WorkerKey,
         error: &DecodeError,
         metrics: &EventMetrics,
-    ) {
+    ) -> DropReason {
         let reason = match error {
             DecodeError::Oversized { .. } => DropReason::Oversized,
             _ => DropReason::Undecodable,
@@ -543,6 +544,7 @@ impl Lane {
         self.ranks(worker)
             .for_each(|holder| holder.note_undecodable(clocks));
         self.absent.note_undecodable(worker);
+        reason
     }
 
     fn tick(&mut self, is_listening: bool) {

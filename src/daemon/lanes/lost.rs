@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::wire::EventBatch;
 
 use super::absent::ranks_of;
@@ -86,7 +87,7 @@ impl Lane {
                 // It may have been the second batch of a holder whose first is late.
                 None => {
                     is_for_nobody = true;
-                    self.note_refused(&lost.sender, head);
+                    self.note_refused(&lost.sender, head, DropReason::LaneFull);
                 }
                 Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
                 Some(holder) => match holder.note_lost(head, context) {
@@ -102,7 +103,7 @@ impl Lane {
             self.absent.note_undecodable(&worker);
         }
         if lost.has_unknown {
-            self.note_unread(&lost.sender.namespace, &worker);
+            self.note_unread(&lost.sender.namespace, &worker, DropReason::LaneFull);
         }
         self.doubts.notify_one();
         self.finish_messages(lost.sender);

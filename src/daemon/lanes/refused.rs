@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::daemon::metrics::labels::DropReason;
+use crate::daemon::metrics::labels::{DropReason, LabelValue};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
@@ -61,22 +61,23 @@ impl Lane {
         let worker = sender.worker.worker.as_str();
         match why {
             NoHolder::NoRoom(error) => {
-                sender.metrics.batch_dropped(drop_reason(error), worker, error);
-                self.note_refused(sender, batch);
+                let reason = drop_reason(error);
+                sender.metrics.batch_dropped(reason, worker, error);
+                self.note_refused(sender, batch, reason);
             }
             NoHolder::Left(reason) => {
                 let detail = "its publisher has said goodbye";
                 sender.metrics.batch_dropped(*reason, worker, &detail);
                 // Who comes with a lower epoch is another publisher, if it is not a batch that comes again.
                 if *reason == DropReason::StaleEpoch && is_fresh(batch, self.clocks().unix_us) {
-                    self.note_refused(sender, batch);
+                    self.note_refused(sender, batch, *reason);
                 }
             }
         }
     }
 
     /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
-    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
+    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch, reason: DropReason) {
         let id = HolderId {
             worker: sender.worker.worker.clone(),
             rank: batch.rank,
@@ -84,16 +85,20 @@ impl Lane {
         let indexer = &sender.namespace.indexer;
         match batch.events.last() {
             Some(Event::Goodbye) => indexer.forget_refused(&id),
-            _ => indexer.note_refused(&id.worker, Some(id.rank), self.absent.listened_us()),
+            _ => {
+                let listened_us = self.absent.listened_us();
+                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), listened_us);
+            }
         }
     }
 
     /// As [`Self::note_refused`], of messages that cannot be read. The holders of their worker are in doubt where there are any; else nobody is
     /// there to be.
-    pub(super) fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey) {
+    pub(super) fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let indexer = &namespace.indexer;
-            indexer.note_refused(&worker.worker, None, self.absent.listened_us());
+            let listened_us = self.absent.listened_us();
+            indexer.note_refused(&worker.worker, None, reason.as_str(), listened_us);
         }
     }
 
@@ -122,7 +127,7 @@ impl Lane {
             self.take_leave(&key);
         }
         if !is_late && !self.holders.contains_key(&key) {
-            self.note_refused(sender, batch);
+            self.note_refused(sender, batch, DropReason::OtherSettings);
         }
     }
 }

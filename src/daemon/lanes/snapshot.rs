@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::daemon::metrics::EventMetrics;
-use crate::daemon::metrics::labels::DropReason;
+use crate::daemon::metrics::labels::{DropReason, LabelValue};
 use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
@@ -265,7 +265,7 @@ impl Lane {
                 };
                 match EventBatch::decode(&payload, &snapshot_limits()) {
                     Ok(batch) => holder.restore_blocks(batch, now_us),
-                    Err(error) => self.note_undecodable(worker, &error, metrics),
+                    Err(error) => _ = self.note_undecodable(worker, &error, metrics),
                 }
             }
         }
@@ -281,8 +281,11 @@ impl Lane {
         let listened_us = self.absent.listened_us();
         let refuse = |error| {
             let worker = &key.0.worker;
-            metrics.batch_dropped(drop_reason(&error), worker.as_str(), &error);
-            namespace.indexer.note_refused(worker, Some(key.1), listened_us);
+            let reason = drop_reason(&error);
+            metrics.batch_dropped(reason, worker.as_str(), &error);
+            namespace
+                .indexer
+                .note_refused(worker, Some(key.1), reason.as_str(), listened_us);
         };
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }

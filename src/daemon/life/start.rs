@@ -10,14 +10,16 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
 use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
+use crate::daemon::costs::Costs;
 use crate::daemon::dynamo::start_dynamo;
+use crate::daemon::hints::Hints;
 use crate::daemon::history::History;
 use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
 use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
 use crate::daemon::outcomes::Outcomes;
-use crate::daemon::page::Page;
+use crate::daemon::page::{Looked, Page};
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
 use crate::daemon::redis::start_redis;
 use crate::daemon::resync::start_resyncer;
@@ -152,6 +154,10 @@ async fn share(
     let settings = LaneSettings::of(&config, &subjects);
     let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));
     let empty_namespace = config.limits.empty_namespace;
+    let hints = config.hints.time_to_live.map(|time_to_live| {
+        let bytes_max = config.hints.max_bytes;
+        Arc::new(Hints::new(config.sharding.shard, time_to_live, bytes_max))
+    });
     let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
@@ -165,9 +171,11 @@ async fn share(
         admin_address: None,
         tracer: None,
         sample: Arc::default(),
+        missing_shards: Arc::default(),
         heavy_turns: Arc::default(),
         history: History::new(),
         outcomes,
+        hints,
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
@@ -199,11 +207,16 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         shared.subjects.clone(),
         shared.query_limits.clone(),
     );
+    let costs = Arc::new(Costs::default());
     let page = Page::new(
         answerer,
         Arc::clone(&shared.readiness),
-        Arc::clone(&shared.sample),
-        Arc::clone(&shared.outcomes),
+        Looked {
+            sample: Arc::clone(&shared.sample),
+            outcomes: Arc::clone(&shared.outcomes),
+            costs: Arc::clone(&costs),
+            missing_shards: Arc::clone(&shared.missing_shards),
+        },
         metrics.clone(),
     );
     DaemonView {
@@ -211,6 +224,8 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         namespaces: Arc::clone(&shared.namespaces),
         history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),
+        costs,
+        missing_shards: Arc::clone(&shared.missing_shards),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),
         pool: Arc::clone(&shared.pool),

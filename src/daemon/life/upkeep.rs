@@ -55,6 +55,8 @@ pub(super) async fn keep_up(
                     noted.end();
                 }
                 look.end(Instant::now());
+                view.note_costs(Instant::now());
+                view.page.remember(Instant::now());
                 let empty_namespace = **empty_namespace.now();
                 if !empty_namespace.is_zero() {
                     view.forget_empty_namespaces(

@@ -10,17 +10,17 @@ use serde::Serialize;
 use crate::daemon::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
+use crate::daemon::costs::{Costs, ToldCost};
 use crate::daemon::history::{History, ShownChange};
-use crate::daemon::lanes::{LanePool, WorkerKey};
+use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::outcomes::{BrokenPromise, Outcomes, Tally};
 use crate::daemon::page::Page;
-use crate::daemon::queries::{report, unsized_holders};
+use crate::daemon::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
-use kvatlas_core::stream::HolderStatus;
-use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::stream::{HolderStatus, StreamTrust};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName};
 
 use crate::daemon::snapshots::SnapshotKeeper;
@@ -37,6 +37,8 @@ pub(super) struct DaemonView {
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) history: Arc<History>,
     pub(super) outcomes: Arc<Outcomes>,
+    pub(super) costs: Arc<Costs>,
+    pub(super) missing_shards: Arc<MissingShards>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) pool: Arc<LanePool>,
@@ -80,6 +82,13 @@ impl DaemonView {
         self.outcomes.forget_gone();
     }
 
+    /// Notes what answers have cost since the last look.
+    pub(super) fn note_costs(&self, now: Instant) {
+        let namespaces = self.namespaces.all();
+        self.costs
+            .look(namespaces.iter().map(|namespace| &**namespace), now);
+    }
+
     /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
@@ -92,6 +101,14 @@ impl DaemonView {
             }
             self.pool.forget_namespace(&namespace.name);
         }
+    }
+
+    /// The queries that a holder's doubt concerns; none where it is exact.
+    fn cost_of(&self, namespace: &NamespaceName, holder: &HolderRecord) -> Option<ToldCost> {
+        // Most are exact.
+        let is_doubtful = holder.status.inexact_since_us.load() > 0;
+        let cost = is_doubtful.then(|| self.costs.of_holder(namespace, &holder.id));
+        cost.flatten().map(ToldCost::of_holder)
     }
 
     /// Why the newest snapshot could not be written, where that is so.
@@ -132,6 +149,11 @@ impl DaemonView {
         let is_stale = |status: &HolderStatus| status.own_reasons().contains(DegradedReason::Stale);
         let stale = holders.iter().filter(|holder| is_stale(&holder.status)).count();
         gauges.stale_holders.set(stale as f64);
+        let now_us = unix_time_us();
+        let is_ahead =
+            |holder: &&Arc<HolderRecord>| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0;
+        let ahead = holders.iter().filter(is_ahead).count();
+        gauges.epochs_ahead.set(ahead as f64);
         let lag_us = holders.iter().map(|holder| holder.status.lag_us.load()).max();
         let lag = Duration::from_micros(lag_us.unwrap_or_default());
         gauges.event_lag.set(lag);
@@ -160,9 +182,22 @@ struct HolderJson {
     /// The sums of what exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<Tally>,
+    /// More of what is known about its reasons, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// The queries that its doubt concerns; absent where it is exact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<ToldCost>,
     /// How its state has changed, the oldest first; only where that is asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<ShownChange>,
+}
+
+/// The numbers at the last gap in the count of a holder's batches, where that is a reason for its doubt.
+fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
+    let gap = status.gap.load();
+    let is_known = gap.received > 0 && reasons.contains(DegradedReason::Gap);
+    is_known.then(|| gap.to_string())
 }
 
 impl HolderJson {
@@ -196,6 +231,8 @@ struct NamespaceJson {
     chain_conflicts: u64,
     /// Holders of which exact answers promised more than requests found lately.
     broken_promises: Vec<BrokenPromise>,
+    /// The answers about it lately, and how many of them were not exact.
+    cost: Option<ToldCost>,
 }
 
 impl AdminSource for DaemonView {
@@ -235,6 +272,8 @@ impl AdminSource for DaemonView {
                     namespace: namespace.name.clone(),
                     outcomes: self.outcomes.lately(&namespace.name, &record.id, Instant::now()),
                     changes: Vec::new(),
+                    detail: detail(&record.status, status.degraded),
+                    cost: self.cost_of(&namespace.name, &record),
                     status,
                     applied_at_us: record.status.applied_at_us.load(),
                     lag_us: record.status.lag_us.load(),
@@ -289,12 +328,17 @@ impl AdminSource for DaemonView {
                 troubles: Troubles::of(namespace, now_us),
                 chain_conflicts: sizes.chain_conflicts,
                 broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()),
+                cost: self
+                    .costs
+                    .of_namespace(&namespace.name)
+                    .map(ToldCost::of_namespace),
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
         serde_json::json!({
             "role": self.role,
             "snapshot_error": self.snapshot_error(),
+            "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),

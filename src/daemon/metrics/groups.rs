@@ -3,11 +3,11 @@
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, HistoryMetrics, HolderOutcomeMetrics,
-    HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
-    OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
-    RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
-    SnapshotMetrics, StreamMetrics, TraceMetrics,
+    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, HintMetrics, HistoryMetrics,
+    HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
+    MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
+    QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
+    ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -36,6 +36,7 @@ groups! {
     OutcomeMetrics,
     HolderOutcomeMetrics,
     OutcomeErrorMetrics,
+    HintMetrics,
     ShardMetrics,
     GatherMetrics,
     MissingShardMetrics,

@@ -89,9 +89,11 @@ macro_rules! label_values {
 
 mod grpc;
 mod redis;
+mod told;
 
 pub use grpc::{GrpcMethod, GrpcOutcome};
 pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
+pub use told::{HintDrop, OutcomeRefusal};
 
 label_values! {
     /// Why a whole batch was dropped without a change to the index.
@@ -136,10 +138,14 @@ label_values! {
         V1Models => "contract_models",
         /// `/v1/outcomes`.
         V1Outcomes => "contract_outcomes",
+        /// `/v1/hints`.
+        V1Hints => "contract_hints",
         /// `/query`.
         Query => "query",
         /// `/query_by_hash`.
         QueryByHash => "query_by_hash",
+        /// `/lookup`.
+        Lookup => "lookup",
         /// `/register`.
         Register => "register",
         /// `/unregister`.
@@ -167,8 +173,10 @@ impl HttpRoute {
             "/v1/status" => Self::V1Status,
             "/v1/models" => Self::V1Models,
             "/v1/outcomes" => Self::V1Outcomes,
+            "/v1/hints" => Self::V1Hints,
             "/query" => Self::Query,
             "/query_by_hash" => Self::QueryByHash,
+            "/lookup" => Self::Lookup,
             "/register" => Self::Register,
             "/unregister" => Self::Unregister,
             "/workers" => Self::Workers,
@@ -499,24 +507,8 @@ label_values! {
         Admin => "admin",
         /// The one that receives outcomes of requests from routers.
         Outcomes => "outcomes",
-    }
-}
-
-label_values! {
-    /// Why outcomes were not taken.
-    OutcomeRefusal: "reason" {
-        /// The payload or the subject is no report.
-        Undecodable => "undecodable",
-        /// The report speaks another version of the contract.
-        UnsupportedVersion => "unsupported_version",
-        /// The report has more outcomes than one may have.
-        TooMany => "too_many",
-        /// The namespace is not known.
-        UnknownNamespace => "unknown_namespace",
-        /// The holder is not known.
-        UnknownHolder => "unknown_holder",
-        /// So many holders have outcomes already that this one has none of its own; the namespace's sums have it.
-        NoRoom => "no_room",
+        /// The one that receives hints of routers.
+        Hints => "hints",
     }
 }
 
@@ -650,6 +642,8 @@ mod tests {
         check::<RedisCommand>();
         check::<RedisRefusal>();
         check::<GuessDrop>();
+        check::<HintDrop>();
+        check::<OutcomeRefusal>();
         check::<LaneWork>();
         check::<Connection>();
         check::<ConnectionEvent>();

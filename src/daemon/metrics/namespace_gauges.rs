@@ -37,6 +37,8 @@ metric_group! {
         pub event_lag: Gauge = "kvatlas_event_lag_seconds", Seconds;
         /// Age of the oldest event that the daemon knows of and has not applied; 0 where all are applied.
         pub behind: Gauge = "kvatlas_behind_seconds", Seconds;
+        /// Holders whose epoch lies ahead of the clock: that of their publisher's machine is wrong, or the daemon's is.
+        pub epochs_ahead: Gauge = "kvatlas_epochs_ahead", Count;
         /// Holders of which nothing has been heard for longer than they should be silent.
         pub stale_holders: Gauge = "kvatlas_stale_holders", Count;
     }

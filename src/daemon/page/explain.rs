@@ -86,7 +86,7 @@ impl Page {
                 ..QueryOptions::default()
             },
         )?;
-        let queries = self.sample.queries(&name);
+        let queries = self.looked.sample.queries(&name);
         let block_size = namespace.indexer.settings().block_size.as_u32();
         let below = prefix.get(start).map(|first| below(&namespace.indexer, *first));
         let holders = reply.holders.into_iter().map(|holder| HolderJson {

@@ -18,7 +18,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// Path, type and text of every file.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("/", HTML, include_str!("assets/index.html")),
     ("/page/page.css", CSS, include_str!("assets/page.css")),
     ("/page/icon.svg", SVG, include_str!("assets/icon.svg")),
@@ -28,6 +28,14 @@ const FILES: [(&str, &str, &str); 10] = [
     ("/page/trouble.js", SCRIPT, include_str!("assets/trouble.js")),
     ("/page/plots.js", SCRIPT, include_str!("assets/plots.js")),
     ("/page/atlas.js", SCRIPT, include_str!("assets/atlas.js")),
+    (
+        "/page/namespaces.js",
+        SCRIPT,
+        include_str!("assets/namespaces.js"),
+    ),
+    ("/page/matrix.js", SCRIPT, include_str!("assets/matrix.js")),
+    ("/page/holder.js", SCRIPT, include_str!("assets/holder.js")),
+    ("/page/url.js", SCRIPT, include_str!("assets/url.js")),
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];
 

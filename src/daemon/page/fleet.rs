@@ -17,7 +17,7 @@ pub(super) const HOLDERS_MAX: usize = 50_000;
 const GONE_MAX: usize = 10_000;
 
 /// A holder's number on the page, never used again for another.
-type Number = u64;
+pub(super) type Number = u64;
 
 /// The book of all holders.
 #[derive(Debug, Default)]
@@ -163,6 +163,12 @@ impl Fleet {
                 self.complete_since = at;
             }
         }
+    }
+
+    /// The number of a holder that is shown.
+    pub(super) fn number(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<Number> {
+        let entry = self.namespaces.get(namespace)?.get(holder)?;
+        Some(entry.number)
     }
 
     /// The changes for a client that has heard of `heard`, which is brought up to date. A new client has heard of 0.

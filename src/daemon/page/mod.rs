@@ -7,6 +7,7 @@
 //! | `stream.rs` | server-sent events: a frame a second, an atlas every few seconds |
 //! | `fleet.rs` | what has changed of the holders since a client last heard of them |
 //! | `rates.rs` | rates and latencies, from two readings of the metrics |
+//! | `past.rs` | those of the minutes before a page was opened |
 //! | `atlas.rs` | the tree of the hottest prefixes |
 //! | `asked.rs`, `held.rs` | where that tree comes from: the sample of recent queries, or a walk over the index |
 //! | `explain.rs` | one prefix: who holds it, where each drops out, what its loss would cost |
@@ -24,6 +25,7 @@ mod files;
 mod fleet;
 mod held;
 mod parameters;
+mod past;
 mod rates;
 mod stream;
 #[cfg(test)]
@@ -31,22 +33,26 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
 use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
+use crate::daemon::costs::Costs;
 use crate::daemon::metrics::MetricsHandle;
 use crate::daemon::outcomes::Outcomes;
-use crate::daemon::queries::{Answerer, QuerySample};
+use crate::daemon::queries::{Answerer, MissingShards, QuerySample};
 
 use atlas::{Atlas, Lens};
 use fleet::Fleet;
 use parameters::Parameters;
+use past::{Past, READING_INTERVAL, READING_SHARE};
 use rates::Meter;
 
 /// Questions that are worked on at a time; a further one waits.
@@ -56,13 +62,21 @@ const WAITING_MAX: usize = 16;
 /// Atlases that are kept, so that a prefix in one can be explained.
 const ATLASES_MAX: usize = 8;
 
+/// The records of the daemon that the page shows.
+pub(crate) struct Looked {
+    pub(crate) sample: Arc<QuerySample>,
+    pub(crate) outcomes: Arc<Outcomes>,
+    pub(crate) costs: Arc<Costs>,
+    pub(crate) missing_shards: Arc<MissingShards>,
+}
+
 /// The page's data, read from the daemon.
 pub(crate) struct Page {
     answerer: Answerer,
     readiness: Arc<Readiness>,
-    sample: Arc<QuerySample>,
-    outcomes: Arc<Outcomes>,
+    looked: Looked,
     metrics: MetricsHandle,
+    past: Mutex<Remembered>,
     /// One for all streams, brought up to date when the first of them asks.
     frame: Mutex<SharedFrame>,
     /// The newest last.
@@ -75,6 +89,14 @@ pub(crate) struct Page {
 struct SharedFrame {
     fleet: Fleet,
     meter: Meter,
+}
+
+#[derive(Default)]
+struct Remembered {
+    past: Past,
+    meter: Meter,
+    /// Before this nothing is read; none before the first reading.
+    next: Option<Instant>,
 }
 
 struct KeptAtlas {
@@ -118,16 +140,15 @@ impl Page {
     pub(crate) fn new(
         answerer: Answerer,
         readiness: Arc<Readiness>,
-        sample: Arc<QuerySample>,
-        outcomes: Arc<Outcomes>,
+        looked: Looked,
         metrics: MetricsHandle,
     ) -> Self {
         Self {
             answerer,
             readiness,
-            sample,
-            outcomes,
+            looked,
             metrics,
+            past: Mutex::default(),
             frame: Mutex::new(SharedFrame {
                 fleet: Fleet::default(),
                 meter: Meter::default(),
@@ -198,6 +219,31 @@ impl Page {
             done
         });
         working.await.map_err(|_| Refusal::Failed)
+    }
+
+    /// Notes rates and answers for pages that are opened later, where it is time for that. Must be called in a runtime, which it does not keep
+    /// waiting.
+    pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
+        {
+            let mut known = self.past.lock();
+            if known.next.is_some_and(|next| now < next) {
+                return;
+            }
+            known.next = Some(now + READING_INTERVAL);
+        }
+        let page = Arc::clone(self);
+        tokio::task::spawn_blocking(move || page.read_past(now));
+    }
+
+    fn read_past(&self, now: Instant) {
+        let text = self.metrics.render();
+        let namespaces = self.answerer.namespaces().all();
+        let mut known = self.past.lock();
+        let Remembered { past, meter, next } = &mut *known;
+        meter.read(&text, self.looked.sample.counts(), now);
+        let all = namespaces.iter().map(|namespace| &**namespace);
+        past.note(unix_time_us(), meter.rates(), all);
+        *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
     /// Keeps an atlas in place of the one before it, so that its prefixes can be explained.

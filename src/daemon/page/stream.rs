@@ -12,15 +12,18 @@ use serde::Serialize;
 use tokio::sync::mpsc::{Sender, channel};
 
 use kvatlas_client::unix_time_us;
+use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::daemon::admin::{AdminBody, ReadinessReport};
+use crate::daemon::costs::ToldCost;
 use crate::daemon::outcomes::BrokenPromise;
+use crate::daemon::queries::MissingShard;
 use crate::daemon::runbook::mend_of;
 use crate::daemon::troubles::Troubles;
 
 use super::atlas::{Atlas, Lens};
-use super::fleet::FleetChange;
+use super::fleet::{Fleet, FleetChange, Number};
 use super::rates::Rates;
 use super::{Page, Refusal, SharedFrame, asked, held, permit, respond};
 
@@ -34,6 +37,8 @@ const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
 const ATLAS_SHARE: u32 = 20;
 /// Life of a stream: shorter than that of a connection, with the time for which one may have been idle before.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
+/// Holders with what their doubt costs in a frame, those that cost most.
+const COSTS_MAX: usize = 64;
 /// Messages that wait for a slow client.
 const WAITING_MAX: usize = 2;
 
@@ -69,6 +74,10 @@ struct Frame<'a> {
     namespaces: Vec<NamespaceJson>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
+    /// The shards that answers of a gateway lack.
+    missing_shards: Vec<MissingShard>,
+    /// The holders whose doubts concern most queries: number, and in words which share of them.
+    costs: Vec<(Number, String)>,
 }
 
 #[derive(Serialize)]
@@ -81,6 +90,8 @@ struct NamespaceJson {
     bytes: u64,
     /// Holders of which exact answers promised more than requests found lately.
     broken_promises: Vec<BrokenPromise>,
+    /// The answers about it lately, and how many of them were not exact.
+    cost: Option<ToldCost>,
     #[serde(flatten)]
     troubles: Troubles,
 }
@@ -97,13 +108,28 @@ impl Page {
 
     async fn send_frames(&self, out: &Output) -> Option<()> {
         out.send("hello", &Hello::new()).await?;
-        let mut heard = 0;
+        let past = self.past.lock().past.rates();
+        out.send("past", &past).await?;
+        let (mut heard, mut bars) = (0, None);
         while !self.is_over(out) {
+            if let Some(text) = self.sparks(&mut bars) {
+                out.send_text("sparks", text).await?;
+            }
             let text = self.frame(&mut heard);
             out.send_text("frame", text?).await?;
             self.pause(out, FRAME_INTERVAL).await?;
         }
         Some(())
+    }
+
+    /// The bars of all namespaces, where there are newer ones than a client has heard of.
+    fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
+        let known = self.past.lock();
+        let read = known.past.bars_read();
+        if heard.replace(read) == Some(read) {
+            return None;
+        }
+        serde_json::to_string(&known.past.sparks()).ok()
     }
 
     /// A stream of atlases of one namespace.
@@ -151,7 +177,7 @@ impl Page {
         let trust = self.answerer.trust();
         Ok(Arc::new(match lens {
             Lens::Asked => {
-                let queries = self.sample.queries(name);
+                let queries = self.looked.sample.queries(name);
                 let branches = asked::branches(&queries);
                 let mut atlas = Atlas::new(&namespace, trust, &branches, queries.len() as u64);
                 atlas.seconds = Some(asked::seconds(&queries, Instant::now()));
@@ -180,7 +206,7 @@ impl Page {
                 namespaces.iter().map(|namespace| &**namespace),
                 self.answerer.trust(),
             );
-            meter.read(&self.metrics.render(), self.sample.counts(), now);
+            meter.read(&self.metrics.render(), self.looked.sample.counts(), now);
         }
         let report: ReadinessReport = self.readiness.report();
         let frame = Frame {
@@ -189,14 +215,43 @@ impl Page {
             reasons: report.reasons(),
             namespaces: namespaces
                 .iter()
-                .map(|namespace| {
-                    NamespaceJson::of(namespace, self.outcomes.broken_promises(&namespace.name, now))
-                })
+                .map(|namespace| self.describe(namespace, now))
                 .collect(),
             rates: shared.meter.rates(),
+            missing_shards: self.looked.missing_shards.all(unix_time_us()),
+            costs: self.told_costs(&shared.fleet),
             fleet: shared.fleet.change(heard),
         };
         serde_json::to_string(&frame).ok()
+    }
+
+    /// The holders whose doubts cost most, in words.
+    fn told_costs(&self, fleet: &Fleet) -> Vec<(Number, String)> {
+        let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
+        let told = worst.filter_map(|(name, holder, cost)| {
+            let number = fleet.number(&name, &holder)?;
+            Some((number, cost.to_string()))
+        });
+        told.collect()
+    }
+
+    fn describe(&self, namespace: &Namespace, now: Instant) -> NamespaceJson {
+        let sizes = namespace.indexer.sizes();
+        NamespaceJson {
+            name: namespace.name.as_str().to_owned(),
+            block_size: namespace.indexer.settings().block_size.as_u32(),
+            holders: sizes.holders,
+            distinct_blocks: sizes.distinct_blocks,
+            held_blocks: sizes.held_blocks,
+            bytes: sizes.bytes,
+            broken_promises: self.looked.outcomes.broken_promises(&namespace.name, now),
+            cost: self
+                .looked
+                .costs
+                .of_namespace(&namespace.name)
+                .map(ToldCost::of_namespace),
+            troubles: Troubles::of(namespace, unix_time_us()),
+        }
     }
 
     fn is_over(&self, out: &Output) -> bool {
@@ -230,22 +285,6 @@ impl Hello {
             commit: env!("BUILD_COMMIT"),
             reasons: reasons.to_vec(),
             mends: &MENDS,
-        }
-    }
-}
-
-impl NamespaceJson {
-    fn of(namespace: &kvatlas_core::index::Namespace, broken_promises: Vec<BrokenPromise>) -> Self {
-        let sizes = namespace.indexer.sizes();
-        Self {
-            name: namespace.name.as_str().to_owned(),
-            block_size: namespace.indexer.settings().block_size.as_u32(),
-            holders: sizes.holders,
-            distinct_blocks: sizes.distinct_blocks,
-            held_blocks: sizes.held_blocks,
-            bytes: sizes.bytes,
-            broken_promises,
-            troubles: Troubles::of(namespace, unix_time_us()),
         }
     }
 }

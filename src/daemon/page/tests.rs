@@ -52,8 +52,12 @@ fn world() -> World {
         page: Arc::new(Page::new(
             answerer.clone(),
             Arc::clone(&readiness),
-            Arc::clone(&sample),
-            Arc::new(Outcomes::new(namespaces, None)),
+            Looked {
+                sample: Arc::clone(&sample),
+                outcomes: Arc::new(Outcomes::new(namespaces, None)),
+                costs: Arc::default(),
+                missing_shards: Arc::default(),
+            },
             MetricsHandle::empty(),
         )),
         sampled: answerer.sampled_by(&sample),
@@ -204,6 +208,21 @@ async fn frames_tell_the_fleet_and_end_with_the_daemon() {
         !rest.windows(12).any(|part| part == b"event: frame"),
         "it has ended at once"
     );
+}
+
+#[tokio::test]
+async fn a_page_is_told_what_was_before() {
+    let world = world();
+    let read = || (0..3).for_each(|_| world.page.read_past(Instant::now()));
+    read();
+    world.ask(&[1, 2]);
+    read();
+    let past = world.event("/page/frames", "", "past").await;
+    // The first reading is the beginning of the first rates.
+    assert_eq!(past["rows"].as_array().map(Vec::len), Some(5), "{past}");
+    let sparks = world.event("/page/frames", "", "sparks").await;
+    assert_eq!(sparks["namespaces"]["n"][0][0], 1, "{sparks}");
+    assert_eq!(sparks["namespaces"]["n"].as_array().map(Vec::len), Some(1));
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! From a request's payload to a reply's, without I/O.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::daemon::config::{Depth, Live};
+use crate::daemon::hints::Hints;
 use crate::daemon::lanes::{Freshness, Look};
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
@@ -26,6 +28,7 @@ mod ahead;
 mod any_reply;
 mod beyond;
 mod found;
+mod hinted;
 mod pieces;
 mod spoken;
 mod status;
@@ -53,6 +56,8 @@ pub(crate) struct Answerer {
     sample: Option<Arc<QuerySample>>,
     dialect_depth: Depth,
     heavy_turns: Arc<HeavyTurns>,
+    /// Hints of routers; none where they are not taken.
+    hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
@@ -73,6 +78,7 @@ impl Answerer {
             sample: None,
             dialect_depth: Depth::default(),
             heavy_turns: Arc::default(),
+            hints: None,
         }
     }
 
@@ -265,11 +271,19 @@ impl Answerer {
             explain(query, indexer, &mut chain, &mut reply.holders);
         }
         self.add_ahead(&doubts, query, &mut reply);
+        reply.predicted = self.predicted(namespace, options, &mut chain);
         if let Some(sample) = &self.sample {
-            sample.answered(state_of(&reply));
+            sample.answered(namespace, state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         Ok(reply)
+    }
+
+    /// Counts an answer that lists a holder which is not exact: it is a part of what the holder's doubt costs.
+    fn count_doubt(&self, holder: &HolderRecord, is_exact: bool) {
+        if !is_exact && self.sample.is_some() {
+            holder.status.doubtful_answers.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The findings of a search, with what is in doubt of it and what it may lack.
@@ -286,7 +300,9 @@ impl Answerer {
         let reasons = |found: &Match<'_>| {
             let reasons = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, reasons, &seen, true);
-            doubted.judge(reasons, matches.near_blocks(found.holder), asked)
+            let concerning = doubted.judge(reasons, matches.near_blocks(found.holder), asked);
+            self.count_doubt(found.holder, concerning.is_empty());
+            concerning
         };
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options, &doubts.namespace.indexer);
@@ -308,6 +324,7 @@ impl Answerer {
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
+            predicted: Vec::new(),
         }
     }
 
@@ -343,7 +360,7 @@ impl Answerer {
             ..self.searched(&doubts, &query.options, asked, search)
         };
         if let Some(sample) = &self.sample {
-            sample.answered(state_of(&reply));
+            sample.answered(namespace, state_of(&reply));
         }
         Ok(reply)
     }

@@ -22,6 +22,7 @@ use kvatlas_client::ClientError;
 use kvatlas_core::wire::{NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
 
 use super::answer::{described, encode_status};
+use super::missing::MissingShards;
 use super::observed::Observers;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
@@ -39,6 +40,8 @@ pub(super) struct GatewaySettings {
     pub(super) limits: Live<WireLimits>,
     /// The observers of every request.
     pub(super) observers: Observers,
+    /// The shards that answers lack.
+    pub(super) missing: Arc<MissingShards>,
 }
 
 /// Answers requests by asking the shards, on one connection.
@@ -77,8 +80,10 @@ impl Gateway {
         settings: GatewaySettings,
     ) -> Result<Self, ClientError> {
         let (client, subjects) = (&connected.client, served.subjects());
+        let (gathers_max, deadline) = (settings.gathers_max, settings.deadline);
+        let missing = Arc::clone(&settings.missing);
         let parts = Parts {
-            asker: ShardAsker::new(client.clone(), subjects, settings.gathers_max, settings.deadline).await?,
+            asker: ShardAsker::new(client.clone(), subjects, gathers_max, deadline, missing).await?,
             responder: Responder::new(client.clone(), subjects.clone(), None),
             subjects: subjects.clone(),
             settings,

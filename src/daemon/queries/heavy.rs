@@ -24,7 +24,7 @@ use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 const HEAVY_WORK: u64 = 16_384;
 /// Looks at holders that wait of one namespace, at most: about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
-/// The time after which a piece ends with the query at hand.
+/// The time after which a piece ends, with the query at hand.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
 /// The heavy requests of all listeners.

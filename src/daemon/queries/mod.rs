@@ -21,12 +21,15 @@
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `discovery.rs` | the micro service protocol of NATS: `$SRV.PING`, `INFO`, `STATS` |
 //! | `gateway.rs` | one connection of a gateway |
+//! | `missing.rs` | the shards that its answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
 pub(crate) mod answer;
 mod discovery;
 pub(crate) mod gateway;
 mod heavy;
+mod hinting;
+mod missing;
 mod observed;
 mod prompts;
 mod reply_memory;
@@ -43,6 +46,7 @@ mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
 pub(crate) use heavy::{HeavyRequest, HeavyTurns};
+pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
 pub(crate) use start::{connect_to_shards, query_limits, shard_asker, start_gateway, start_queries};

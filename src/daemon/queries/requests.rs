@@ -438,10 +438,12 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message; says whether it is a request, and no filler.
+    /// Counts a message; says whether it is a request. Fillers are none, and neither is an empty message that wants no reply: its sender tries
+    /// whether it may publish here.
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
-        message.subject.as_str() != self.filler_subject
+        let is_trial = message.reply.is_none() && message.payload.is_empty();
+        message.subject.as_str() != self.filler_subject && !is_trial
     }
 
     async fn fill(&self, count: u64) {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::daemon::metrics::labels::AnswerState;
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::index::QueryChain;
+use kvatlas_core::index::{Namespace, QueryChain};
 use kvatlas_core::wire::NamespaceName;
 
 /// Queries that are kept at most.
@@ -64,8 +64,9 @@ struct Kept {
 }
 
 impl QuerySample {
-    /// Counts an answer.
-    pub(crate) fn answered(&self, state: AnswerState) {
+    /// Counts an answer about a namespace.
+    pub(crate) fn answered(&self, namespace: &Namespace, state: AnswerState) {
+        namespace.answers.count(state != AnswerState::Degraded);
         let count = match state {
             AnswerState::Empty => &self.empty,
             AnswerState::Exact => &self.exact,
@@ -130,6 +131,7 @@ impl QuerySample {
 #[cfg(test)]
 mod tests {
     use kvatlas_core::hash::{BlockSize, SequenceHash};
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
     use kvatlas_core::wire::QueryKey;
 
     use super::*;
@@ -142,16 +144,25 @@ mod tests {
     #[test]
     fn answers_count_by_how_certain_they_are() {
         let sample = QuerySample::default();
+        let namespaces = Namespaces::new(
+            Capacity::UNBOUNDED,
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            1,
+        );
+        let namespace = namespaces.get_or_create(&name("a"), None).unwrap();
         for state in [AnswerState::Empty, AnswerState::Exact, AnswerState::Degraded] {
-            sample.answered(state);
+            sample.answered(&namespace, state);
         }
-        sample.answered(AnswerState::Exact);
+        sample.answered(&namespace, AnswerState::Exact);
         let expected = AnswerCounts {
             exact: 2,
             degraded: 1,
             empty: 1,
         };
         assert_eq!(sample.counts(), expected);
+        assert_eq!(namespace.answers.counts(), (4, 1));
     }
 
     #[test]

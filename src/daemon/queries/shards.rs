@@ -10,12 +10,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::daemon::metrics::labels::{GatherOutcome, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
-use kvatlas_client::{ClientError, Gatherer, Merged};
+use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_core::wire::{
     ErrorCode, Gathered, NamespaceName, QueryRequest, StatusReply, Subjects, WireError,
 };
 
 use super::answer::AnyReply;
+use super::missing::MissingShards;
 
 /// Asks all shards, on one connection.
 pub(crate) struct ShardAsker {
@@ -25,12 +26,13 @@ pub(crate) struct ShardAsker {
     /// How long the shards have to answer.
     deadline: Duration,
     metrics: GatherMetrics,
+    missing: Arc<MissingShards>,
     /// Metrics of the namespaces that a shard knew.
     namespaces: QueryMetricsByNamespace,
 }
 
 impl ShardAsker {
-    /// Asks on the connection `nats`, `gathers_max` requests at a time at most.
+    /// Asks on the connection `nats`, `gathers_max` requests at a time at most. Notes in `missing` which shards answers lack.
     ///
     /// # Errors
     ///
@@ -40,6 +42,7 @@ impl ShardAsker {
         subjects: &Subjects,
         gathers_max: usize,
         deadline: Duration,
+        missing: Arc<MissingShards>,
     ) -> Result<Self, ClientError> {
         Ok(Self {
             gatherer: Gatherer::new(nats, subjects).await?,
@@ -47,6 +50,7 @@ impl ShardAsker {
             gathers_max,
             deadline,
             metrics: GatherMetrics::new(),
+            missing,
             namespaces: QueryMetricsByNamespace::default(),
         })
     }
@@ -174,6 +178,7 @@ impl ShardAsker {
 
     fn count(&self, gathered: &Gathered) {
         let missing = &gathered.missing;
+        self.missing.note(gathered, unix_time_us());
         self.metrics.gathered(match missing.is_empty() {
             true => GatherOutcome::Complete,
             false => GatherOutcome::Partial,

@@ -16,9 +16,9 @@ use crate::daemon::shared::{Shared, Stage};
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::WireLimits;
 
-use super::answer::Answerer;
 use super::discovery::Discovery;
 use super::gateway::{Gateway, GatewaySettings};
+use super::hinting::start_hints;
 use super::observed::Observers;
 use super::requests::ServedRequests;
 use super::service::QueryService;
@@ -69,16 +69,9 @@ pub(crate) async fn start_queries(
             spawn_settling(shared, &stage, settling, followed.clone(), settled.clone());
             spawn_discovery(shared, &stage, &served, &observers, is_settled.clone()).await?;
             start_outcomes(shared, &stage, served.queue_group()).await?;
+            start_hints(shared, &stage, shared.query_answerer(&shared.subjects)).await?;
         }
-        let answerer = Answerer::new(
-            Arc::clone(&shared.namespaces),
-            Arc::clone(&shared.trust),
-            shared.pool.freshness(),
-            served.subjects().clone(),
-            shared.query_limits.clone(),
-        )
-        .sampled_by(&shared.sample)
-        .taking_turns(&shared.heavy_turns);
+        let answerer = shared.query_answerer(served.subjects());
         let (served, is_settled, observers) = (served.clone(), is_settled.clone(), observers.clone());
         let (pool, waiting_bytes_max) = (Arc::clone(&shared.pool), config.queries.max_waiting_bytes);
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
@@ -154,7 +147,8 @@ pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, Connect
 /// [`ClientError::Connection`] if it is closed.
 pub(crate) async fn shard_asker(shared: &Shared, client: Client) -> Result<ShardAsker, ClientError> {
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
-    ShardAsker::new(client, &shared.subjects, gathers_max, deadline).await
+    let missing = Arc::clone(&shared.missing_shards);
+    ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await
 }
 
 /// Answers by asking the shards. A gateway has nothing to load, to follow or to compare.
@@ -168,6 +162,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
         gathers_max: gathers_max(config),
         limits: shared.query_limits.clone(),
         observers: Observers::new(shared.tracer.clone()),
+        missing: Arc::clone(&shared.missing_shards),
     };
     let stage = Stage::default();
     let (_at_once, is_settled) = watch::channel(true);

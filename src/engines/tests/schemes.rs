@@ -181,12 +181,17 @@ fn all_vectors_of_llm_d_are_met() {
 
 /// Translates batches of SGLang, with its names taken for the hashes.
 fn translate_sglang(events: &[Value]) -> (Naive, Translator) {
+    translate("sglang", Format::Sglang, events)
+}
+
+/// Translates batches of an engine, with its names taken for the hashes of a scheme.
+fn translate(scheme: &str, format: Format, events: &[Value]) -> (Naive, Translator) {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),
-        chains: Some(chains("sglang")),
-        ..TranslatorSettings::for_format(Format::Sglang)
+        chains: Some(chains(scheme)),
+        ..TranslatorSettings::for_format(format)
     });
-    let mut decoder = Decoder::new(Format::Sglang, DecodeLimits::default());
+    let mut decoder = Decoder::new(format, DecodeLimits::default());
     let mut naive = Naive::default();
     for event in events {
         let payload = rmp_serde::to_vec_named(&json!([1.5, [event], 0])).unwrap();
@@ -251,4 +256,37 @@ fn names_that_are_not_the_schemes_are_a_doubt() {
     adapter["lora_name"] = json!("sql");
     let (naive, translator) = translate_sglang(&[adapter]);
     assert_eq!((held(&naive), translator.doubt()), (sorted(contract), None));
+}
+
+/// Translates a stored event of vLLM: two blocks with these names and extra keys. The scheme has a seed.
+fn translate_vllm(names: &[SequenceHash], extra_keys: &Value) -> (Naive, Translator) {
+    let event = json!({
+        "type": "BlockStored", "block_hashes": names.iter().map(|hash| hash.as_u64()).collect::<Vec<_>>(),
+        "parent_block_hash": null, "token_ids": tokens(0, 2), "block_size": SIZE, "lora_id": null, "medium": "GPU", "lora_name": null,
+        "extra_keys": extra_keys,
+    });
+    translate("vllm-sha256-cbor:0", Format::Vllm, &[event])
+}
+
+#[test]
+fn blocks_of_vllm_are_known_by_their_names() {
+    let size = BlockSize::new(SIZE).unwrap();
+    let own = |salt| chains("vllm-sha256-cbor:0").sequence_hashes(&tokens(0, 2), size, None, salt);
+    let (naive, translator) = translate_vllm(&own(None), &Value::Null);
+    assert_eq!((held(&naive), translator.doubt()), (sorted(own(None)), None));
+    let (naive, translator) = translate_vllm(&own(Some("tenant-a")), &json!([["tenant-a"], null]));
+    assert_eq!(
+        (held(&naive), translator.doubt()),
+        (sorted(own(Some("tenant-a"))), None)
+    );
+    // Of another seed.
+    let other = chains("vllm-sha256-cbor").sequence_hashes(&tokens(0, 2), size, None, None);
+    let (naive, translator) = translate_vllm(&other, &Value::Null);
+    assert_eq!(
+        (held(&naive).len(), translator.doubt()),
+        (0, Some(Reason::ForeignChain))
+    );
+    // How those with an image are made is not told: they are what they are.
+    let (naive, translator) = translate_vllm(&other, &json!([[["image", 0]], null]));
+    assert_eq!((held(&naive), translator.doubt()), (sorted(other), None));
 }

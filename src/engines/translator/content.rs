@@ -96,8 +96,9 @@ impl Contents {
             Content::BlockHashes(_) | Content::Absent => return Err(Reason::NoContent),
             Content::Misfit => return Err(Reason::TokenCount),
         };
-        // How an adapter's are named is not told.
-        if !begins || stored.lora_name.is_some() || stored.lora_id.is_some_and(|number| number > 0) {
+        // How those of an adapter and of an image are named is not told.
+        let is_adapters = stored.lora_name.is_some() || stored.lora_id.is_some_and(|number| number > 0);
+        if !begins || is_adapters || !batch.objects(stored.objects).is_empty() {
             return Ok(());
         }
         let size = u32::try_from(step)

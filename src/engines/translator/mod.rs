@@ -378,9 +378,9 @@ impl Translator {
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         let known = *self.lookahead.get_or_insert(ahead);
-        // A scheme that goes from hash to hash takes a block's own tokens alone.
-        let steps = self.settings.chains.as_ref().and_then(SchemeChains::steps);
-        let ahead_max = usize::from(steps.is_none());
+        // Most schemes take a block's own tokens alone.
+        let chains = self.settings.chains.as_ref();
+        let ahead_max = usize::from(chains.is_none_or(SchemeChains::may_look_ahead));
         match known == ahead && ahead <= ahead_max {
             true => Ok(()),
             false => Err(Reason::Lookahead),

@@ -66,7 +66,18 @@ from .models import ModelKey, instance_of_worker, worker_of_instance
 from .profile import Profile
 from .publisher import Publisher, PublisherCounters
 from .subjects import Subjects, shard_of
-from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Outcome, Query, QueryReply, StatusReply
+from .wire import (
+    DropOut,
+    Gathered,
+    Hint,
+    HolderMatch,
+    HolderStatus,
+    Outcome,
+    Predicted,
+    Query,
+    QueryReply,
+    StatusReply,
+)
 
 __version__ = "0.1.0"
 
@@ -84,6 +95,7 @@ __all__ = [
     "Event",
     "Gathered",
     "Goodbye",
+    "Hint",
     "HolderMatch",
     "HolderStatus",
     "InvalidValueError",
@@ -94,6 +106,7 @@ __all__ = [
     "NoDaemonError",
     "NotSentError",
     "Outcome",
+    "Predicted",
     "Profile",
     "Publisher",
     "PublisherCounters",

@@ -33,6 +33,7 @@ from .subjects import PREFIX, Subjects
 from .wire import (
     OUTCOMES_MAX,
     Gathered,
+    Hint,
     HolderStatus,
     Outcome,
     Query,
@@ -41,6 +42,7 @@ from .wire import (
     decode_batch_reply,
     decode_query_reply,
     decode_status_reply,
+    encode_hint,
     encode_outcomes,
     encode_queries,
     encode_query,
@@ -218,6 +220,25 @@ class QueryClient:
         subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
         for begin in range(0, len(outcomes), OUTCOMES_MAX):
             payload = encode_outcomes(outcomes[begin : begin + OUTCOMES_MAX])
+            with self._errors(subject, payload, self.patience):
+                await self._nats.publish(subject, payload)
+
+    async def hint(
+        self,
+        namespace: str | None = None,
+        hints: Sequence[Hint] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells where requests are sent, before events tell of their blocks; for daemons with ``hints.ttl_ms``. Nobody replies.
+
+        :raises ConnectionFailedError: where the connection takes nothing.
+        """
+        subject = self._subjects.hint(namespace_of(namespace, model, tenant))
+        for hint in hints:
+            # Each may be as long as a query, and so may a message.
+            payload = encode_hint(hint)
             with self._errors(subject, payload, self.patience):
                 await self._nats.publish(subject, payload)
 

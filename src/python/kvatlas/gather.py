@@ -192,6 +192,7 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
             foreign_holders=merged.foreign_holders + more.foreign_holders,
             doubtful_holders=merged.doubtful_holders + more.doubtful_holders,
             behind_us=max(merged.behind_us, more.behind_us),
+            predicted=merged.predicted + more.predicted,
         )
 
     merged = reduce(join, replies)
@@ -212,6 +213,7 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
         holders=tuple(listed),
         doubtful_holders=merged.doubtful_holders + cut,
         gathered=gathered,
+        predicted=tuple(sorted(merged.predicted, key=lambda found: (-found.blocks, found.worker, found.rank))),
     )
 
 

@@ -52,6 +52,10 @@ class Subjects:
         """Where status requests go."""
         return self._scoped("status", namespace)
 
+    def hint(self, namespace: str) -> str:
+        """Where routers tell where they have sent requests."""
+        return self._scoped("hint", namespace)
+
     def outcome(self, namespace: str) -> str:
         """Where routers tell what their requests have found."""
         return self._scoped("outcome", namespace)

@@ -31,7 +31,7 @@ from .profile import Profile
 from .publisher import Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
 from .subjects import PREFIX
-from .wire import HolderStatus, Outcome, Query, QueryReply, StatusReply
+from .wire import Hint, HolderStatus, Outcome, Query, QueryReply, StatusReply
 
 _T = TypeVar("_T")
 
@@ -145,6 +145,17 @@ class QueryClient:
     ) -> None:
         """Tells what requests found of what answers promised. Nobody replies."""
         _run(self._client.tell(namespace, outcomes, model=model, tenant=tenant))
+
+    def hint(
+        self,
+        namespace: str | None = None,
+        hints: Sequence[Hint] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells where requests are sent, before events tell of their blocks. Nobody replies."""
+        _run(self._client.hint(namespace, hints, model=model, tenant=tenant))
 
     def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before."""

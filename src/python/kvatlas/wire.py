@@ -30,6 +30,7 @@ class Query:
     :param min_blocks: leave out holders with fewer matched blocks.
     :param explain: say where each holder dropped out.
     :param tiers: say how many of its blocks each holder has on the device, and on device and host.
+    :param predicted: list apart who will have more of the prompt soon, by what routers have hinted.
     """
 
     key: dict[str, Any]
@@ -38,6 +39,7 @@ class Query:
     min_blocks: int = 0
     explain: bool = False
     tiers: bool = False
+    predicted: bool = False
 
     @classmethod
     def by_tokens(
@@ -87,12 +89,21 @@ class Query:
         min_blocks: int = 0,
         explain: bool = False,
         tiers: bool = False,
+        predicted: bool = False,
     ) -> Query:
         """The same query with these options."""
         chosen = None if workers is None else tuple(check_name(worker, "worker") for worker in workers)
         if (limit is not None and limit < 0) or min_blocks < 0:
             raise InvalidValueError("limit and min_blocks must not be below 0")
-        return replace(self, workers=chosen, limit=limit, min_blocks=min_blocks, explain=explain, tiers=tiers)
+        return replace(
+            self,
+            workers=chosen,
+            limit=limit,
+            min_blocks=min_blocks,
+            explain=explain,
+            tiers=tiers,
+            predicted=predicted,
+        )
 
     def entries(self) -> dict[str, Any]:
         """The query as a map."""
@@ -107,6 +118,8 @@ class Query:
             entries["explain"] = True
         if self.tiers:
             entries["tiers"] = True
+        if self.predicted:
+            entries["predicted"] = True
         return entries
 
 
@@ -224,6 +237,20 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """A holder to which a router has sent a request with the same beginning, of which no event has told yet. Never exact.
+
+    :param blocks: leading blocks of the query that it should have soon.
+    :param address: where requests for it go; ``None`` where that is not known.
+    """
+
+    worker: str
+    rank: int
+    blocks: int
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class QueryReply:
     """The answer to one query.
 
@@ -236,6 +263,7 @@ class QueryReply:
     :param gathered: in a reply that was put together from those of shards.
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     :param fields: the whole map, for keys that this release does not know.
+    :param predicted: with ``predicted``: who will have more of the prompt soon than is known, the most first.
     """
 
     query_blocks: int
@@ -247,6 +275,7 @@ class QueryReply:
     gathered: Gathered | None
     behind_us: int
     fields: dict[str, Any]
+    predicted: tuple[Predicted, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -280,6 +309,25 @@ class Outcome:
         """The outcome of a request that went to a holder of an answer."""
         promised = holder.usable_blocks
         return cls(holder.worker, holder.rank, promised, found_tokens, prompt_tokens, holder.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where a request has been sent: its blocks will be there soon.
+
+    :param prompt: the query about the request's prompt, by all of its blocks.
+    """
+
+    worker: str
+    prompt: Query
+    rank: int = 0
+
+
+def encode_hint(hint: Hint) -> bytes:
+    """A report of one hint."""
+    entry = {"worker": check_name(hint.worker, "worker"), "rank": hint.rank, "prompt": hint.prompt.key}
+    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "hints": [entry]})
+    return payload
 
 
 OUTCOMES_MAX: Final = 256
@@ -451,6 +499,17 @@ def _query_reply(found: _Map) -> QueryReply:
         gathered=found.optional("gathered", _gathered),
         behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
+        predicted=found.several("predicted", _predicted, []),
+    )
+
+
+def _predicted(value: object) -> Predicted:
+    found = _Map(value, "a prediction")
+    return Predicted(
+        found.take("worker", str),
+        found.take("rank", int),
+        found.take("blocks", int),
+        found.optional("address", _text),
     )
 
 

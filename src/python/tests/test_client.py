@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import nats.errors
 import pytest
-from processes import PATIENCE, Broker, Daemon
+from processes import PATIENCE, Broker, Daemon, running
 from world import NAMESPACE, eventually, hashes, options, world
 
 import kvatlas
@@ -100,6 +100,27 @@ async def test_what_requests_found_is_told(broker: Broker, daemon: Daemon) -> No
             "prompt_tokens": 2401,
             "exact": True,
         }
+
+
+async def test_where_requests_are_sent_is_hinted(broker: Broker) -> None:
+    with running(broker.url, hints_ttl_ms=60_000):
+        async with world(broker.url) as here:
+            publisher = await here.publisher("gpu-0")
+            await publisher.publish(Stored(hashes(1, 4)))
+            await here.matching(hashes(1, 4), [("gpu-0", 0, 4, True)])
+            query = Query.by_sequence_hashes(hashes(1, 8))
+            client = QueryClient(here.nats)
+
+            async def look() -> tuple[kvatlas.Predicted, ...]:
+                await client.hint(NAMESPACE, [kvatlas.Hint("gpu-0", query)])
+                return (await client.query(NAMESPACE, query.narrowed(predicted=True))).predicted
+
+            await eventually("a hint is heard", look)
+            assert await look() == (kvatlas.Predicted("gpu-0", 0, 8, None),)
+            reply = await client.query(NAMESPACE, query)
+            assert reply.predicted == () and reply.holders[0].matched_blocks == 4
+            with pytest.raises(kvatlas.InvalidValueError):
+                await client.hint(NAMESPACE, [kvatlas.Hint("a.b", query)])
 
 
 async def test_a_query_has_a_patience_of_its_own(broker: Broker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
 from typing import Any
 
 import msgpack
@@ -32,6 +33,7 @@ from kvatlas.wire import (
     decode_batch_reply,
     decode_query_reply,
     decode_status_reply,
+    encode_hint,
     encode_queries,
     encode_query,
 )
@@ -61,7 +63,7 @@ def test_every_section_is_checked() -> None:
     checked = {mark.args[1] is VECTORS[name] and name for mark in MARKS for name in VECTORS if mark.args}
     sections = {name for name, vectors in VECTORS.items() if isinstance(vectors, list)}
     unchecked = sections - checked
-    assert unchecked == {"batches_refused", "llmd_keys", "sglang_pages"}, "what is refused is for daemons to check, and schemes are for bridges"
+    assert unchecked == {"batches_refused", "llmd_keys", "sglang_pages", "vllm_blocks"}, "what is refused is for daemons to check, and schemes are for bridges"
 
 
 @each("hashes")
@@ -164,7 +166,7 @@ def test_batches(vector: dict[str, Any]) -> None:
 
 
 def query_of(meaning: dict[str, Any]) -> Query:
-    options = {key: meaning[key] for key in ("workers", "limit", "min_blocks", "explain", "tiers") if key in meaning}
+    options = {key: meaning[key] for key in ("workers", "limit", "min_blocks", "explain", "tiers", "predicted") if key in meaning}
     positions = meaning.get("positions")
     counted = {"token_count": meaning.get("token_count")}
     if "tokens" in meaning:
@@ -184,6 +186,13 @@ def query_of(meaning: dict[str, Any]) -> Query:
 @each("queries")
 def test_queries(vector: dict[str, Any]) -> None:
     assert encode_query(query_of(vector["meaning"])).hex() == vector["payload"]
+
+
+@each("hints")
+def test_hints(vector: dict[str, Any]) -> None:
+    meaning = vector["meaning"]
+    hint = kvatlas.Hint(meaning["worker"], query_of(meaning["prompt"]), meaning["rank"])
+    assert encode_hint(hint).hex() == vector["payload"]
 
 
 @each("query_batches")
@@ -227,6 +236,7 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
         "unseen_blocks_max": reply.unseen_blocks_max,
         "gathered": reply.gathered
         and {"shards": reply.gathered.shards, "missing": list(reply.gathered.missing)},
+        "predicted": [asdict(found) for found in reply.predicted],
     }
 
 

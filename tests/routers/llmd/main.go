@@ -9,7 +9,7 @@
 //	{"op":"wait","pod":P,"tokens":[…]}               {} when both have the prompt's last block of the pod
 //	{"op":"ask","tokens":[…],"model":M,"extras":[…]} {"redis":ANSWER,"kvatlas":ANSWER}: depths by pod, scores by pod, entries of the first block
 //	{"op":"guess","tokens":[…],"pod":P,"back":BOOL}  a speculative entry for both, or its end; {}
-//	{"op":"bench","prompts":[[…],…],"count":N,"flight":N}  {"redis":RATES,"kvatlas":RATES}
+//	{"op":"bench","index":"redis"|"kvatlas","prompts":[[…],…],"count":N,"flight":N}  RATES
 package main
 
 import (
@@ -40,6 +40,7 @@ type request struct {
 	Model   string     `json:"model"`
 	Extras  [][]string `json:"extras"`
 	Pod     string     `json:"pod"`
+	Index   string     `json:"index"`
 	Back    bool       `json:"back"`
 	Count   int        `json:"count"`
 	Flight  int        `json:"flight"`
@@ -150,7 +151,8 @@ func (d *driver) guess(r request) {
 	}
 }
 
-func (d *driver) bench(index kvblock.Index, r request) rates {
+func (d *driver) bench(r request) rates {
+	index := map[string]kvblock.Index{"redis": d.redis, "kvatlas": d.kvatlas}[r.Index]
 	all := make([][]kvblock.BlockHash, len(r.Prompts))
 	for i, tokens := range r.Prompts {
 		all[i] = d.keys(tokens, "", nil)
@@ -190,7 +192,7 @@ func (d *driver) do(r request) any {
 	case "guess":
 		d.guess(r)
 	case "bench":
-		return map[string]rates{"redis": d.bench(d.redis, r), "kvatlas": d.bench(d.kvatlas, r)}
+		return d.bench(r)
 	default:
 		fmt.Fprintln(os.Stderr, "llmd: unknown:", r.Op)
 		os.Exit(2)

@@ -5,20 +5,23 @@
 //! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | the step from XXH64 of the seed, without tokens, with the model's name as the one text |
 //! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | the step from FNV-64a of the seed, with the model's name |
 //! | `sglang` | SHA-256 of the parent's whole digest and the tokens; the hash is its first 8 bytes | nothing; with a salt, its digest |
+//! | `vllm-sha256-cbor` | SHA-256 of the canonical CBOR of `[parent's whole digest, tokens, extras]`; the hash is its last 8 bytes | SHA-256 of the CBOR of the seed |
 //!
 //! The first two are of llm-d's router, whose keys of blocks they are: `hashAlgorithm`, `hashSeed` and the name that a request asks for. An
 //! adapter's name stands in place of the model's. Extra texts of a block are the identifiers of its images in their order, and behind them,
 //! with the first block, the salt.
 //!
-//! The last is of SGLang: names of pages in its events, and what its router asks by. A step takes more than a hash, so it goes on from the
-//! engine's names. How SGLang names the pages of adapters is not told by its events. An engine that guesses several tokens ahead (EAGLE) hashes
-//! pairs.
+//! The others are names in engines' events: of SGLang's pages, by which its router asks, and of vLLM's blocks with `sha256_cbor`. A step takes more
+//! than a hash, so it goes on from the engine's names. What an adapter's are made of is not told by the events: a key of SGLang, the path of the adapter
+//! with vLLM. An engine of SGLang that guesses several tokens ahead (EAGLE) hashes pairs.
 //!
-//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Tests: `schemes_meet_the_vectors_of_llm_d` and
-//! `schemes_meet_the_vectors_of_sglang`, with values of their own code.
+//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Tests: `schemes_meet_the_vectors_of_llm_d`,
+//! `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`, with values of their own code.
 
+mod cbor;
 mod llmd;
 mod sglang;
+mod vllm;
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,11 +40,18 @@ pub enum SchemeAlgorithm {
     LlmdCborFnv,
     /// Pages of SGLang.
     Sglang,
+    /// Blocks of vLLM with `--prefix-caching-hash-algo sha256_cbor`.
+    VllmSha256Cbor,
 }
 
 impl SchemeAlgorithm {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::LlmdXxh64, Self::LlmdCborFnv, Self::Sglang];
+    pub const ALL: [Self; 4] = [
+        Self::LlmdXxh64,
+        Self::LlmdCborFnv,
+        Self::Sglang,
+        Self::VllmSha256Cbor,
+    ];
 
     /// A stable word, part of names of namespaces.
     pub fn as_str(self) -> &'static str {
@@ -49,6 +59,7 @@ impl SchemeAlgorithm {
             Self::LlmdXxh64 => "llm-d-xxh64",
             Self::LlmdCborFnv => "llm-d-cbor-fnv",
             Self::Sglang => "sglang",
+            Self::VllmSha256Cbor => "vllm-sha256-cbor",
         }
     }
 
@@ -70,7 +81,8 @@ pub struct Scheme {
 /// A text names no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed, and sglang"
+    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed, sglang, and vllm-sha256-cbor, with :SEED where \
+     vLLM has a PYTHONHASHSEED"
 )]
 pub struct UnknownScheme;
 
@@ -86,7 +98,7 @@ impl FromStr for Scheme {
         };
         let mut all = SchemeAlgorithm::ALL.into_iter();
         let algorithm = all.find(|known| known.as_str() == word).ok_or(UnknownScheme)?;
-        if !seed.is_empty() && !algorithm.is_of_llmd() {
+        if !seed.is_empty() && algorithm == SchemeAlgorithm::Sglang {
             return Err(UnknownScheme);
         }
         Ok(Self {
@@ -150,17 +162,28 @@ impl SchemeChains {
     ) -> Vec<SequenceHash> {
         // An empty salt is none.
         let mut salt = cache_salt.filter(|salt| !salt.is_empty());
+        let size = block_size.as_usize();
         let Some(steps) = self.steps() else {
-            return sglang::pages(tokens, block_size.as_usize(), 0, salt).collect();
+            return match self.algorithm() {
+                SchemeAlgorithm::VllmSha256Cbor => {
+                    vllm::blocks(tokens, size, &self.scheme.seed, salt).collect()
+                }
+                _ => sglang::pages(tokens, size, 0, salt).collect(),
+            };
         };
         let mut last = steps.root(lora_name);
-        let blocks = tokens.chunks_exact(block_size.as_usize());
+        let blocks = tokens.chunks_exact(size);
         let step = |tokens| {
             // The salt is with the first block alone.
             last = steps.next(last, tokens, salt.take().as_slice());
             last
         };
         blocks.map(step).collect()
+    }
+
+    /// Whether there are engines of the scheme that hash each token with the one behind it.
+    pub fn may_look_ahead(&self) -> bool {
+        self.algorithm() == SchemeAlgorithm::Sglang
     }
 
     /// The same, as engines have them that hash each token with the one behind it; none where the scheme has no such engines.
@@ -172,7 +195,7 @@ impl SchemeChains {
     ) -> Option<Vec<SequenceHash>> {
         let salt = cache_salt.filter(|salt| !salt.is_empty());
         let pages = || sglang::pages(tokens, block_size.as_usize(), 1, salt).collect();
-        self.steps().is_none().then(pages)
+        self.may_look_ahead().then(pages)
     }
 }
 
@@ -216,6 +239,8 @@ mod tests {
             "llm-d-xxh64:42",
             "llm-d-cbor-fnv:a:b",
             "sglang",
+            "vllm-sha256-cbor",
+            "vllm-sha256-cbor:0",
         ] {
             assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
         }

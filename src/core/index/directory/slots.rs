@@ -158,8 +158,14 @@ impl Slots {
     }
 
     /// Notes that a batch of a holder without a slot was dropped; of an unknown rank where it cannot be read.
-    pub(crate) fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) {
-        if self.refused.note(worker, rank, now_us) {
+    pub(crate) fn note_refused(
+        &self,
+        worker: &WorkerName,
+        rank: Option<Rank>,
+        reason: &'static str,
+        now_us: u64,
+    ) {
+        if self.refused.note(worker, rank, reason, now_us) {
             self.doubts.note_change();
         }
     }
@@ -178,9 +184,9 @@ impl Slots {
         }
     }
 
-    /// The first by name of the workers that have a holder without a slot, and batches that were dropped; at most so many.
-    pub(crate) fn refused_workers(&self, max: usize) -> Vec<WorkerName> {
-        self.refused.names(max)
+    /// The first by name of the workers that have a holder without a slot, and batches that were dropped, each with why; at most so many.
+    pub(crate) fn refused_workers(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
+        self.refused.named(max)
     }
 
     /// How many of these workers' holders have no slot, and batches that were dropped; of all, where `workers` are absent.

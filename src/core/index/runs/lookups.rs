@@ -27,6 +27,13 @@ pub(super) struct Lookups {
 impl RunWriter<'_> {
     /// Makes all blocks be found by [`Self::look_up`]. Others have turns meanwhile; whoever comes then goes on with it.
     pub(crate) fn look_up_all(&mut self) {
+        while self.look_up_more() {
+            self.pause();
+        }
+    }
+
+    /// Enters some blocks, so that all will be found by [`Self::look_up`]; says whether more are missing. Takes as long as a run's blocks.
+    pub(crate) fn look_up_more(&mut self) -> bool {
         let mut done = 0;
         while self.state.unplaced > 0 {
             let end = self.state.next;
@@ -41,16 +48,28 @@ impl RunWriter<'_> {
             });
             lookups.is_used = true;
             if lookups.next >= end {
-                return;
+                return false;
             }
             let id = RunId(lookups.next);
             lookups.next += 1;
             done += 1 + self.enter_lookups(id);
             if done >= usize::from(RUN_BLOCKS_MAX) {
-                done = 0;
-                self.pause();
+                return true;
             }
         }
+        false
+    }
+
+    /// About how many blocks [`Self::look_up_all`] would enter.
+    pub(crate) fn not_looked_up(&self) -> u64 {
+        if self.state.unplaced == 0 {
+            return 0;
+        }
+        let runs = u64::from(self.state.next);
+        let entered = self.state.lookups.as_deref();
+        let missing = runs.saturating_sub(entered.map_or(1, |lookups| u64::from(lookups.next)));
+        // As if all runs were of one length.
+        self.store.usage().blocks.load().saturating_mul(missing) / runs.max(1)
     }
 
     /// Enters the blocks of a run that are not in the table, where there is one and it has come to this run; says how many.

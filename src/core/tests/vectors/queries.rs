@@ -1,7 +1,9 @@
 //! Queries: what they mean, and their bytes.
 
 use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
-use kvatlas_core::wire::{QueryKey, QueryOptions, QueryRequest, SingleQuery, WireError, WorkerName};
+use kvatlas_core::wire::{
+    Hint, HintReport, QueryKey, QueryOptions, QueryRequest, SingleQuery, WireError, WorkerName,
+};
 use serde_json::{Value, json};
 
 use super::{BLOCKS, CHAIN, hex, limits, lineage_chain, lineage_hexes, present, wides};
@@ -45,6 +47,7 @@ fn query_meaning(query: &SingleQuery) -> Value {
         ),
         ("explain", options.explain.then_some(Value::Bool(true))),
         ("tiers", options.tiers.then_some(Value::Bool(true))),
+        ("predicted", options.predicted.then_some(Value::Bool(true))),
     ]);
     present(&entries)
 }
@@ -69,6 +72,26 @@ fn by_sequence() -> SingleQuery {
     SingleQuery::new(QueryKey::SequenceHashes(CHAIN.to_vec()))
 }
 
+pub(super) fn hints() -> Vec<Value> {
+    let vector = |name: &str, worker: &str, rank, prompt: SingleQuery| {
+        let meaning = json!({ "worker": worker, "rank": rank, "prompt": query_meaning(&prompt) });
+        let worker = WorkerName::new(worker).unwrap();
+        let report = HintReport(vec![Hint { worker, rank, prompt }]);
+        let payload = report.encode();
+        assert_eq!(HintReport::decode(&payload, &limits()), Ok(report));
+        json!({ "name": name, "meaning": meaning, "payload": hex(&payload) })
+    };
+    vec![
+        vector(
+            "by tokens, with an adapter",
+            "gpu-0",
+            0,
+            by_tokens(Some("my-lora"), None),
+        ),
+        vector("by sequence hashes, to a rank", "gpu-1", 3, by_sequence()),
+    ]
+}
+
 pub(super) fn queries() -> Vec<Value> {
     let workers = ["gpu-0", "gpu-1"].map(|name| WorkerName::new(name).unwrap());
     let narrowed = SingleQuery {
@@ -78,6 +101,7 @@ pub(super) fn queries() -> Vec<Value> {
             min_blocks: 2,
             explain: true,
             tiers: true,
+            predicted: true,
         },
         ..by_sequence()
     };

@@ -1,8 +1,8 @@
 //! Replies: what they mean, and their bytes.
 
 use kvatlas_core::wire::{
-    BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
-    HolderStatusReply, Limit, QueryReply, QueryResult, StatusReply, WorkerName,
+    Address, BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
+    HolderStatusReply, Limit, PredictedHolder, QueryReply, QueryResult, StatusReply, WorkerName,
 };
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ fn holder(worker: &str, rank: u32, matched_blocks: u32) -> HolderMatch {
 fn reply(holders: Vec<HolderMatch>) -> QueryReply {
     QueryReply {
         behind_us: 0,
+        predicted: Vec::new(),
         v: 1,
         query_blocks: 2,
         block_size: 16,
@@ -74,6 +75,16 @@ fn reply_meaning(reply: &QueryReply) -> Value {
         "doubtful_holders": reply.doubtful_holders,
         "unseen_blocks_max": reply.unseen_blocks_max,
         "gathered": gathered_meaning(reply.gathered.as_ref()),
+        "predicted": reply.predicted.iter().map(predicted_meaning).collect::<Vec<_>>(),
+    })
+}
+
+fn predicted_meaning(predicted: &PredictedHolder) -> Value {
+    json!({
+        "worker": predicted.worker.as_str(),
+        "rank": predicted.rank,
+        "blocks": predicted.blocks,
+        "address": predicted.address,
     })
 }
 
@@ -121,6 +132,19 @@ pub(super) fn query_replies() -> Vec<Value> {
         }),
         ..reply(vec![holder("gpu-0", 0, 2)])
     };
+    let hinted = |worker: &str, rank, blocks, address| PredictedHolder {
+        worker: WorkerName::new(worker).unwrap(),
+        rank,
+        blocks,
+        address,
+    };
+    let predicted = QueryReply {
+        predicted: vec![
+            hinted("gpu-1", 1, 2, Address::new("10.0.0.7:8000").ok()),
+            hinted("gpu-2", 0, 1, None),
+        ],
+        ..reply(vec![holder("gpu-0", 0, 1)])
+    };
     let vector = |name: &str, reply: &QueryReply| {
         let payload = reply.encode();
         assert_eq!(&QueryReply::decode(&payload).unwrap(), reply);
@@ -136,6 +160,7 @@ pub(super) fn query_replies() -> Vec<Value> {
         vector("fewer blocks usable than matched", &reply(vec![usable])),
         vector("bounds", &compressed),
         vector("gathered from shards", &gathered),
+        vector("one who will have more soon", &predicted),
         vector(
             "an address and labels",
             &reply(vec![

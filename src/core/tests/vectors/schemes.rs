@@ -194,6 +194,87 @@ const SGLANG: [SglangCase; 6] = [
     ),
 ];
 
+/// The seed, the first token and how many, tokens of a block, the salt, and the names.
+type VllmCase = (&'static str, u32, u32, u32, &'static str, &'static [u64]);
+
+/// Printed by `get_request_block_hasher` of vLLM 0.33.0 with `sha256_cbor`, as its events name the blocks.
+const VLLM: [VllmCase; 6] = [
+    ("", 1, 32, 16, "", &[0x7b0b_f7bf_7fd0_1682, 0x0b36_8b33_d87b_f3bf]),
+    (
+        "",
+        1,
+        32,
+        16,
+        "tenant-a",
+        &[0x4656_df8f_4912_4fcf, 0xd1ce_0a68_28f9_edc7],
+    ),
+    (
+        "0",
+        1,
+        32,
+        16,
+        "",
+        &[0x2cea_bcfa_e6d3_32ea, 0x2647_0bbe_c927_f5bf],
+    ),
+    (
+        "0",
+        1,
+        32,
+        16,
+        "tenant-a",
+        &[0x2f18_a744_03ce_4052, 0x07b2_41a2_e727_c572],
+    ),
+    (
+        "",
+        100,
+        300,
+        128,
+        "",
+        &[0x4f30_9a09_48ef_24ed, 0x7490_f0e1_49c9_0c48],
+    ),
+    (
+        "",
+        65_500,
+        80,
+        40,
+        "ssssssssssssssssssssssssssssss",
+        &[0xbcb4_d8ef_34db_5cae, 0xbb11_00a7_b8ee_84b2],
+    ),
+];
+
+/// The vectors of vLLM as they are in the file.
+pub(crate) fn vllm_blocks() -> Vec<Value> {
+    let vector = |(seed, first, count, block_size, salt, blocks): &VllmCase| {
+        json!({
+            "scheme": "vllm-sha256-cbor",
+            "seed": seed,
+            "block_size": block_size,
+            "tokens": (*first..first + count).collect::<Vec<u32>>(),
+            "cache_salt": salt,
+            "sequence_hashes": wides(blocks, |block| block),
+        })
+    };
+    VLLM.iter().map(vector).collect()
+}
+
+#[test]
+fn schemes_meet_the_vectors_of_vllm() {
+    for (seed, first, count, block_size, salt, blocks) in VLLM {
+        let scheme = match seed {
+            "" => "vllm-sha256-cbor".to_owned(),
+            seed => format!("vllm-sha256-cbor:{seed}"),
+        };
+        let chains = SchemeChains::new(scheme.parse().unwrap(), "m");
+        assert!(chains.steps().is_none() && !chains.knows_adapters());
+        let tokens: Vec<u32> = (first..first + count).collect();
+        let size = BlockSize::new(block_size).unwrap();
+        let computed = chains.sequence_hashes(&tokens, size, None, Some(salt));
+        let computed: Vec<u64> = computed.iter().map(|hash| hash.as_u64()).collect();
+        assert_eq!(computed, blocks, "{scheme}, {tokens:?}");
+        assert_eq!(chains.hashes_ahead(&tokens, size, None), None);
+    }
+}
+
 /// The vectors of SGLang as they are in the file.
 pub(crate) fn sglang_pages() -> Vec<Value> {
     let vector = |(tokens, page_size, salt, in_pairs, pages): &(&[u32], u32, &str, bool, &[i64])| {

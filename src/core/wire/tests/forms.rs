@@ -226,7 +226,11 @@ proptest! {
             }
             entries.push(entry("limit", options.limit.map_or(vec![0xc0], |limit| number(u64::from(limit)))));
             entries.push(entry("min_blocks", number(u64::from(options.min_blocks))));
-            for (key, flag) in [("explain", options.explain), ("tiers", options.tiers)] {
+            for (key, flag) in [
+                ("explain", options.explain),
+                ("tiers", options.tiers),
+                ("predicted", options.predicted),
+            ] {
                 entries.push(entry(key, vec![if flag { 0xc3 } else { 0xc2 }]));
             }
             all.push(entries);

@@ -11,9 +11,9 @@ use crate::wire::DegradedReasons;
 
 use super::super::{
     Address, BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered,
-    HolderMatch, HolderStatusReply, Labels, Limit, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest,
-    QueryResult, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier,
-    WorkerName,
+    HolderMatch, HolderStatusReply, Labels, Limit, PredictedHolder, Profile, QueryKey, QueryOptions,
+    QueryReply, QueryRequest, QueryResult, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery,
+    StatusReply, StoredBlocks, Tier, WorkerName,
 };
 
 /// Small numbers often, so that every width of integer is encoded.
@@ -205,14 +205,18 @@ fn query() -> impl Strategy<Value = SingleQuery> {
         any::<u32>(),
         any::<bool>(),
         any::<bool>(),
+        any::<bool>(),
     )
-        .prop_map(|(workers, limit, min_blocks, explain, tiers)| QueryOptions {
-            workers,
-            limit,
-            min_blocks,
-            explain,
-            tiers,
-        });
+        .prop_map(
+            |(workers, limit, min_blocks, explain, tiers, predicted)| QueryOptions {
+                workers,
+                limit,
+                min_blocks,
+                explain,
+                tiers,
+                predicted,
+            },
+        );
     (asked(), of(number()), options).prop_map(|((key, positions), token_count, options)| SingleQuery {
         token_count: token_count.map(|count| match &key {
             QueryKey::Tokens { tokens, .. } => count.max(tokens.len() as u64),
@@ -222,6 +226,7 @@ fn query() -> impl Strategy<Value = SingleQuery> {
         options: QueryOptions {
             explain: options.explain && positions.is_none(),
             tiers: options.tiers && positions.is_none(),
+            predicted: options.predicted && positions.is_none(),
             ..options
         },
         positions,
@@ -324,6 +329,7 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
         [(); 2].map(|()| prop_oneof![Just(0), any::<u32>()]),
         prop_oneof![Just(0), any::<u32>()],
         gathered(),
+        vec(predicted(), 0..3),
     )
         .prop_map(
             |(
@@ -333,9 +339,11 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
                 [foreign_holders, doubtful_holders],
                 unseen_blocks_max,
                 gathered,
+                predicted,
             )| {
                 QueryReply {
                     behind_us: 0,
+                    predicted,
                     v: 1,
                     query_blocks,
                     block_size: query_blocks / 2,
@@ -348,6 +356,17 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
                 }
             },
         )
+}
+
+fn predicted() -> impl Strategy<Value = PredictedHolder> {
+    (worker(), any::<u32>(), any::<u32>(), profile()).prop_map(|(worker, rank, blocks, profile)| {
+        PredictedHolder {
+            worker,
+            rank,
+            blocks,
+            address: profile.address,
+        }
+    })
 }
 
 fn gathered() -> impl Strategy<Value = Option<Gathered>> {

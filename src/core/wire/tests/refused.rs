@@ -7,7 +7,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
 /// The keys that a query may have.
-const QUERY_KEYS: [&str; 13] = [
+const QUERY_KEYS: [&str; 14] = [
     "tokens",
     "lora_name",
     "cache_salt",
@@ -20,6 +20,7 @@ const QUERY_KEYS: [&str; 13] = [
     "min_blocks",
     "explain",
     "tiers",
+    "predicted",
     "queries",
 ];
 
@@ -144,7 +145,7 @@ fn wrong_types_are_refused() {
         let is_right = move |value: &serde_json::Value| {
             is_number && numbers(value)
                 || takes_text && is_text(value)
-                || matches!(field, "explain" | "tiers") && value.is_boolean()
+                || matches!(field, "explain" | "tiers" | "predicted") && value.is_boolean()
         };
         check(field, Box::new(is_right), &|value| {
             decode_query(&json!({field: value})).map(drop)
@@ -199,7 +200,7 @@ fn a_key_sent_twice_is_refused() {
     for key in QUERY_KEYS {
         let value: &[u8] = match key {
             "limit" | "min_blocks" => &[1],
-            "explain" | "tiers" => &[0xc3],
+            "explain" | "tiers" | "predicted" => &[0xc3],
             // A nil is a value, too.
             "lora_name" | "cache_salt" => &[0xc0],
             _ => &[0x90],
@@ -278,6 +279,7 @@ fn contradictions_are_refused() {
         json!({"queries": [{}]}),
         json!({"sequence_hashes": [1], "positions": [5], "explain": true}),
         json!({"sequence_hashes": [1], "positions": [5], "tiers": true}),
+        json!({"sequence_hashes": [1], "positions": [5], "predicted": true}),
     ] {
         assert_refused!(decode_query(&request), DecodeError::Combination(_));
     }

@@ -1,5 +1,6 @@
 // The atlas: an icicle of the hottest prefixes. Width is weight, depth goes down.
 import { count, counted, make, percent, say } from "./text.js";
+import { remember, remembered } from "./url.js";
 
 const LEVEL_HEIGHT = 34;
 
@@ -20,7 +21,10 @@ export class Atlas {
 
   /** `restart` is called when another atlas is to be shown. */
   constructor(restart) {
+    this.#lens.value = remembered("lens", "asked");
+    if (this.#lens.selectedIndex < 0) this.#lens.value = "asked";
     this.#lens.addEventListener("change", () => {
+      remember("lens", this.lens, "asked");
       this.#forget();
       restart();
     });
@@ -254,5 +258,6 @@ export function holderTable(holders, total) {
   });
   const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
   const more = total > holders.length ? [make("p", { className: "quiet", textContent: `and ${count(total - holders.length)} more` })] : [];
-  return make("div", {}, table, ...more);
+  // It may be wider than the screen, and scrolls then.
+  return make("div", { className: "scrolls", role: "group", "aria-label": "holders", tabIndex: 0 }, table, ...more);
 }

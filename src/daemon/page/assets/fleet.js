@@ -1,10 +1,10 @@
-// The fleet: a table of which only the visible rows exist.
-import { clock, count, counted, make, say, since, time } from "./text.js";
+// The fleet: a matrix, and a table of which only the visible rows exist.
+import { Detail } from "./holder.js";
+import { Matrix } from "./matrix.js";
+import { count, counted, make, say, since, time } from "./text.js";
+import { remember, remembered } from "./url.js";
 
-/** Changes of a holder's state that are listed at most. */
-const CHANGES_MAX = 20;
-
-const ROW_HEIGHT = 28;
+const NARROW = matchMedia("(max-width: 40rem)");
 const COLUMNS = [
   { key: "worker", title: "Worker" },
   { key: "rank", title: "Rank", right: true },
@@ -24,16 +24,24 @@ export class Fleet {
   #current = 0;
   #currentNumber = null;
   #told = null;
+  /** The holder that the address names, until it has been seen. */
+  #wanted = remembered("holder");
   #sort = { key: "state", down: true };
   #rows = [];
+  #rowHeight = 28;
   #now = 0;
   #totals = { shown: 0, total: 0 };
   #grid = document.getElementById("grid");
   #body = document.getElementById("grid-body");
   #name = document.getElementById("filter-name");
   #state = document.getElementById("filter-state");
+  #detail = new Detail();
+  #matrix = new Matrix((number) => this.#choose(number));
 
   constructor() {
+    const [key, way] = remembered("sort").split("-");
+    if (COLUMNS.some((column) => column.key === key)) this.#sort = { key, down: way === "down" };
+    this.#name.value = remembered("name");
     const head = document.getElementById("grid-head");
     COLUMNS.forEach((column, index) => {
       const button = make("button", { type: "button", tabIndex: -1, textContent: column.title });
@@ -46,20 +54,31 @@ export class Fleet {
       button.addEventListener("keydown", (event) => this.#moveInHead(event, index));
       head.append(cell);
     });
-    this.#name.addEventListener("input", () => this.#refilter());
-    this.#state.addEventListener("change", () => this.#refilter());
+    this.#name.addEventListener("input", () => {
+      remember("name", this.#name.value);
+      this.#refilter();
+    });
+    this.#state.addEventListener("change", () => {
+      remember("state", this.#state.value);
+      this.#refilter();
+    });
+    document.getElementById("detail-close").addEventListener("click", () => this.#choose(null));
+    NARROW.addEventListener("change", () => this.#refilter());
     this.#grid.addEventListener("scroll", () => this.#draw(), { passive: true });
     this.#grid.addEventListener("keydown", (event) => this.#key(event));
     new ResizeObserver(() => this.#draw()).observe(this.#grid);
   }
 
-  /** The words for the bits of a holder's reasons. */
-  setReasons(reasons) {
+  /** The words for the bits of a holder's reasons, and what to do about each. */
+  setReasons(reasons, mends) {
     this.#reasons = reasons;
+    this.#detail.setMends(mends ?? []);
     const known = new Set([...this.#state.options].map((option) => option.value));
     for (const [, word] of reasons) {
       if (!known.has(word)) this.#state.append(make("option", { value: word, textContent: `degraded: ${word}` }));
     }
+    this.#state.value = remembered("state");
+    if (this.#state.selectedIndex < 0) this.#state.value = "";
   }
 
   setNamespace(namespace) {
@@ -106,15 +125,15 @@ export class Fleet {
     return this.#holders.values();
   }
 
-  /** How many holders of the namespace, or of all, are exact and degraded. */
+  /** How many holders of each namespace are exact and degraded. */
   counts() {
-    let [exact, degraded, blocks] = [0, 0, 0];
-    for (const holder of this.#holders.values()) {
-      if (this.#namespace && holder.namespace !== this.#namespace) continue;
-      if (holder.bits === 0) exact += 1; else degraded += 1;
-      blocks += holder.blocks;
+    const counts = new Map();
+    for (const { namespace, bits } of this.#holders.values()) {
+      if (!counts.has(namespace)) counts.set(namespace, { exact: 0, degraded: 0 });
+      const known = counts.get(namespace);
+      if (bits === 0) known.exact += 1; else known.degraded += 1;
     }
-    return { exact, degraded, blocks };
+    return counts;
   }
 
   #words(bits) {
@@ -124,6 +143,7 @@ export class Fleet {
   #sortBy(key) {
     const down = this.#sort.key === key ? !this.#sort.down : key !== "worker";
     this.#sort = { key, down };
+    remember("sort", `${key}-${down ? "down" : "up"}`, "state-down");
     this.#refilter();
   }
 
@@ -169,15 +189,39 @@ export class Fleet {
     const all = this.#totals.total > this.#totals.shown ? ` (the first ${count(this.#totals.shown)} of ${count(this.#totals.total)})` : "";
     say(document.getElementById("fleet-count"), `${counted(this.#shown.length, "holder", "holders")}${all}`);
     this.#grid.setAttribute("aria-rowcount", this.#shown.length + 1);
-    this.#body.style.height = `${this.#shown.length * ROW_HEIGHT}px`;
-    this.#tell();
+    // Reasons are never cut off: their column is as wide as the longest.
+    const longest = [...new Set(this.#shown.map(({ bits }) => bits))].reduce((most, bits) => Math.max(most, this.#describe(bits).length), 0);
+    this.#grid.style.setProperty("--state", `${Math.max(10, longest)}ch`);
+    // On a narrow screen a state has lines of its own.
+    this.#rowHeight = NARROW.matches ? 32 + 20 * Math.ceil(longest / 36) : 28;
+    this.#grid.style.setProperty("--row", `${this.#rowHeight}px`);
+    this.#body.style.height = `${this.#shown.length * this.#rowHeight}px`;
+    this.#find();
+    const told = this.#holders.get(this.#told);
+    this.#detail.apply(told, told ? this.#words(told.bits) : []);
+    const byName = [...this.#shown].sort((one, other) => one.place - other.place);
+    this.#matrix.apply(byName, (bits) => this.#words(bits), this.#told, this.#now);
     this.#draw();
   }
 
+  /** Shows the holder that the address names, once it is there. */
+  #find() {
+    if (this.#wanted === "") return;
+    const found = this.#shown.find(({ worker, rank }) => `${worker}/${rank}` === this.#wanted);
+    if (!found) return;
+    this.#told = found.number;
+    this.#wanted = "";
+  }
+
+  /** A holder's state in words. */
+  #describe(bits) {
+    return bits === 0 ? "exact" : `degraded: ${this.#words(bits).join(", ")}`;
+  }
+
   #draw() {
-    const visible = Math.ceil(this.#grid.clientHeight / ROW_HEIGHT) + 4;
+    const visible = Math.ceil(this.#grid.clientHeight / this.#rowHeight) + 4;
     while (this.#rows.length < visible) this.#rows.push(this.#makeRow());
-    const first = Math.max(0, Math.floor(this.#grid.scrollTop / ROW_HEIGHT) - 2);
+    const first = Math.max(0, Math.floor(this.#grid.scrollTop / this.#rowHeight) - 2);
     this.#rows.forEach((row, index) => {
       const place = first + index;
       const holder = index < visible ? this.#shown[place] : undefined;
@@ -200,7 +244,7 @@ export class Fleet {
     const row = { element, cells, place: -1 };
     element.addEventListener("click", () => {
       this.#moveTo(row.place);
-      this.#choose();
+      this.#chooseCurrent();
     });
     this.#body.append(element);
     return row;
@@ -208,12 +252,11 @@ export class Fleet {
 
   #fill(row, holder, place) {
     row.place = place;
-    row.element.style.top = `${place * ROW_HEIGHT}px`;
+    row.element.style.top = `${place * this.#rowHeight}px`;
     row.element.setAttribute("aria-rowindex", place + 2);
     row.element.setAttribute("aria-selected", String(place === this.#current));
     row.element.classList.toggle("current", place === this.#current);
-    const words = this.#words(holder.bits);
-    const state = holder.bits === 0 ? "exact" : `degraded: ${words.join(", ")}`;
+    const state = this.#describe(holder.bits);
     const age = holder.applied === 0 ? "never" : time(Math.max(0, this.#now - holder.applied));
     const texts = [holder.worker, String(holder.rank), state, holder.address || "–", count(holder.blocks), time(holder.lag), age];
     row.cells.forEach((cell, index) => say(cell, texts[index]));
@@ -226,19 +269,19 @@ export class Fleet {
   #moveTo(place) {
     this.#current = Math.min(Math.max(0, place), Math.max(0, this.#shown.length - 1));
     this.#currentNumber = this.#shown[this.#current]?.number ?? null;
-    const [top, height] = [this.#current * ROW_HEIGHT, this.#grid.clientHeight - ROW_HEIGHT];
+    const [top, height] = [this.#current * this.#rowHeight, this.#grid.clientHeight - this.#rowHeight];
     // The head covers the first row's height.
     if (top < this.#grid.scrollTop) this.#grid.scrollTop = top;
-    else if (top + ROW_HEIGHT > this.#grid.scrollTop + height) this.#grid.scrollTop = top + ROW_HEIGHT - height;
+    else if (top + this.#rowHeight > this.#grid.scrollTop + height) this.#grid.scrollTop = top + this.#rowHeight - height;
     this.#draw();
   }
 
   #key(event) {
     if (event.target !== this.#grid) return;
-    const page = Math.max(1, Math.floor(this.#grid.clientHeight / ROW_HEIGHT) - 2);
+    const page = Math.max(1, Math.floor(this.#grid.clientHeight / this.#rowHeight) - 2);
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
     if (event.key in steps) this.#moveTo(this.#current + steps[event.key]);
-    else if (event.key === "Enter" || event.key === " ") this.#choose();
+    else if (event.key === "Enter" || event.key === " ") this.#chooseCurrent();
     else return;
     event.preventDefault();
   }
@@ -252,45 +295,16 @@ export class Fleet {
     event.preventDefault();
   }
 
-  #choose() {
-    this.#told = this.#shown[this.#current]?.number ?? null;
-    this.#tell();
-    this.#list();
+  #chooseCurrent() {
+    this.#choose(this.#shown[this.#current]?.number ?? null);
   }
 
-  /** Lists how the state of the chosen holder has changed, the newest first. */
-  async #list() {
-    const list = document.getElementById("changes");
-    list.replaceChildren();
-    list.hidden = true;
-    const holder = this.#holders.get(this.#told);
-    if (!holder) return;
-    const asked = new URLSearchParams({ namespace: holder.namespace, worker: holder.worker, changes: "true" });
-    const answer = await fetch(`/workers?${asked}`).catch(() => null);
-    if (!answer?.ok) return;
-    const { holders } = await answer.json();
-    const changes = holders.find(({ rank }) => rank === holder.rank)?.changes ?? [];
-    // Another one may have been chosen meanwhile.
-    if (this.#told !== holder.number) return;
-    for (const { at_us: at, state, degraded } of changes.slice(-CHANGES_MAX).reverse()) {
-      const words = { unwatched: "no daemon was there to look", gone: "removed" }[state] ?? state;
-      list.append(make("li", { textContent: `${clock(at)} ${words}${degraded ? `: ${degraded.join(", ")}` : ""}` }));
-    }
-    list.hidden = list.childElementCount === 0;
-  }
-
-  #tell() {
-    const element = document.getElementById("holder");
-    const holder = this.#holders.get(this.#told);
-    element.hidden = !holder;
-    if (!holder) return;
-    const words = this.#words(holder.bits);
-    const begun = holder.since > 0 ? ` ${since(holder.since, this.#now)}` : "";
-    const state = words.length === 0 ? "exact" : `degraded: ${words.join(", ")}${begun}`;
-    const where = holder.address ? ` at ${holder.address}` : "";
-    const labels = holder.labels ? `; ${holder.labels}` : "";
-    say(element, `${holder.worker}${where}, rank ${holder.rank}, namespace ${holder.namespace}: ${state}${labels}; ` +
-      `${counted(holder.blocks, "block", "blocks")}; the last batch was ${time(holder.lag)} old when it was applied; ` +
-      `${counted(holder.parked, "event waits", "events wait")} for a parent.`);
+  /** Shows all of a holder; hides it where there is none. */
+  #choose(number) {
+    this.#told = number;
+    this.#wanted = "";
+    const holder = this.#holders.get(number);
+    remember("holder", holder ? `${holder.worker}/${holder.rank}` : "");
+    this.#refresh();
   }
 }

@@ -2,9 +2,11 @@
 import { Ask } from "./ask.js";
 import { Atlas } from "./atlas.js";
 import { Fleet } from "./fleet.js";
+import { Namespaces } from "./namespaces.js";
 import { Plots } from "./plots.js";
 import { Trouble } from "./trouble.js";
 import { bytes, compact, count, make, percent, say, time } from "./text.js";
+import { remember, remembered } from "./url.js";
 
 const RETRY_MS = 5000;
 /** A stream that ends by its age is open again sooner than that. */
@@ -65,6 +67,10 @@ const plots = new Plots();
 const trouble = new Trouble();
 const atlas = new Atlas(openAtlas);
 const ask = new Ask();
+const overview = new Namespaces((name) => {
+  namespaces.value = name;
+  changeNamespace();
+});
 const namespaces = document.getElementById("namespace");
 const readiness = document.getElementById("readiness");
 const summary = document.getElementById("summary");
@@ -92,31 +98,41 @@ function chosen() {
   return namespaces.value;
 }
 
-function setNamespaces(list) {
-  const names = list.map(({ name }) => name);
+/** Takes in the names of all namespaces, the worst first. It is shown where none has been chosen. */
+function setNamespaces(sorted) {
+  const names = [...sorted].sort();
   const known = [...namespaces.options].map((option) => option.value);
   if (names.join("/") === known.join("/")) return;
-  const before = chosen();
+  const before = chosen() || remembered("namespace");
   namespaces.replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
-  namespaces.value = names.includes(before) ? before : names[0] ?? "";
-  if (chosen() !== before) changeNamespace();
+  namespaces.value = names.includes(before) ? before : sorted[0] ?? "";
+  showNamespace();
+}
+
+let shown = "";
+function showNamespace() {
+  if (chosen() === shown) return;
+  shown = chosen();
+  for (const part of [overview, fleet, atlas, ask]) part.setNamespace(shown);
+  openAtlas();
 }
 
 function changeNamespace() {
-  for (const part of [fleet, atlas, ask]) part.setNamespace(chosen());
-  openAtlas();
+  remember("namespace", chosen());
+  showNamespace();
 }
 namespaces.addEventListener("change", changeNamespace);
 
 function onFrame(frame) {
-  setNamespaces(frame.namespaces);
   fleet.apply(frame.fleet, frame.now_us);
+  const counts = fleet.counts();
+  setNamespaces(overview.apply(frame, counts));
   plots.apply(frame.rates, frame.now_us);
   trouble.apply(frame, fleet.holders());
   if (frame.ready) setReadiness("ready", true);
   else setReadiness("not ready", false, frame.reasons.join("; "));
   const sizes = frame.namespaces.find(({ name }) => name === chosen());
-  const { exact, degraded } = fleet.counts();
+  const { exact, degraded } = counts.get(chosen()) ?? { exact: 0, degraded: 0 };
   atlas.setHolders(exact + degraded);
   const rates = frame.rates;
   tile("exact holders", count(exact));
@@ -133,9 +149,11 @@ function onFrame(frame) {
 const frames = new Stream({
   hello(hello) {
     say(document.getElementById("version"), `${hello.version} (${hello.commit})`);
-    fleet.setReasons(hello.reasons);
+    fleet.setReasons(hello.reasons, hello.mends);
     trouble.setReasons(hello.reasons, hello.mends);
   },
+  past: (past) => plots.setPast(past),
+  sparks: (sparks) => overview.setSparks(sparks),
   frame: onFrame,
 }, () => setReadiness("no connection", false));
 

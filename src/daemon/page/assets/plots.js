@@ -1,10 +1,16 @@
-// Lines and areas over the last five minutes.
-import { compact, make, say, time } from "./text.js";
+// Lines and areas over the last quarter of an hour, with axes. The daemon tells what was before the page was opened.
+import { compact, make, moment, say, svg, time } from "./text.js";
 
-const WINDOW_US = 300e6;
-const WIDTH = 600;
-const HEIGHT = 74;
-const SVG = "http://www.w3.org/2000/svg";
+const WINDOW_US = 900e6;
+const HEIGHT = 110;
+/** Room for the axes. */
+const LEFT = 52;
+const BOTTOM = 16;
+const TOP = 6;
+/** A point of the past gives way to those that this page has seen within so much time of it. */
+const NEAR_US = 4e6;
+/** Between two labels of the time axis, in microseconds, where there is room and where there is not. */
+const STEPS_US = [180e6, 300e6];
 
 const perSecond = (value) => `${compact(value)}/s`;
 
@@ -17,17 +23,12 @@ const PLOTS = [
   { title: "Time to apply a batch", unit: time, hues: [2], lines: [["p99", "apply_p99_us"]] },
 ];
 
-function svg(tag, attributes) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
-
 class Plot {
   constructor(spec, parent) {
     this.spec = spec;
-    this.picture = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.picture.append(svg("line", { x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }));
+    this.picture = svg("svg", { class: "plot", role: "img" });
+    this.axes = svg("g", { class: "axes", "aria-hidden": "true" });
+    this.picture.append(this.axes);
     const caption = make("figcaption", {}, make("b", { textContent: spec.title }));
     this.series = spec.lines.map(([label, key], index) => {
       const hue = `hue-${spec.hues?.[index] ?? index}`;
@@ -37,8 +38,6 @@ class Plot {
       caption.append(text);
       return { label, key, path, text };
     });
-    this.top = make("span", { className: "quiet push small" });
-    caption.append(this.top);
     parent.append(make("figure", {}, caption, this.picture));
   }
 
@@ -46,23 +45,28 @@ class Plot {
     const { unit, stacked } = this.spec;
     const below = (index, point) => this.series.slice(0, index).reduce((sum, { key }) => sum + (point[key] ?? 0), 0);
     const value = (index, point) => point[this.series[index].key];
-    const tops = points.flatMap((point) => this.series.map((_, index) => (value(index, point) ?? 0) + (stacked ? below(index, point) : 0)));
-    const top = tops.reduce((one, other) => Math.max(one, other), 0);
-    const x = (point) => (WIDTH * (point.at - now + WINDOW_US) / WINDOW_US).toFixed(1);
-    const y = (number) => (top > 0 ? HEIGHT - 2 - (HEIGHT - 6) * number / top : HEIGHT - 2).toFixed(1);
+    const width = Math.max(200, this.picture.clientWidth);
+    const highest = points.reduce((top, point) => this.series.reduce((one, _, index) =>
+      Math.max(one, (value(index, point) ?? 0) + (stacked ? below(index, point) : 0)), top), 0);
+    const top = rounded(highest);
+    const bottom = HEIGHT - BOTTOM;
+    const x = (at) => (LEFT + (width - LEFT) * Math.max(0, at - now + WINDOW_US) / WINDOW_US).toFixed(1);
+    const y = (number) => (bottom - (bottom - TOP) * number / top).toFixed(1);
+    this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    this.#drawAxes({ width, bottom, top, x, y, now });
     this.series.forEach(({ path }, index) => {
       let commands = "";
       let isOpen = false;
       if (stacked) {
-        const upper = points.map((point) => `${x(point)},${y(below(index, point) + (value(index, point) ?? 0))}`);
-        const lower = points.map((point) => `${x(point)},${y(below(index, point))}`).reverse();
+        const upper = points.map((point) => `${x(point.at)},${y(below(index, point) + (value(index, point) ?? 0))}`);
+        const lower = points.map((point) => `${x(point.at)},${y(below(index, point))}`).reverse();
         if (points.length > 1) commands = `M${upper.join("L")}L${lower.join("L")}Z`;
       } else {
         for (const point of points) {
           const number = value(index, point);
           // Nothing happened: there is no latency to draw.
           if (number === null || number === undefined) { isOpen = false; continue; }
-          commands += `${isOpen ? "L" : "M"}${x(point)},${y(number)}`;
+          commands += `${isOpen ? "L" : "M"}${x(point.at)},${y(number)}`;
           isOpen = true;
         }
       }
@@ -70,10 +74,39 @@ class Plot {
     });
     const last = points.at(-1);
     for (const { label, key, text } of this.series) say(text, `${label} ${last?.[key] === null || !last ? "–" : unit(last[key])}`);
-    say(this.top, top > 0 ? `highest ${unit(top)}` : "");
-    this.picture.setAttribute("aria-label", `${this.spec.title} over the last five minutes, highest ${unit(top)}; ` +
+    this.picture.setAttribute("aria-label", `${this.spec.title} over the last quarter of an hour, highest ${highest > 0 ? unit(highest) : "nothing"}; ` +
       this.series.map(({ text }) => text.textContent).join(", "));
   }
+
+  #drawAxes({ width, bottom, top, x, y, now }) {
+    const { unit } = this.spec;
+    const step = STEPS_US[width < 420 ? 1 : 0];
+    const parts = [];
+    for (const number of [0, top / 2, top]) {
+      const place = y(number);
+      parts.push(svg("line", { x1: LEFT, x2: width, y1: place, y2: place }), label(LEFT - 4, Number(place) + 4, number === 0 ? "0" : unit(number), "end"));
+    }
+    // At whole minutes of the clock, which stay where they are while time goes on.
+    for (let at = Math.ceil((now - WINDOW_US) / step) * step; at <= now; at += step) {
+      const place = Number(x(at));
+      if (place < LEFT + 14 || place > width - 16) continue;
+      parts.push(svg("line", { x1: place, x2: place, y1: TOP, y2: bottom, class: "faint" }), label(place, HEIGHT - 3, moment(at), "middle"));
+    }
+    this.axes.replaceChildren(...parts);
+  }
+}
+
+function label(x, y, text, anchor) {
+  const element = svg("text", { x, y, "text-anchor": anchor });
+  element.textContent = text;
+  return element;
+}
+
+/** The least of 1, 2, 4, 6, 10, 20, … that is not below a number. */
+function rounded(number) {
+  if (!(number > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(number));
+  return power * [1, 2, 4, 6, 10].find((digit) => digit * power >= number * 0.9999);
 }
 
 export class Plots {
@@ -85,6 +118,14 @@ export class Plots {
     this.#plots = PLOTS.map((spec) => new Plot(spec, parent));
   }
 
+  /** Takes in what was before: rows of a time and of a number for each of the names. */
+  setPast({ names, rows }) {
+    const live = this.#points;
+    const isNew = ([at]) => !live.some((point) => Math.abs(point.at - at) < NEAR_US);
+    const past = rows.filter(isNew).map(([at, numbers]) => ({ ...Object.fromEntries(names.map((name, index) => [name, numbers[index]])), at }));
+    this.#points = [...live, ...past].sort((one, other) => one.at - other.at);
+  }
+
   apply(rates, nowUs) {
     if (rates) this.#points.push({ ...rates, at: nowUs });
     // One further point, so that lines reach the left edge.
@@ -92,4 +133,3 @@ export class Plots {
     for (const plot of this.#plots) plot.draw(this.#points, nowUs);
   }
 }
-

@@ -11,6 +11,30 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of a picture, with attributes. */
+export function svg(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/** A command with a button that copies it. */
+export function copied(command) {
+  const button = make("button", { type: "button", className: "copy", textContent: "copy", "aria-label": `copy the command ${command}` });
+  button.addEventListener("click", () => { navigator.clipboard?.writeText(command).then(() => say(button, "copied"), () => {}); });
+  return [make("code", { textContent: command }), " ", button, " "];
+}
+
+/** What to do about a culprit: the runbook's text, and the commands in it that are about one. */
+export function mendOf(text, { namespace, worker, rank }) {
+  // A function: names may hold what a replacement would take for a sign.
+  const own = text.replaceAll("NAMESPACE WORKER RANK", () => `${namespace} ${worker} ${rank}`);
+  const commands = [...text.matchAll(/kvatlas admin \w+ (?=NAMESPACE WORKER RANK)/g)].map(([command]) => `${command}${namespace} ${worker} ${rank}`);
+  return { text: own, commands };
+}
+
 /** Sets the text of an element if it is another one: what is read aloud must not be repeated. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -44,6 +68,11 @@ export function clock(us) {
   const at = new Date(us / 1e3);
   const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString("en-CA")} `;
   return `${day}${at.toLocaleTimeString("en-GB")}`;
+}
+
+/** The hour and minute of a moment. */
+export function moment(us) {
+  return new Date(us / 1e3).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
 export function bytes(number) {

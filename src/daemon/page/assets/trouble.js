@@ -1,5 +1,5 @@
 // What is wrong, who it is, since when, and what to do: the first thing on the page, and absent while all is well.
-import { counted, make, say, since, time } from "./text.js";
+import { copied, counted, make, mendOf, say, since, time } from "./text.js";
 
 /** Rows that are shown, and names in a row, at most. */
 const ROWS_MAX = 8;
@@ -22,7 +22,8 @@ export class Trouble {
 
   /** Takes in a frame and all holders. */
   apply(frame, holders) {
-    const found = [...this.#notReady(frame), ...this.#doubts(holders), ...this.#publishers(frame), ...this.#promises(frame)].slice(0, ROWS_MAX);
+    const costs = new Map(frame.costs ?? []);
+    const found = [...this.#notReady(frame), ...this.#shards(frame), ...this.#doubts(holders, costs), ...this.#publishers(frame), ...this.#promises(frame)].slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
     for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
     for (const { key } of found) if (!this.#since.has(key)) this.#since.set(key, frame.now_us);
@@ -40,8 +41,13 @@ export class Trouble {
     return [{ key: "ready", what: "not ready", who: frame.reasons.join("; "), mend: "", word: "KvatlasNotReady" }];
   }
 
+  #shards(frame) {
+    return (frame.missing_shards ?? []).map(({ shard, shards, since_us: begun }) => ({ key: `shard ${shard}`, what: "shard missing", who: `shard ${shard}/${shards}: answers lack its workers`,
+      mend: "start a daemon with that sharding.shard, or see why it is not ready", word: "KvatlasShardMissing", since: begun }));
+  }
+
   /** A row for each namespace and reason, those of most holders first. */
-  #doubts(holders) {
+  #doubts(holders, costs) {
     const found = new Map();
     for (const holder of holders) {
       if (holder.bits === 0) continue;
@@ -60,24 +66,41 @@ export class Trouble {
       const unnamed = row.holders.length - named.length;
       const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
       row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}`;
-      row.mend = this.#mends.get(row.word) ?? "";
+      // The first is told what to do about, and the dearest what it costs.
+      const { text, commands } = mendOf(this.#mends.get(row.word) ?? "", named[0]);
+      [row.mend, row.commands] = [text, commands];
+      row.cost = this.#dearest(row.holders, costs);
       // The daemon knows, unless it has just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
     }
     return rows;
   }
 
+  /** What the doubt of one of these holders costs at most. */
+  #dearest(holders, costs) {
+    const numbers = new Set(holders.map(({ number }) => number));
+    // They stand in that order.
+    for (const [number, text] of costs) {
+      if (!numbers.has(number)) continue;
+      const { worker, rank } = holders.find((holder) => holder.number === number);
+      return holders.length > 1 ? `${text} (${worker}/${rank})` : text;
+    }
+    return "";
+  }
+
   /** Publishers that have no holder, and clocks that run ahead. */
   #publishers(frame) {
     const rows = [];
     const named = (names) => names.slice(0, NAMES_MAX).join(", ") + (names.length > NAMES_MAX ? " and others" : "");
-    for (const { name, refused_publishers: refused, ahead } of frame.namespaces) {
-      if (refused?.length) {
-        rows.push({ key: `refused ${name}`, what: "all batches dropped", word: "KvatlasBatchesDropped", who: `${named(refused)} of ${name}`,
-          mend: "the daemon's log says for which reason" });
+    for (const { name, refused_publishers: names, refused, ahead, cost } of frame.namespaces) {
+      if (names?.length) {
+        const reasons = new Map((refused ?? []).map(({ worker, reason }) => [worker, reason]));
+        const told = names.map((worker) => (reasons.has(worker) ? `${worker} (${reasons.get(worker)})` : worker));
+        rows.push({ key: `refused ${name}`, what: "all batches dropped", word: reasons.get(names[0]) ?? "KvatlasBatchesDropped",
+          who: `${named(told)} of ${name}`, cost: cost?.text ?? "", mend: "" });
       }
       if (ahead?.length) {
-        rows.push({ key: `ahead ${name}`, what: "clock ahead", word: "contested", who: `${named(ahead)} of ${name}`,
+        rows.push({ key: `ahead ${name}`, what: "clock ahead", word: "KvatlasClockAhead", who: `${named(ahead)} of ${name}`,
           mend: "run an NTP client where the workers run, and restart those that are ahead" });
       }
     }
@@ -96,15 +119,12 @@ export class Trouble {
     return rows;
   }
 
-  #show({ key, what, who, mend, word, since: begun }, nowUs) {
+  #show({ key, what, who, mend, word, since: begun, cost = "", commands = [] }, nowUs) {
     let row = this.#rows.get(key);
     if (!row) {
-      row = { who: make("span"), age: make("span", { className: "quiet" }), mend: make("span") };
-      const command = `kvatlas explain ${word}`;
-      const copy = make("button", { type: "button", textContent: "copy", "aria-label": `copy the command ${command}` });
-      copy.addEventListener("click", () => { navigator.clipboard?.writeText(command).then(() => say(copy, "copied"), () => {}); });
-      row.element = make("li", {}, make("b", { textContent: what }), " ", row.who, " ", row.age, make("br"), row.mend,
-        make("code", { textContent: command }), " ", copy);
+      row = { who: make("span"), age: make("span", { className: "quiet" }), cost: make("span"), mend: make("span"), own: make("span"), commands: "" };
+      row.element = make("li", {}, make("b", { textContent: what }), " ", row.who, " ", row.age, row.cost, make("br"), row.mend, row.own,
+        ...copied(`kvatlas explain ${word}`));
       this.#rows.set(key, row);
     }
     // In the order of what is found.
@@ -113,6 +133,11 @@ export class Trouble {
     const age = nowUs - this.#since.get(key);
     const seen = age < 1e6 ? "" : `for at least ${time(age)}`;
     say(row.age, Number.isFinite(begun) ? since(begun, nowUs) : seen);
+    say(row.cost, cost === "" ? "" : ` Cost: ${cost}.`);
+    if (row.commands !== commands.join("\n")) {
+      row.commands = commands.join("\n");
+      row.own.replaceChildren(...commands.flatMap(copied));
+    }
     say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
   }
 }

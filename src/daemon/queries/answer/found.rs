@@ -133,7 +133,7 @@ impl Answerer {
             ahead::merge_found(&mut found, ahead);
         }
         if let Some(sample) = &self.sample {
-            sample.answered(found.state());
+            sample.answered(&namespace, found.state());
             sample.offer(name, &mut chain, doubts.look.now_us);
         }
         Ok(found)
@@ -171,13 +171,15 @@ impl Answerer {
             most.usable_blocks = most.usable_blocks.max(found.usable_blocks);
             let reasons = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, reasons, &seen, true);
+            let is_exact = doubted.judge(reasons, near, asked).is_empty();
+            self.count_doubt(found.holder, is_exact);
             FoundHolder {
                 id: found.holder.id.clone(),
                 blocks: deep(found.usable_blocks, found.matched_blocks),
                 near_blocks: near
                     .unwrap_or_default()
                     .map(|near| deep(near.usable_blocks, near.matched_blocks)),
-                is_exact: doubted.judge(reasons, near, asked).is_empty(),
+                is_exact,
                 address: found.holder.status.profile().address,
             }
         });

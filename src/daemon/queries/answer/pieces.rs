@@ -12,8 +12,13 @@ use super::super::heavy::{HeavyRequest, HeavyTurns, PIECE};
 use super::super::responder::reply_too_large;
 use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 
+#[cfg(test)]
+mod tests;
+
 /// Blocks for which a search looks at each holder once more, about: chains that share prefixes part that often.
 const BLOCKS_PER_LOOK: usize = 64;
+/// Blocks entered into the table of compressed chains in the time of a look at a holder, about.
+const PREPARED_PER_LOOK: u64 = 4;
 /// Ranks of a worker, about.
 const RANKS: usize = 8;
 
@@ -36,15 +41,20 @@ impl Answerer {
         name: &NamespaceName,
         request: &QueryRequest,
     ) -> Result<Option<HeavyRequest>, WireError> {
-        let QueryRequest::Batch(queries) = request else {
-            // Nothing is between its pieces: it has one.
-            return Ok(None);
-        };
         let Some(namespace) = self.namespaces.get(name) else {
             return Ok(None);
         };
+        let work = match request {
+            QueryRequest::Batch(queries) => work_of(&namespace.indexer, queries),
+            // Its search is one piece, however long it takes.
+            QueryRequest::Single(_) => 0,
+        };
+        let prepared = match has_bounds(request) {
+            true => namespace.indexer.blocks_to_prepare() / PREPARED_PER_LOOK,
+            false => 0,
+        };
         self.heavy_turns
-            .enter_if_heavy(name, work_of(&namespace.indexer, queries))
+            .enter_if_heavy(name, work.saturating_add(prepared))
     }
 
     /// Answers a heavy request when it has its turn, and lets others be answered between the pieces.
@@ -55,22 +65,46 @@ impl Answerer {
         reply_bytes_max: usize,
         heavy: &HeavyRequest,
     ) -> Result<AnyReply, WireError> {
+        let _turn = heavy.turn().await;
+        let namespace = self.namespace(name)?;
+        let mut piece = Piece(Instant::now());
+        if has_bounds(request) {
+            while namespace.indexer.prepare_bounds() {
+                piece.end().await;
+            }
+        }
         let QueryRequest::Batch(queries) = request else {
             return self.answer_request(name, request, reply_bytes_max);
         };
-        let _turn = heavy.turn().await;
-        let namespace = self.namespace(name)?;
         let mut replies = Replies::new(queries.len(), reply_bytes_max);
-        let mut begun = Instant::now();
         for query in queries {
             replies.add(self, &namespace, query)?;
-            if begun.elapsed() >= PIECE {
-                tokio::task::yield_now().await;
-                begun = Instant::now();
-            }
+            piece.end().await;
         }
         Ok(replies.finish())
     }
+}
+
+/// When a piece of the work at hand began.
+struct Piece(Instant);
+
+impl Piece {
+    /// Lets others go on, where the piece has taken its time.
+    async fn end(&mut self) {
+        if self.0.elapsed() >= PIECE {
+            tokio::task::yield_now().await;
+            self.0 = Instant::now();
+        }
+    }
+}
+
+/// Whether a query of the request is a compressed chain.
+fn has_bounds(request: &QueryRequest) -> bool {
+    let queries = match request {
+        QueryRequest::Single(query) => std::slice::from_ref(query),
+        QueryRequest::Batch(queries) => queries,
+    };
+    queries.iter().any(|query| query.positions.is_some())
 }
 
 /// The replies to the queries of a batch so far.

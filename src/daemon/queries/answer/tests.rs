@@ -3,12 +3,12 @@
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
 use kvatlas_core::wire::{
-    Event, HolderId, LAYERS_LABEL, Labels, Limit, QueryResult, Resumable, StoredBlocks, Tier, WorkerName,
+    Event, HolderId, LAYERS_LABEL, Labels, Limit, Resumable, StoredBlocks, Tier, WorkerName,
 };
 
 use super::*;
 
-fn answerer() -> Answerer {
+pub(super) fn answerer() -> Answerer {
     let namespaces = Namespaces::new(
         Capacity::UNBOUNDED,
         NamespaceSettings::default(),
@@ -675,52 +675,5 @@ fn engines_that_look_ahead_are_found_by_tokens() {
             cut.doubtful_holders
         ),
         ("ahead", 3, 0)
-    );
-}
-
-#[tokio::test]
-async fn a_batch_that_asks_for_what_many_hold_is_heavy_however_short_it_is() {
-    let answerer = answerer();
-    let name = NamespaceName::new("n").unwrap();
-    let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(1)]));
-    let batch = QueryRequest::Batch(vec![query.clone(); 256]);
-    // Of two holders it is not.
-    assert!(answerer.enter_if_heavy(&name, &batch).unwrap().is_none());
-    let namespace = answerer.namespace(&name).unwrap();
-    for number in 0..200 {
-        let worker = WorkerName::new(&format!("worker-{number}")).unwrap();
-        let id = HolderId { worker, rank: 0 };
-        let mut writer = namespace.indexer.register(&id).unwrap();
-        let blocks = StoredBlocks::by_sequence(None, None, vec![SequenceHash(1)]);
-        writer.apply(Event::Stored(blocks), Tier::DEVICE, 0);
-    }
-    assert!(batch.encode().len() < 16 << 10);
-    let heavy = answerer.enter_if_heavy(&name, &batch).unwrap().unwrap();
-    let in_pieces = answerer.answer_in_pieces(&name, &batch, usize::MAX, &heavy).await;
-    let AnyReply::Batch(in_pieces) = in_pieces.unwrap() else {
-        panic!("a batch");
-    };
-    let AnyReply::Batch(at_once) = answerer.answer_request(&name, &batch, usize::MAX).unwrap() else {
-        panic!("a batch");
-    };
-    assert_eq!(in_pieces.results.len(), at_once.results.len());
-    let holders = |result: &QueryResult| match result {
-        QueryResult::Reply(reply) => reply.holders.len(),
-        QueryResult::Error(error) => panic!("{error:?}"),
-    };
-    assert!(in_pieces.results.iter().all(|result| holders(result) == 202));
-    // It is bounded as any other.
-    let too_long = answerer.answer_in_pieces(&name, &batch, 1 << 20, &heavy).await;
-    assert_eq!(too_long.unwrap_err().code, ErrorCode::TooLarge);
-    // Few workers are little work, and so is one query.
-    let mut of_one = query.clone();
-    of_one.options.workers = Some(vec![WorkerName::new("w").unwrap()]);
-    let few = QueryRequest::Batch(vec![of_one; 256]);
-    assert!(answerer.enter_if_heavy(&name, &few).unwrap().is_none());
-    assert!(
-        answerer
-            .enter_if_heavy(&name, &QueryRequest::Single(query))
-            .unwrap()
-            .is_none()
     );
 }

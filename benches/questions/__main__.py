@@ -1,0 +1,257 @@
+"""Measures how fast routers' own clients are answered, beside what they ask without kvatlas.
+
+    python3 benches/questions [--quick] [--rounds N] [--only redis|grpc|dynamo] [--out FILE]
+
+| asked by | of kvatlas | beside it |
+|---|---|---|
+| llm-d's index (Go, go-redis) | its Redis listener | a real Redis, which llm-d's event pool fills from the same events |
+| a Go client of gRPC | `MatchExternalKvPrefix` | `grpc.health.v1` of the same server, whose answer costs nothing |
+| Dynamo's router (Python) | its remote indexer, over NATS | the index in the router itself, and the one that another such router serves (`serve_indexer`) |
+
+Wants LLMD_BIN, GRPC_LOAD and DYNAMO_PYTHON, or leaves out what is missing; KVATLAS_BIN, a release build, and NATS_SERVER_BIN. In each round all sides are asked
+one behind the other, in turns that begin with another one each time. Writes tables of medians with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "routers")]
+
+import kvatlas
+
+FLIGHTS = (1, 8, 64)
+# Blocks of a prompt, and how many questions are one measurement.
+DEPTHS = {64: 8000, 1024: 800}
+PROMPTS = 8
+HOLDERS = 4
+SIZE = 16
+
+# Asks so many questions with so many in flight. Returns questions a second, and the 50th and 99th percentile in µs.
+Measure = Callable[[int, int], dict[str, float]]
+Rates = list[dict[str, float]]
+
+
+class Lines:
+    """A process that is given lines of JSON, and answers each."""
+
+    def __init__(self, command: list[str], **more: Any) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """What it answers."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        # Libraries print, too.
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answered: dict[str, Any] = json.loads(line)
+                return answered
+        raise RuntimeError(f"{self._process.args!r} has ended")
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Bench:
+    """Takes the measurements, and keeps the lines of the tables."""
+
+    def __init__(self, rounds: int, share: float) -> None:
+        self._rounds, self._share = rounds, share
+        self.lines: list[str] = []
+
+    def head(self, title: str, sides: list[str]) -> None:
+        """Begins a table."""
+        columns = " | ".join(f"{side}: questions a second | p50, p99 ms" for side in sides)
+        self._print(f"\n## {title}\n\n| blocks | in flight | {columns} |\n|{'---|' * (2 + 2 * len(sides))}")
+
+    def row(self, blocks: int, sides: list[Measure]) -> None:
+        """The lines of prompts of so many blocks."""
+        for flight in FLIGHTS:
+            count = max(8 * flight, int(DEPTHS[blocks] * self._share))
+            found: list[Rates] = [[] for _ in sides]
+            for turn in range(self._rounds):
+                for step in range(len(sides)):
+                    place = (turn + step) % len(sides)
+                    rates = sides[place](count, flight)
+                    if rates["failed"]:
+                        raise RuntimeError(f"{rates['failed']} of {count} questions have failed, or were answered otherwise than before")
+                    found[place].append(rates)
+            self._print(f"| {blocks} | {flight} | " + " | ".join(map(cell, found)) + " |")
+
+    def _print(self, text: str) -> None:
+        print(text, flush=True)
+        self.lines.append(text)
+
+
+def cell(rates: Rates) -> str:
+    """Medians, with the least and the most."""
+    speeds = [rate["per_second"] for rate in rates]
+    p50, p99 = (statistics.median(rate[key] for rate in rates) / 1000 for key in ("p50_us", "p99_us"))
+    return f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f}–{max(speeds):,.0f}) | {p50:.2f}, {p99:.2f}"
+
+
+def redis(bench: Bench) -> None:
+    """llm-d's index asks both."""
+    from llmd_router import Driver, Prompt, fill, site
+
+    bench.head("llm-d's index over Redis", ["a real Redis", "kvatlas"])
+    dice = random.Random(1)
+    for blocks in DEPTHS:
+        with site("xxh64", "") as driver:
+            prompts = [Prompt(tuple(dice.randrange(1 << 17) for _ in range(SIZE * blocks))) for _ in range(PROMPTS)]
+            fill(driver, prompts)
+            tokens = [prompt.tokens for prompt in prompts]
+
+            def measure(index: str, driver: Driver = driver, tokens: Any = tokens) -> Measure:
+                def ask(count: int, flight: int) -> Any:
+                    return driver.do(op="bench", index=index, prompts=tokens, count=count, flight=flight)
+
+                return ask
+
+            bench.row(blocks, [measure("redis"), measure("kvatlas")])
+
+
+def pages(dice: random.Random, blocks: int) -> list[int]:
+    """The hashes of a prompt of SGLang: any, as nobody computes them here."""
+    return [dice.getrandbits(63) for _ in range(blocks)]
+
+
+async def publish(url: str, prompts: list[list[int]]) -> None:
+    """Holders with addresses store the prompts, which the daemon then knows."""
+    namespace = "m_ssglang"
+    async with kvatlas.connect(url) as connection:
+        client = kvatlas.QueryClient(connection)
+        for number in range(HOLDERS):
+            profile = kvatlas.Profile(address=f"http://10.0.0.{number}:30000")
+            options = kvatlas.PublisherOptions(profile=profile)
+            publisher = await kvatlas.Publisher.start(connection, namespace, f"sglang-{number}", options=options)
+            for hashes in prompts:
+                await publisher.publish(kvatlas.Stored(hashes))
+            await client.applied(namespace, f"sglang-{number}", await publisher.flush())
+            # No goodbye: the holders stay.
+            await publisher.aclose()
+
+
+def grpc(bench: Bench) -> None:
+    """A client of gRPC asks, and beside it what takes no search."""
+    from processes import Broker, Daemon, free_ports
+
+    bench.head("gRPC", ["health, which asks nothing", "`MatchExternalKvPrefix`"])
+    dice = random.Random(1)
+    for blocks in DEPTHS:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            nats_port, http_port, port = free_ports(3)
+            broker = Broker(Path(folder), nats_port)
+            settings: dict[str, object] = {"grpc-listen": f"127.0.0.1:{port}"}
+            # Never: nobody publishes any more.
+            settings["namespace-defaults-stale-after-ms"] = settings["namespace-defaults-remove-after-ms"] = 0
+            daemon = Daemon(Path(folder), nats_port, http_port, settings, ["serve"])
+            for process in (broker, daemon):
+                process.start()
+                stack.callback(process.stop)
+            prompts = [pages(dice, blocks) for _ in range(PROMPTS)]
+            asyncio.run(publish(f"nats://127.0.0.1:{nats_port}", prompts))
+            load = Lines([os.environ["GRPC_LOAD"], f"127.0.0.1:{port}"])
+            stack.callback(load.close)
+
+            def measure(asked: list[list[int]], load: Lines = load) -> Measure:
+                return lambda count, flight: load.ask(prompts=asked, count=count, flight=flight)
+
+            bench.row(blocks, [measure([]), measure(prompts)])
+
+
+def dynamo_site() -> Any:
+    """The module of tests/routers that starts Dynamo's mockers beside kvatlas."""
+    specification = importlib.util.spec_from_file_location("dynamo_site", TESTS / "routers/__main__.py")
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def dynamo(bench: Bench) -> None:
+    """Dynamo's router asks itself, another router, or kvatlas."""
+    module = dynamo_site()
+    bench.head("Dynamo's router", ["the index in the router", "another router's index", "kvatlas"])
+    for blocks in DEPTHS:
+        with contextlib.ExitStack() as stack:
+
+            def site(indexer: Path | None, blocks: int = blocks, stack: contextlib.ExitStack = stack) -> Lines:
+                own = stack.enter_context(module.site("nats", 4 * PROMPTS * blocks, indexer))
+                log = stack.enter_context(open(own.folder / "load.log", "wb"))
+                arguments = [str(HERE / "dynamo_load.py"), str(SIZE), str(module.WORDS)]
+                load = Lines([os.environ["DYNAMO_PYTHON"], *arguments], env=own.environment, stderr=log)
+                stack.callback(load.close)
+                load.ask(blocks=blocks, prompts=PROMPTS)
+                return load
+
+            def measure(load: Lines, index: str) -> Measure:
+                return lambda count, flight: load.ask(index=index, count=count, flight=flight)
+
+            ours, theirs = site(None), site(HERE / "dynamo_serve.py")
+            bench.row(blocks, [measure(ours, "own"), measure(theirs, "remote"), measure(ours, "remote")])
+
+
+def output(*command: str) -> str:
+    """The first line that a command prints."""
+    with contextlib.suppress(OSError):
+        return (subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines() or ["?"])[0]
+    return "not there"
+
+
+def surroundings(rounds: int) -> Iterator[str]:
+    """What the figures are of."""
+    processors = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    yield "# Routers' questions, answered\n"
+    yield f"`benches/questions/run.sh`, {time.strftime('%Y-%m-%d')}; medians of {rounds} rounds, with (least–most).\n"
+    yield f"- {len(processors)} × {processors[0] if processors else 'unknown'}, Linux {platform.release()}; clients and servers share it"
+    for name, command in {
+        "kvatlas": (os.environ["KVATLAS_BIN"], "--version"),
+        "Redis": ("redis-server", "--version"),
+        "Go": ("go", "version"),
+        "Dynamo": (os.environ.get("DYNAMO_PYTHON", "python3"), "-c", "import importlib.metadata as m; print(m.version('ai-dynamo-runtime'))"),
+    }.items():
+        yield f"- {name}: {output(*command)}"
+    yield f"- {PROMPTS} prompts, which {HOLDERS} workers have whole (with Dynamo one of two)"
+
+
+def main() -> None:
+    """Measures what can be measured."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="a twentieth of the questions, and one round: whether it works")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--only", choices=["redis", "grpc", "dynamo"])
+    arguments.add_argument("--out", type=Path, default=HERE / "figures.md")
+    given = arguments.parse_args()
+    rounds = 1 if given.quick else given.rounds
+    bench = Bench(rounds, 0.05 if given.quick else 1.0)
+    for part, needed in ((redis, "LLMD_BIN"), (grpc, "GRPC_LOAD"), (dynamo, "DYNAMO_PYTHON")):
+        if os.environ.get(needed) and given.only in (None, part.__name__):
+            part(bench)
+    given.out.write_text("\n".join([*surroundings(rounds), *bench.lines, ""]))
+    print(f"written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()

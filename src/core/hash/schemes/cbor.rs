@@ -1,0 +1,71 @@
+//! Canonical CBOR (RFC 8949, 4.2), which is hashed as it is written.
+
+/// Takes the bytes, one part behind the other.
+pub(super) trait Sink {
+    /// Takes the next bytes.
+    fn take(&mut self, bytes: &[u8]);
+}
+
+/// Writes items into a sink.
+pub(super) struct Cbor<S>(pub(super) S);
+
+impl<S: Sink> Cbor<S> {
+    /// Major types, in the upper three bits of an item's first byte.
+    const UNSIGNED: u8 = 0 << 5;
+    const BYTES: u8 = 2 << 5;
+    const TEXT: u8 = 3 << 5;
+    const LIST: u8 = 4 << 5;
+    const MAP: u8 = 5 << 5;
+    const NIL: u8 = 0xf6;
+
+    pub(super) fn unsigned(&mut self, value: u64) {
+        self.head(Self::UNSIGNED, value);
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.head(Self::BYTES, bytes.len() as u64);
+        self.0.take(bytes);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        self.head(Self::TEXT, text.len() as u64);
+        self.0.take(text.as_bytes());
+    }
+
+    /// The head of a list of so many items.
+    pub(super) fn list(&mut self, items: usize) {
+        self.head(Self::LIST, items as u64);
+    }
+
+    /// A list of tokens.
+    pub(super) fn tokens(&mut self, tokens: &[u32]) {
+        self.list(tokens.len());
+        tokens.iter().for_each(|token| self.unsigned(u64::from(*token)));
+    }
+
+    /// The head of a map of so many entries.
+    pub(super) fn map(&mut self, entries: usize) {
+        self.head(Self::MAP, entries as u64);
+    }
+
+    pub(super) fn nil(&mut self) {
+        self.0.take(&[Self::NIL]);
+    }
+
+    /// The head of an item, as short as it can be.
+    fn head(&mut self, major: u8, value: u64) {
+        let bytes = value.to_be_bytes();
+        let (additional, width) = match value {
+            0..=23 => {
+                let [.., small] = bytes;
+                return self.0.take(&[major | small]);
+            }
+            24..=0xff => (24, 1),
+            0x100..=0xffff => (25, 2),
+            0x1_0000..=0xffff_ffff => (26, 4),
+            _ => (27, 8),
+        };
+        self.0.take(&[major | additional]);
+        self.0.take(bytes.get(bytes.len() - width..).unwrap_or_default());
+    }
+}

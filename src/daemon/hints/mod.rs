@@ -1,0 +1,137 @@
+//! Hints: where routers have sent requests, kept for a short time. They close the gap between a decision and the first event that tells of it.
+//!
+//! Routers tell them over NATS or HTTP, where the settings allow it. What they say is never part of what is known: queries that
+//! ask for it get a list of its own. All is bounded. A router that lies makes predictions wrong, and nothing else.
+
+mod table;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use kvatlas_core::hash::PositionalLineageHash;
+use kvatlas_core::index::QueryChain;
+use kvatlas_core::wire::{HolderId, NamespaceName, Shard};
+
+use crate::daemon::metrics::HintMetrics;
+use crate::daemon::metrics::labels::HintDrop;
+
+use table::{Table, cost};
+
+/// The hints about all namespaces.
+pub(crate) struct Hints {
+    /// Hints about others' workers are passed over.
+    shard: Option<Shard>,
+    time_to_live: Duration,
+    bytes_max: usize,
+    metrics: HintMetrics,
+    tables: Mutex<HashMap<NamespaceName, Table>>,
+}
+
+impl std::fmt::Debug for Hints {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Hints").finish_non_exhaustive()
+    }
+}
+
+impl Hints {
+    /// Keeps hints about the workers of `shard` for `time_to_live`, in `bytes_max` at most.
+    pub(crate) fn new(shard: Option<Shard>, time_to_live: Duration, bytes_max: usize) -> Self {
+        Self {
+            shard,
+            time_to_live,
+            bytes_max,
+            metrics: HintMetrics::new(),
+            tables: Mutex::default(),
+        }
+    }
+
+    /// Counts a report that is none.
+    pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
+        self.metrics.dropped(HintDrop::Undecodable, 1, error);
+    }
+
+    /// Counts hints about a namespace that is not known.
+    pub(crate) fn unknown_namespace(&self, name: &NamespaceName, hints: usize) {
+        self.metrics
+            .dropped(HintDrop::UnknownNamespace, hints as u64, name);
+    }
+
+    /// Keeps the hint that `holder` will have the blocks of `chain`, from `now` on; says whether it did.
+    pub(crate) fn add(
+        &self,
+        name: &NamespaceName,
+        holder: HolderId,
+        chain: &mut QueryChain<'_>,
+        now: Instant,
+    ) -> bool {
+        if chain.is_empty() || self.shard.is_some_and(|shard| !shard.owns(&holder.worker)) {
+            return false;
+        }
+        let cost = cost(chain.len());
+        if cost > self.bytes_max {
+            self.metrics.dropped(HintDrop::NoRoom, 1, &holder);
+            return false;
+        }
+        let blocks: Vec<PositionalLineageHash> = (0..chain.len()).map(|place| chain.key(place)).collect();
+        let mut tables = self.tables.lock();
+        self.expire(&mut tables, now);
+        self.make_room(&mut tables, cost);
+        let table = tables.entry(name.clone()).or_default();
+        table.add(holder, blocks, now + self.time_to_live);
+        self.metrics.taken();
+        self.show(&tables);
+        true
+    }
+
+    /// The holders that should have blocks of a prompt soon, and how many leading ones, the most first.
+    pub(crate) fn find(
+        &self,
+        name: &NamespaceName,
+        chain: &mut QueryChain<'_>,
+        now: Instant,
+    ) -> Vec<(Arc<HolderId>, usize)> {
+        let mut tables = self.tables.lock();
+        if tables.is_empty() {
+            return Vec::new();
+        }
+        self.expire(&mut tables, now);
+        let table = tables.get(name);
+        table.map_or_else(Vec::new, |table| {
+            table.find(chain.len(), |place| chain.key(place))
+        })
+    }
+
+    fn expire(&self, tables: &mut HashMap<NamespaceName, Table>, now: Instant) {
+        let expired: u64 = tables.values_mut().map(|table| table.expire(now)).sum();
+        if expired > 0 {
+            self.metrics.expired(expired);
+            tables.retain(|_, table| table.len() > 0);
+            self.show(tables);
+        }
+    }
+
+    /// Forgets the oldest of who has the most, until there is room.
+    fn make_room(&self, tables: &mut HashMap<NamespaceName, Table>, wanted: usize) {
+        let room = self.bytes_max.saturating_sub(wanted);
+        while tables.values().map(Table::bytes).sum::<usize>() > room {
+            let largest = tables.iter_mut().max_by_key(|(_, table)| table.bytes());
+            let Some((name, table)) = largest else { return };
+            if !table.forget_oldest() {
+                return;
+            }
+            self.metrics.dropped(HintDrop::NoRoom, 1, name);
+        }
+        tables.retain(|_, table| table.len() > 0);
+    }
+
+    fn show(&self, tables: &HashMap<NamespaceName, Table>) {
+        let bytes: usize = tables.values().map(Table::bytes).sum();
+        self.metrics.show_bytes(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! The hints about one namespace: who should have which blocks soon.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvatlas_core::hash::PositionalLineageHash;
+use kvatlas_core::wire::HolderId;
+
+/// Bytes that a block of a hint takes, about: in the map and in the hint's own list.
+const BLOCK_BYTES: usize = 160;
+/// Bytes that a hint takes beside its blocks, about.
+const HINT_BYTES: usize = 256;
+/// Holders that are kept of a block, and listed in a reply, at most: the latest.
+pub(super) const HOLDERS_MAX: usize = 64;
+
+/// About how many bytes a hint of so many blocks takes.
+pub(super) fn cost(blocks: usize) -> usize {
+    HINT_BYTES + blocks.saturating_mul(BLOCK_BYTES)
+}
+
+/// The hints, in the order in which they came.
+///
+/// A hint is about a whole prefix. So who should have a block should have those before it, unless there are too many: a block has no more of these
+/// claims than the block before it.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    claims: HashMap<PositionalLineageHash, Vec<Claim>>,
+    hints: VecDeque<Kept>,
+    /// The number of the next hint.
+    next: u64,
+    bytes: usize,
+}
+
+/// The claim that a holder should have a block.
+#[derive(Debug)]
+struct Claim {
+    holder: Arc<HolderId>,
+    /// The latest hint that says so.
+    hint: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    ends: Instant,
+    number: u64,
+    blocks: Vec<PositionalLineageHash>,
+}
+
+impl Table {
+    /// Bytes of all hints, about.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many hints there are.
+    pub(super) fn len(&self) -> usize {
+        self.hints.len()
+    }
+
+    /// Keeps a hint until `ends`.
+    pub(super) fn add(&mut self, holder: HolderId, blocks: Vec<PositionalLineageHash>, ends: Instant) {
+        let (holder, number) = (Arc::new(holder), self.next);
+        self.next += 1;
+        self.bytes += cost(blocks.len());
+        for block in &blocks {
+            let claims = self.claims.entry(*block).or_default();
+            claims.retain(|claim| claim.holder != holder);
+            if claims.len() >= HOLDERS_MAX {
+                // The latest stand at the end.
+                claims.remove(0);
+            }
+            claims.push(Claim {
+                holder: Arc::clone(&holder),
+                hint: number,
+            });
+        }
+        self.hints.push_back(Kept { ends, number, blocks });
+    }
+
+    /// Forgets hints that have ended by `now`; says how many.
+    pub(super) fn expire(&mut self, now: Instant) -> u64 {
+        let mut expired = 0;
+        while self.hints.front().is_some_and(|first| first.ends <= now) {
+            self.forget_oldest();
+            expired += 1;
+        }
+        expired
+    }
+
+    /// Forgets the oldest hint; says whether there was one.
+    pub(super) fn forget_oldest(&mut self) -> bool {
+        let Some(oldest) = self.hints.pop_front() else {
+            return false;
+        };
+        self.bytes = self.bytes.saturating_sub(cost(oldest.blocks.len()));
+        for block in &oldest.blocks {
+            if let Some(claims) = self.claims.get_mut(block) {
+                claims.retain(|claim| claim.hint != oldest.number);
+                if claims.is_empty() {
+                    self.claims.remove(block);
+                }
+            }
+        }
+        true
+    }
+
+    /// The holders that should have blocks of a prompt soon, and how many leading ones, the most first. `block` gives each of its `len` blocks.
+    pub(super) fn find(
+        &self,
+        len: usize,
+        mut block: impl FnMut(usize) -> PositionalLineageHash,
+    ) -> Vec<(Arc<HolderId>, usize)> {
+        let mut found: Vec<(Arc<HolderId>, usize)> = Vec::new();
+        // How many leading blocks at least so many claims each.
+        let mut depth_of = |claims: usize, from: usize| {
+            let (mut low, mut high) = (from, len);
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                match self.claims.get(&block(middle)) {
+                    Some(some) if some.len() >= claims => low = middle + 1,
+                    _ => high = middle,
+                }
+            }
+            low
+        };
+        let mut depths: Vec<usize> = Vec::new();
+        for claims in 1..=HOLDERS_MAX {
+            match depth_of(claims, 0) {
+                0 => break,
+                depth => depths.push(depth),
+            }
+        }
+        depths.dedup();
+        for depth in depths {
+            let claims = self.claims.get(&block(depth - 1));
+            for claim in claims.into_iter().flatten() {
+                if found.iter().all(|(known, _)| *known != claim.holder) {
+                    found.push((Arc::clone(&claim.holder), depth));
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use kvatlas_core::hash::{Position, SequenceHash};
+    use kvatlas_core::wire::WorkerName;
+
+    use super::*;
+
+    fn holder(number: u32) -> HolderId {
+        HolderId {
+            worker: WorkerName::new("w").unwrap(),
+            rank: number,
+        }
+    }
+
+    /// A prompt of `len` blocks that parts from others of its `branch` at no block, and from prompts of other branches at block `shared`.
+    fn prompt(branch: u64, shared: usize, len: usize) -> Vec<PositionalLineageHash> {
+        let hash = |place: usize| {
+            let own = if place < shared { 0 } else { branch + 1 };
+            SequenceHash(own * 1_000_003 + place as u64 + 1)
+        };
+        let key = |place: usize| {
+            let parent = place.checked_sub(1).map_or(SequenceHash(0), hash);
+            PositionalLineageHash::at(Position::new(place as u64).unwrap(), parent, hash(place))
+        };
+        (0..len).map(key).collect()
+    }
+
+    fn depths(table: &Table, asked: &[PositionalLineageHash]) -> HashMap<u32, usize> {
+        let found = table.find(asked.len(), |place| asked[place]);
+        found.iter().map(|(id, depth)| (id.rank, *depth)).collect()
+    }
+
+    #[test]
+    fn a_block_keeps_the_latest_holders_and_the_most_blocks_come_first() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        for (rank, len) in (0..).zip(1..=HOLDERS_MAX + 3) {
+            table.add(holder(rank), prompt(0, 0, len), now);
+        }
+        let asked = prompt(0, 0, 200);
+        let found = table.find(asked.len(), |place| asked[place]);
+        assert_eq!((found.len(), found[0].1), (HOLDERS_MAX, HOLDERS_MAX + 3));
+        assert!(found.is_sorted_by(|one, next| one.1 > next.1));
+        while table.forget_oldest() {}
+        assert_eq!((table.bytes(), table.claims.len(), table.len()), (0, 0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn the_table_finds_what_a_list_of_hints_says(
+            steps in prop::collection::vec((0_u32..6, 0_u64..4, 0_usize..9, 0_u64..5), 1..60),
+            asked in (0_u64..4, 0_usize..12),
+        ) {
+            /// The blocks that all branches share.
+            const SHARED: usize = 3;
+            let begun = Instant::now();
+            let (mut table, mut now, ttl) = (Table::default(), begun, Duration::from_secs(10));
+            let mut hints: Vec<(u32, Vec<PositionalLineageHash>, Instant)> = Vec::new();
+            for (number, branch, len, seconds) in steps {
+                now += Duration::from_secs(seconds);
+                table.expire(now);
+                hints.retain(|(_, _, ends)| *ends > now);
+                let blocks = prompt(branch, SHARED, len);
+                table.add(holder(number), blocks.clone(), now + ttl);
+                hints.push((number, blocks, now + ttl));
+                let asked = prompt(asked.0, SHARED, asked.1);
+                let mut expected: HashMap<u32, usize> = HashMap::new();
+                for (number, blocks, _) in &hints {
+                    let same = blocks.iter().zip(&asked).take_while(|(one, other)| one == other).count();
+                    if same > 0 {
+                        let most = expected.entry(*number).or_default();
+                        *most = same.max(*most);
+                    }
+                }
+                prop_assert_eq!(depths(&table, &asked), expected);
+                prop_assert_eq!(table.len(), hints.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Hints over HTTP: the same report as on NATS, as JSON.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+
+use kvatlas_core::wire::Hint;
+
+use super::contract::namespace_of;
+use super::error::{ContractError, HttpError};
+use super::shared::{Payload, Shared, json_response};
+
+/// A report, and what it is about.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReportJson {
+    namespace: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
+    hints: Vec<Hint>,
+}
+
+/// `POST /v1/hints`.
+pub(super) async fn hints(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, ContractError> {
+    let answerer = &shared.index()?.source.here()?.answerer;
+    let report: ReportJson = payload.json()?;
+    let namespace = namespace_of(
+        report.namespace.as_deref(),
+        report.model.as_deref(),
+        report.tenant.as_deref(),
+    )?;
+    let taken = answerer.take_hints(&namespace, &report.hints, Instant::now());
+    let taken = taken.map_err(HttpError::Contract)?;
+    Ok(json_response(&serde_json::json!({ "taken": taken }), None))
+}

@@ -1,0 +1,93 @@
+//! `POST /lookup`, as gateways ask LMCache's controller: which instances have how many leading tokens of a prompt, and where.
+//!
+//! The body of LMCache's clients has tokens, and names no model.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
+
+use super::dialect::{find, named};
+use super::error::{DialectError, HttpError};
+use super::scores::Scores;
+use super::shared::{Index, Payload, Shared, json_response};
+use super::source::Source;
+
+/// The fields. All but the first are ours.
+#[derive(Debug, Deserialize)]
+pub(super) struct LookupJson {
+    tokens: Vec<u32>,
+    model: Option<String>,
+    tenant_id: Option<String>,
+    lora_name: Option<String>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Answer<L> {
+    event_id: String,
+    layout_info: L,
+}
+
+/// `POST /lookup`.
+pub(super) async fn lookup(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, DialectError> {
+    let index = shared.index()?;
+    let request: LookupJson = payload.json()?;
+    let (namespace, cache) = match named(request.model) {
+        Some(model) => {
+            let cache = ModelKey::of_tenant(model, request.tenant_id.unwrap_or_default());
+            let namespace = cache.namespace();
+            (
+                namespace.map_err(|error| HttpError::name("model", &error))?,
+                cache,
+            )
+        }
+        None => only_cache(index)?,
+    };
+    let key = QueryKey::Tokens {
+        tokens: request.tokens,
+        lora_name: named(request.lora_name),
+        cache_salt: named(request.cache_salt),
+    };
+    let scores = Scores::new(find(&shared, index, (&namespace, &cache), &key, None).await?);
+    let answer = Answer {
+        event_id: event_id(),
+        layout_info: scores.by_location(),
+    };
+    Ok(json_response(&answer, Some(scores.are_exact())))
+}
+
+/// The only model whose blocks are known.
+fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
+    let several =
+        |which: &str| HttpError::BadRequest(format!("{which}; send model, and tenant_id if it has one"));
+    let Source::Here(here) = &index.source else {
+        return Err(several("a gateway does not know which models there are"));
+    };
+    // Those of other schemes have the blocks of the same models once more.
+    let known = here.answerer.namespaces().all();
+    let mut own = known.iter().filter(|namespace| namespace.chains.is_none());
+    let Some(only) = own.next() else {
+        let text = "no events of any model have come yet";
+        return Err(HttpError::Unavailable(text.to_owned()));
+    };
+    if own.next().is_some() {
+        return Err(several("several models are known"));
+    }
+    let cache = ModelKey::of_namespace(&only.name);
+    let cache = cache.unwrap_or_else(|| ModelKey::new(only.name.to_string()));
+    Ok((only.name.clone(), cache))
+}
+
+/// A name for the question, as LMCache's controller gives one.
+fn event_id() -> String {
+    static ASKED: AtomicU64 = AtomicU64::new(1);
+    format!("Lookup{}", ASKED.fetch_add(1, Ordering::Relaxed))
+}

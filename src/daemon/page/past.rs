@@ -1,0 +1,218 @@
+//! The minutes before a page was opened: rates of all, and how many answers of each namespace were not exact.
+//!
+//! The daemon reads its metrics every few seconds, whether or not a page is open. Points, namespaces and the share of one core's time that this
+//! takes are bounded.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use kvatlas_core::index::Namespace;
+use kvatlas_core::wire::NamespaceName;
+
+use super::rates::Rates;
+
+/// Between two readings; more if one takes long.
+pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
+/// The share of one core's time that readings may take: one part in so many.
+pub(super) const READING_SHARE: u32 = 200;
+/// Points of rates that are kept: fifteen minutes.
+const POINTS_MAX: usize = 180;
+/// Readings in one bar of a namespace.
+const BAR_READINGS: u64 = 3;
+/// Bars of a namespace that are kept: fifteen minutes.
+const BARS_MAX: usize = 60;
+/// Namespaces with bars, at most; 1 KiB each.
+const NAMESPACES_MAX: usize = 256;
+
+/// Answers about a namespace in one bar: all, and those that were not exact.
+type Bar = (u64, u64);
+
+/// The last minutes.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    points: VecDeque<(u64, Rates)>,
+    namespaces: HashMap<NamespaceName, Bars>,
+    readings: u64,
+}
+
+#[derive(Debug)]
+struct Bars {
+    /// The counts at the end of the last bar.
+    counted: Bar,
+    bars: VecDeque<Bar>,
+    /// The last reading that has seen the namespace.
+    seen: u64,
+}
+
+/// The rates of the last minutes, as a page is told of them once. Each row has the time in microseconds since the Unix epoch, and then a number
+/// for each of the names, or null.
+#[derive(Debug, Serialize)]
+pub(super) struct PastRates {
+    names: Vec<String>,
+    rows: Vec<(u64, Vec<Option<f64>>)>,
+}
+
+/// The bars of all namespaces, the newest last.
+#[derive(Debug, Serialize)]
+pub(super) struct Sparks<'p> {
+    /// How many bars a namespace has at most.
+    bars: usize,
+    /// How many seconds one of them reaches over.
+    seconds: u64,
+    namespaces: HashMap<&'p str, &'p VecDeque<Bar>>,
+}
+
+impl Past {
+    /// Notes a reading: the rates since the one before, and the answers about each namespace.
+    pub(super) fn note<'n>(
+        &mut self,
+        now_us: u64,
+        rates: Option<&Rates>,
+        namespaces: impl Iterator<Item = &'n Namespace>,
+    ) {
+        if let Some(rates) = rates {
+            push(&mut self.points, POINTS_MAX, (now_us, rates.clone()));
+        }
+        self.readings += 1;
+        if !self.readings.is_multiple_of(BAR_READINGS) {
+            return;
+        }
+        for namespace in namespaces {
+            self.note_answers(&namespace.name, namespace.answers.counts());
+        }
+        let readings = self.readings;
+        self.namespaces.retain(|_, known| known.seen == readings);
+    }
+
+    fn note_answers(&mut self, name: &NamespaceName, counts: Bar) {
+        let seen = self.readings;
+        if let Some(known) = self.namespaces.get_mut(name) {
+            let (all, inexact) = known.counted;
+            let bar = (counts.0.saturating_sub(all), counts.1.saturating_sub(inexact));
+            push(&mut known.bars, BARS_MAX, bar);
+            (known.counted, known.seen) = (counts, seen);
+        } else if self.namespaces.len() < NAMESPACES_MAX {
+            let bars = Bars {
+                counted: counts,
+                bars: VecDeque::new(),
+                seen,
+            };
+            self.namespaces.insert(name.clone(), bars);
+        }
+    }
+
+    /// The rates of the last minutes.
+    pub(super) fn rates(&self) -> PastRates {
+        let mut names = Vec::new();
+        let rows = self.points.iter().map(|(at_us, rates)| {
+            let Ok(Value::Object(numbers)) = serde_json::to_value(rates) else {
+                return (*at_us, Vec::new());
+            };
+            if names.is_empty() {
+                names = numbers.keys().cloned().collect();
+            }
+            // A picture shows no more.
+            let rounded = |number: &Value| Some((number.as_f64()? * 100.0).round() / 100.0);
+            (*at_us, numbers.values().map(rounded).collect())
+        });
+        let rows = rows.collect();
+        PastRates { names, rows }
+    }
+
+    /// The number of the last reading that has made bars.
+    pub(super) fn bars_read(&self) -> u64 {
+        self.readings / BAR_READINGS
+    }
+
+    /// The bars of all namespaces.
+    pub(super) fn sparks(&self) -> Sparks<'_> {
+        let known = self.namespaces.iter();
+        Sparks {
+            bars: BARS_MAX,
+            seconds: READING_INTERVAL.as_secs() * BAR_READINGS,
+            namespaces: known.map(|(name, known)| (name.as_str(), &known.bars)).collect(),
+        }
+    }
+}
+
+/// Adds `new`, and lets the oldest go where there are more than `max`.
+fn push<T>(kept: &mut VecDeque<T>, max: usize, new: T) {
+    kept.push_back(new);
+    while kept.len() > max {
+        kept.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+
+    use super::*;
+
+    fn namespaces(count: usize) -> Vec<Arc<Namespace>> {
+        let namespaces = Namespaces::new(
+            Capacity::UNBOUNDED,
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            count,
+        );
+        let make = |number| {
+            let name = NamespaceName::new(&format!("n{number}")).unwrap();
+            namespaces.get_or_create(&name, None).unwrap()
+        };
+        (0..count).map(make).collect()
+    }
+
+    fn read(past: &mut Past, namespaces: &[Arc<Namespace>]) {
+        for _ in 0..BAR_READINGS {
+            let all = namespaces.iter().map(|namespace| &**namespace);
+            past.note(7, Some(&Rates::default()), all);
+        }
+    }
+
+    #[test]
+    fn a_bar_has_the_answers_since_the_one_before() {
+        let (mut past, all) = (Past::default(), namespaces(1));
+        all[0].answers.count(true);
+        read(&mut past, &all);
+        [true, false, false]
+            .into_iter()
+            .for_each(|is_exact| all[0].answers.count(is_exact));
+        read(&mut past, &all);
+        read(&mut past, &all);
+        let sparks = serde_json::to_value(past.sparks()).unwrap();
+        assert_eq!(sparks["namespaces"]["n0"], serde_json::json!([[3, 2], [0, 0]]));
+        assert_eq!(past.bars_read(), 3);
+        // One that has gone is forgotten.
+        read(&mut past, &[]);
+        assert!(past.sparks().namespaces.is_empty());
+    }
+
+    #[test]
+    fn points_bars_and_namespaces_are_bounded() {
+        let (mut past, all) = (Past::default(), namespaces(NAMESPACES_MAX + 1));
+        for _ in 0..=BARS_MAX + 1 {
+            read(&mut past, &all);
+        }
+        assert_eq!(past.sparks().namespaces.len(), NAMESPACES_MAX);
+        assert!(
+            past.sparks()
+                .namespaces
+                .values()
+                .all(|bars| bars.len() == BARS_MAX)
+        );
+        let PastRates { names, rows } = past.rates();
+        assert_eq!(rows.len(), POINTS_MAX);
+        assert!(names.iter().any(|name| name == "query_p99_us"), "{names:?}");
+        assert!(
+            rows.iter()
+                .all(|(at_us, row)| *at_us == 7 && row.len() == names.len())
+        );
+    }
+}

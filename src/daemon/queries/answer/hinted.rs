@@ -1,0 +1,121 @@
+//! Hints of routers: taking them, and what they predict beside an answer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvatlas_core::index::{Namespace, QueryChain, Search};
+use kvatlas_core::wire::{
+    ErrorCode, HINTS_MAX, Hint, HolderId, NamespaceName, PredictedHolder, QueryOptions, WireError, WorkerName,
+};
+
+use super::spoken::spoken;
+use super::{Answerer, profile_of, saturating_u32};
+use crate::daemon::hints::Hints;
+
+impl Answerer {
+    /// The same, which keeps hints of routers in `hints`; where there are none, hints are refused.
+    pub(crate) fn hinted_by(self, hints: Option<&Arc<Hints>>) -> Self {
+        Self {
+            hints: hints.map(Arc::clone),
+            ..self
+        }
+    }
+
+    /// Keeps hints about the namespace `name`, from `now` on. Gives back how many: not those of other shards' workers.
+    ///
+    /// # Errors
+    ///
+    /// Where the settings take no hints, there are too many, the namespace is not known, or a prompt is none.
+    pub(crate) fn take_hints(
+        &self,
+        name: &NamespaceName,
+        hints: &[Hint],
+        now: Instant,
+    ) -> Result<usize, WireError> {
+        let Some(kept) = &self.hints else {
+            let text = "hints are not taken here; hints.ttl_ms says for how long they are";
+            return Err(WireError::new(ErrorCode::BadRequest, text));
+        };
+        if hints.len() > HINTS_MAX {
+            let text = format!(
+                "{} hints are more than the {HINTS_MAX} of a report; send several",
+                hints.len()
+            );
+            return Err(WireError::new(ErrorCode::TooLarge, text));
+        }
+        let namespace = self.namespace(name).inspect_err(|_| {
+            kept.unknown_namespace(name, hints.len());
+        })?;
+        let mut taken = 0;
+        for hint in hints {
+            let took = self.take_hint(kept, &namespace, hint, now);
+            taken += usize::from(took.inspect_err(|error| kept.undecodable(error))?);
+        }
+        Ok(taken)
+    }
+
+    fn take_hint(
+        &self,
+        kept: &Hints,
+        namespace: &Namespace,
+        hint: &Hint,
+        now: Instant,
+    ) -> Result<bool, WireError> {
+        if hint.prompt.positions.is_some() {
+            let text = "a hint needs the whole chain; leave out positions";
+            return Err(WireError::new(ErrorCode::BadRequest, text));
+        }
+        let key = spoken(namespace, &hint.prompt.key)?;
+        let mut chain = self.chain(&namespace.indexer, &key)?;
+        let holder = HolderId {
+            worker: hint.worker.clone(),
+            rank: hint.rank,
+        };
+        Ok(kept.add(&namespace.name, holder, &mut chain, now))
+    }
+
+    /// Holders that will have more of a prompt soon than is known of them, where the query asks for them. Those that the index does not know are
+    /// left out.
+    pub(super) fn predicted(
+        &self,
+        namespace: &Namespace,
+        options: &QueryOptions,
+        chain: &mut QueryChain<'_>,
+    ) -> Vec<PredictedHolder> {
+        let Some(hints) = self.hints.as_ref().filter(|_| options.predicted) else {
+            return Vec::new();
+        };
+        let mut hinted = hints.find(&namespace.name, chain, Instant::now());
+        if let Some(workers) = &options.workers {
+            hinted.retain(|(id, _)| workers.contains(&id.worker));
+        }
+        let workers: Vec<WorkerName> = hinted.iter().map(|(id, _)| id.worker.clone()).collect();
+        if workers.is_empty() {
+            return Vec::new();
+        }
+        let indexer = &namespace.indexer;
+        let registered = indexer.holders_of(&workers);
+        let search = Search {
+            workers: Some(&workers),
+            ..Search::default()
+        };
+        let known = indexer.find_chain(chain, search);
+        let has = |id: &HolderId| {
+            let found = known.holders().find(|found| found.holder.id == *id);
+            found.map_or(0, |found| found.matched_blocks)
+        };
+        let predicted = hinted.iter().filter_map(|(id, blocks)| {
+            let blocks = saturating_u32(*blocks);
+            let is_registered = registered.iter().any(|holder| holder.id == **id);
+            (is_registered && blocks > has(id)).then(|| PredictedHolder {
+                worker: id.worker.clone(),
+                rank: id.rank,
+                blocks,
+                address: profile_of(indexer, id).address,
+            })
+        });
+        let mut predicted: Vec<PredictedHolder> = predicted.collect();
+        predicted.sort_by(|one, other| one.order().cmp(&other.order()));
+        predicted
+    }
+}

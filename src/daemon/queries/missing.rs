@@ -1,0 +1,82 @@
+//! The shards that answers of a gateway lack now, and since when.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use kvatlas_core::wire::Gathered;
+
+/// Microseconds in which no request was answered without a shard, after which it no longer counts as missing.
+const FORGOTTEN_AFTER_US: u64 = 60_000_000;
+
+/// A shard that is missing in answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct MissingShard {
+    /// Its index, from 0, and how many shards there are.
+    shard: u32,
+    shards: u32,
+    /// The first answer without it, in microseconds since the Unix epoch.
+    since_us: u64,
+    #[serde(skip)]
+    last_us: u64,
+}
+
+/// The shards that are missing. The contract bounds how many there can be.
+#[derive(Debug, Default)]
+pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
+
+impl MissingShards {
+    /// Notes how an answer was gathered, at a time in microseconds since the Unix epoch.
+    pub(super) fn note(&self, gathered: &Gathered, now_us: u64) {
+        let mut known = self.0.lock();
+        known.retain(|shard, _| gathered.missing.contains(shard));
+        for shard in gathered.missing.iter().copied() {
+            let missing = known.entry(shard).or_insert(MissingShard {
+                shard,
+                shards: gathered.shards,
+                since_us: now_us,
+                last_us: now_us,
+            });
+            (missing.shards, missing.last_us) = (gathered.shards, now_us);
+        }
+    }
+
+    /// The shards that are missing, at a time in microseconds since the Unix epoch.
+    pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
+        let known = self.0.lock();
+        let lately = known
+            .values()
+            .filter(|missing| now_us.saturating_sub(missing.last_us) < FORGOTTEN_AFTER_US);
+        lately.copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_missing_from_the_first_answer_without_it_until_one_with_it() {
+        let missing = MissingShards::default();
+        let note = |shards: &[u32], now_us| {
+            let gathered = Gathered {
+                shards: 3,
+                missing: shards.to_vec(),
+            };
+            missing.note(&gathered, now_us);
+        };
+        let told = |now_us| -> Vec<_> {
+            let all = missing.all(now_us).into_iter();
+            all.map(|one| (one.shard, one.shards, one.since_us)).collect()
+        };
+        note(&[1], 10);
+        note(&[1, 2], 20);
+        assert_eq!(told(30), [(1, 3, 10), (2, 3, 20)]);
+        note(&[2], 40);
+        assert_eq!(told(50), [(2, 3, 20)]);
+        assert_eq!(told(40 + FORGOTTEN_AFTER_US), [], "nobody has asked since");
+        note(&[], 60);
+        assert_eq!(told(60), []);
+    }
+}

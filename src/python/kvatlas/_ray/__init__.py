@@ -1,0 +1,1 @@
+"""What :mod:`kvatlas.ray` needs, and what does not need Ray."""
