@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.sax.saxutils import escape
 
-COLOURS = ("#767676", "#B0B0B0", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#003B5C", "#56B4E9")
+COLOURS = ("#767676", "#B0B0B0", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#56B4E9")
 WIDTH, LEFT, BAR, GAP, TOP = 960, 330, 11, 14, 64
 FULL = WIDTH - LEFT - 130
 
