@@ -192,6 +192,14 @@ class Client:
 
     def post(self, path: str, body: object) -> tuple[int, bytes]:
         """The status of the answer, and what is in it."""
+        try:
+            return self._post(path, body)
+        except ConnectionError:
+            # The server has closed a connection that was idle.
+            self.close()
+            return self._post(path, body)
+
+    def _post(self, path: str, body: object) -> tuple[int, bytes]:
         connection = self._connection()
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
