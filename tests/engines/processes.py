@@ -29,7 +29,8 @@ Depths = tuple[int, int]
 # Below the ports that the system gives to outgoing connections, which would take one of them between two lives.
 # Below those are the ports of the integration tests, which run beside.
 _PORTS = range(22_000, 32_000)
-_next_port = _PORTS[os.getpid() % len(_PORTS)]
+# Processes that were started one after the other begin far from each other.
+_next_port = _PORTS[os.getpid() * 101 % len(_PORTS)]
 
 
 def free_ports(count: int) -> list[int]:
