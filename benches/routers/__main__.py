@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests" / folder) for folder in ("routers", "engines")]
 
 from cases import SCENARIOS, Scenario
-from memory import measure
+from memory import SAMPLES, measure
 from plot import plot
 from processes import kvatlas
 from ways import Way
@@ -73,7 +73,7 @@ WAYS = {
     "dynamo": Entry("Dynamo 1.6.1", "dynamo_way", "Dynamo"),
     "llmd": Entry("llm-d's indexer", "llmd_way", "Llmd", wants="LLMD_INDEXER"),
     "kvatlas": Entry("kvatlas, the most blocks", "ways", "Asked", stateful="AskedWithState"),
-    "hinted": Entry("kvatlas, with hints", "hinted_way", "Hinted"),
+    "hinted": Entry("kvatlas, with hints", "hinted_way", "Hinted", stateful="HintedWithState"),
     "example": Entry("kvatlas, the example's policy", "example_way", "Example", stateful="ExampleWithState"),
 }
 # Ways that keep what others keep.
@@ -116,10 +116,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def memory_table(rows: list[dict[str, Any]]) -> str:
     """The rows of memory as Markdown."""
-    lines = ["| | MiB with nothing | with a million blocks | when they are gone | with another million | when these are gone | bytes a block |"]
-    lines.append("|---" * 7 + "|")
+    lines = ["| | MiB with nothing | with a million blocks | when they are gone | with another million | when these are gone | bytes a block | prompts found |"]
+    lines.append("|---" * 8 + "|")
     for row in rows:
         figures = [f"{mib:,.0f}" for mib in row["memory"]["mib"].values()] + [f"{row['memory']['bytes_a_block']:,}"]
+        figures.append(f"{sum(row['memory']['samples_found'])} of {2 * SAMPLES}")
         lines.append(f"| {WAYS[row['way']].title} | " + " | ".join(figures) + " |")
     return "\n".join(lines) + "\n"
 

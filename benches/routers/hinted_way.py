@@ -26,3 +26,9 @@ class Hinted(Asked):
         place = self.choose(prompt, router)
         self.post("/v1/hints", {"hints": [{"worker": f"gpu-{place}", "prompt": named(prompt)}]})
         self.send(place, prompt)
+
+
+class HintedWithState(Hinted):
+    """The same, where kvatlas's bridge keeps what it knows in a directory."""
+
+    KEEPS_STATE = True
