@@ -4,6 +4,7 @@
 - Every rendered object has the form that Kubernetes' published schemas want, strictly; of a ServiceMonitor and a PrometheusRule, the form
   that their operator documents.
 - Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
+- The NATS server of the chart's own takes its configuration, and all others are told of it.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
 - The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
   them, and nothing else.
@@ -39,6 +40,7 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 
 CHART = Path(__file__).resolve().parent / "helm/kvatlas"
 KVATLAS = os.environ["KVATLAS_BIN"]
+NATS_SERVER = os.environ.get("NATS_SERVER_BIN", "nats-server")
 KUBERNETES = ["1.27", "1.37"]
 SETTINGS = CHART.parent.parent / "settings.md"
 ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
@@ -60,6 +62,16 @@ DIMENSIONS: list[list[Values]] = [
                 "tls": {"required": True, "caSecret": "nats-ca"},
             }
         },
+        {"nats": {"enabled": True}},
+        {
+            "nats": {
+                "enabled": True,
+                "auth": {"kind": "user", "secret": "nats-user", "passwordKey": "word"},
+                "image": {"repository": "mirror/nats", "tag": "2"},
+                "storage": {"size": "1Gi", "storageClass": "fast"},
+                "from": [{"namespaceSelector": {}}],
+            }
+        },
     ],
     [{}, {"transport": "jetstream", "snapshots": {"objectStore": "kvatlas", "storageClass": "fast"}}, {"snapshots": {"enabled": False}}],
     [
@@ -77,6 +89,7 @@ DIMENSIONS: list[list[Values]] = [
         {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
         {"bridge": {"enabled": True, "http": {"enabled": True}}},
         {"bridge": {"enabled": True, "discover": ["kubernetes:app=vllm", "kubernetes:app=sglang@other:30000", "dns:vllm-headless:8000"], "blockSize": 32}},
+        {"bridge": {"enabled": True, "discover": ["inferencepool:llama", "endpointslices:other/vllm:8000", "inferencepool:third/a", "endpointslices:third/b"]}},
         {
             "bridge": {
                 "enabled": True,
@@ -103,6 +116,7 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
+    {"nats": {"enabled": True, "auth": {"kind": "token", "secret": "nats-token"}, "from": []}, "bridge": {"enabled": True, "discover": ["dns:a:8000"]}},
     {
         "config": {"traces": {"endpoint": "http://collector:4318/v1/traces"}, "admin": {"commands": False}, "nats": {"tls_first": True}},
         "networkPolicy": {"egress": [{"ports": [{"protocol": "TCP", "port": 4318}]}]},
@@ -113,6 +127,8 @@ REFUSED: list[tuple[str, Values]] = [
     ("a URL without a scheme", {"nats": {"url": "nats:4222"}}),
     ("a password in the URL", {"nats": {"url": "nats://me:secret@nats:4222"}}),
     ("no secret for a user", {"nats": {"auth": {"kind": "user"}}}),
+    ("credentials that the chart's own server does not know", {"nats": {"enabled": True, "auth": {"kind": "credentials", "secret": "a"}}}),
+    ("TLS to the chart's own server", {"nats": {"enabled": True, "tls": {"required": True}}}),
     ("a section that the daemon does not have", {"config": {"trace": {}}}),
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
@@ -137,6 +153,7 @@ ENGINES = [
     "a=http://h,format=tensorrt-llm",
     "a=nats://h:4222,format=dynamo,topic=namespace.n.component.c.kv-events",
     "a=tcp://h:5557,format=mooncake",
+    "a=tcp://h:5557,format=dynamo,discovery=etcd:http://e:2379",
     "a=tcp://h:5557,format=sglang,model=x=y",
     "a",
     "a=h:5557",
@@ -155,6 +172,12 @@ SOURCES = [
     "dns:vllm-headless.llm.svc",
     "dns:_http._tcp.vllm.llm.svc.cluster.local.:8000",
     "file:/etc/kvatlas/engines",
+    "inferencepool:llama",
+    "inferencepool:llm/llama.8b",
+    "endpointslices:llm/vllm:8000",
+    "inferencepool:a:8000",
+    "endpointslices:",
+    "endpointslices:a/b/c",
     "kubernetes:",
     "kubernetes:app=vllm@a/b",
     "dns:",
@@ -217,6 +240,16 @@ def pods(items: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
             yield item, item["spec"]["template"]
 
 
+def own_pods(items: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Those in which kvatlas runs."""
+    return ((owner, template) for owner, template in pods(items) if template["metadata"]["labels"]["app.kubernetes.io/name"] != "nats")
+
+
+def own_policies(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those of kvatlas's pods."""
+    return (item for item in items if item["kind"] == "NetworkPolicy" and item["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] != "nats")
+
+
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
@@ -243,12 +276,14 @@ def check_references(items: list[dict[str, Any]]) -> None:
         if item["kind"] == "PodDisruptionBudget":
             assert sum(selects(spec["selector"]["matchLabels"], each) for each in labels) == 1, item
         if item["kind"] == "NetworkPolicy":
-            assert all(selects(spec["podSelector"]["matchLabels"], each) for each in labels), item
-            ports = {port["name"] for _, template in pods(items) for container in template["spec"]["containers"] for port in container["ports"]}
+            meant = [template for _, template in pods(items) if selects(spec["podSelector"]["matchLabels"], template["metadata"]["labels"])]
+            ports = {port["name"] for template in meant for container in template["spec"]["containers"] for port in container["ports"]}
             assert {port["port"] for rule in spec["ingress"] or [] for port in rule["ports"]} <= ports, item
         if item["kind"] == "ServiceMonitor":
             services = [each for each in items if each["kind"] == "Service" and selects(spec["selector"]["matchLabels"], each["metadata"]["labels"])]
             assert len(services) == 1 and spec["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}, item
+    policies = [item["spec"]["podSelector"]["matchLabels"] for item in items if item["kind"] == "NetworkPolicy"]
+    assert not policies or all(sum(selects(policy, each) for policy in policies) == 1 for each in labels), policies
     for owner, template in pods(items):
         spec = template["spec"]
         assert selects(owner["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]), owner["metadata"]
@@ -263,21 +298,34 @@ def check_references(items: list[dict[str, Any]]) -> None:
         assert spec["securityContext"]["runAsNonRoot"]
 
 
+def rights(source: str) -> tuple[str, list[tuple[str, str]]]:
+    """The namespace in which a source looks, and what it reads there; nothing of those that do not ask the API."""
+    kind, _, rest = source.partition(":")
+    pods, pools, slices = ("", "pods"), ("inference.networking.k8s.io", "inferencepools"), ("discovery.k8s.io", "endpointslices")
+    read = {"kubernetes": [pods], "inferencepool": [pods, pools], "endpointslices": [slices]}.get(kind, [])
+    named = rest.partition("@")[2].partition(":")[0] if kind == "kubernetes" else rest.rpartition("/")[0]
+    return named or "inference", read
+
+
 def check_rights(items: list[dict[str, Any]], values: Values) -> None:
-    """A bridge that finds pods may read those of the namespaces that are named. Nobody else has a token."""
+    """A bridge that asks the API for engines may read what tells of them, in the namespaces that are named. Nobody else has a token."""
     bridge = values.get("bridge", {})
-    sources = [source for source in bridge.get("discover", []) if bridge.get("enabled") and source.startswith("kubernetes:")]
-    namespaces = {source.partition("@")[2].partition(":")[0] or "inference" for source in sources}
+    wanted: dict[str, set[tuple[str, str]]] = {}
+    for namespace, read in map(rights, bridge.get("discover", []) if bridge.get("enabled") else []):
+        if read:
+            wanted.setdefault(namespace, set()).update(read)
     accounts = {item["metadata"]["name"] for item in items if item["kind"] == "ServiceAccount"}
     for owner, template in pods(items):
-        finds = bool(sources) and owner["metadata"]["name"].endswith("-bridge")
+        finds = bool(wanted) and owner["metadata"]["name"].endswith("-bridge")
         assert template["spec"]["automountServiceAccountToken"] is finds, owner["metadata"]
         assert not finds or template["spec"]["serviceAccountName"] in accounts
     roles = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "Role"}
     bindings = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "RoleBinding"}
-    assert set(roles) == set(bindings) == namespaces, (set(roles), namespaces)
-    for namespace in namespaces:
-        assert roles[namespace]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert set(roles) == set(bindings) == set(wanted), (set(roles), wanted)
+    for namespace, read in wanted.items():
+        rules = roles[namespace]["rules"]
+        assert all(rule["verbs"] == ["get", "list", "watch"] for rule in rules)
+        assert {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]} == read, rules
         assert bindings[namespace]["roleRef"]["name"] == roles[namespace]["metadata"]["name"]
         [subject] = bindings[namespace]["subjects"]
         assert subject["name"] in accounts and subject["namespace"] == "inference"
@@ -286,13 +334,13 @@ def check_rights(items: list[dict[str, Any]], values: Values) -> None:
 def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
     """The admin listener is reached by whom it is meant for, and by probes."""
     is_loopback = values.get("admin", {}).get("bind") == "loopback"
-    for owner, template in pods(items):
+    for owner, template in own_pods(items):
         for container in template["spec"]["containers"]:
             listen = next(item["value"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_LISTEN")
             assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:"), owner["metadata"]
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
-    for policy in (item for item in items if item["kind"] == "NetworkPolicy"):
+    for policy in own_policies(items):
         admin = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "admin" for port in rule["ports"])]
         assert bool(admin) == (not is_loopback and values.get("networkPolicy", {}).get("metricsFrom") != []), policy
         assert all(rule["from"] for rule in admin), "the admin listener is open to all"
@@ -310,7 +358,7 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
         is_on = values.get(name, {}).get("enabled", False)
         services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == name for port in item["spec"]["ports"])]
         assert [item["spec"]["selector"]["app.kubernetes.io/component"] for item in services] == [whole] * is_on, services
-        for policy in (item for item in items if item["kind"] == "NetworkPolicy"):
+        for policy in own_policies(items):
             rules = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == name for port in rule["ports"])]
             assert bool(rules) == (is_on and values.get("networkPolicy", {}).get(f"{name}From") != []), policy
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
@@ -322,10 +370,52 @@ def takes_engines(values: Values) -> bool:
     return bool(bridge.get("enabled") and bridge.get("http", {}).get("enabled"))
 
 
+def check_nats(items: list[dict[str, Any]], values: Values) -> None:
+    """The server of the chart's own takes its configuration; daemons, gateways and bridge are told of it, may reach it, and are its users."""
+    own = values.get("nats", {})
+    servers = [item for item in items if item["kind"] == "StatefulSet" and item["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == "nats"]
+    assert len(servers) == int(own.get("enabled", False)), values
+    url = own.get("url", "nats://nats:4222")
+    for server in servers:
+        [service] = [item for item in items if item["kind"] == "Service" and item["metadata"]["name"] == server["spec"]["serviceName"]]
+        url = f"nats://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+        [container] = server["spec"]["template"]["spec"]["containers"]
+        check_nats_server(items, container, own)
+    for policy in own_policies(items):
+        assert {"protocol": "TCP", "port": 4222} in [port for rule in policy["spec"]["egress"] for port in rule["ports"]], policy
+    for _, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        assert {"name": "KVATLAS_NATS_URL", "value": url} in container["env"], container["env"]
+        if servers:
+            assert secrets(container) == secrets(server["spec"]["template"]["spec"]["containers"][0]), container["env"]
+
+
+def secrets(container: dict[str, Any]) -> list[dict[str, str]]:
+    """The keys of secrets from which the variables about NATS come."""
+    keys = [item["valueFrom"]["secretKeyRef"] for item in container["env"] if "NATS" in item["name"] and "secretKeyRef" in item.get("valueFrom", {})]
+    return sorted(keys, key=lambda key: key["key"])
+
+
+def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], values: Values) -> None:
+    """A real server takes the arguments and the configuration. Passwords are as awkward as they may be."""
+    [config] = [item["data"]["nats.conf"] for item in items if item["kind"] == "ConfigMap" and "nats.conf" in item["data"]]
+    variables = {item["name"] for item in container["env"]}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "nats.conf").write_text(config.replace("/data", folder))
+        arguments = [word.replace("/etc/nats", folder) for word in container["args"]]
+        for name in re.findall(r"\$\((\w+)\)", " ".join(arguments)):
+            assert name in variables, name
+            arguments = [word.replace(f"$({name})", "12'\" $x") for word in arguments]
+        said = subprocess.run([NATS_SERVER, *arguments, "-t"], capture_output=True, text=True)
+        assert said.returncode == 0, said.stderr
+    named = {"--user", "--pass"} if values.get("auth", {}).get("kind") == "user" else {"--auth"} if "auth" in values else set()
+    assert {word.partition("=")[0] for word in container["args"]} == named | {"--config"}, container["args"]
+
+
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
     """kvatlas takes the configuration of each container. Files of secrets are made up."""
-    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap")
-    for _, template in pods(items):
+    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
+    for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
         if container["args"][0] != "serve":
             continue
@@ -378,7 +468,7 @@ def register(address: str, token: str | None) -> int:
 
 def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str]) -> None:
     """A bridge as in its container starts, on free ports, and has engines registered by whoever has the token. Secrets are made up."""
-    for _, template in pods(items):
+    for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
         described = str(container["args"]) + str(container["env"])
         if container["args"][0] != "bridge" or described in checked:
@@ -472,11 +562,13 @@ def main() -> None:
     # What only a flag sets.
     variables = {"KVATLAS_GATEWAY_ENABLED"}
     number = 0
-    with helm.Chart.load(str(CHART)) as chart:
+    # Rendered once without its own NATS server, a chart has none any more.
+    with helm.Chart.load(str(CHART)) as chart, helm.Chart.load(str(CHART)) as with_nats:
         for values in combinations():
             number += 1
             chart.validate_schema(values)
-            items = objects(chart.render(values, name="prod", namespace="inference"))
+            meant = with_nats if values.get("nats", {}).get("enabled") else chart
+            items = objects(meant.render(values, name="prod", namespace="inference"))
             for item in items:
                 text = json.dumps(item)
                 if text not in seen:
@@ -486,9 +578,10 @@ def main() -> None:
             check_exposure(items, values)
             check_listeners(items, values)
             check_rights(items, values)
+            check_nats(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
-            variables |= {item["name"] for _, template in pods(items) for container in template["spec"]["containers"] for item in container["env"]}
+            variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         check_engines(chart)

@@ -73,10 +73,11 @@ WAYS = {
     "dynamo": Entry("Dynamo 1.6.1", "dynamo_way", "Dynamo"),
     "llmd": Entry("llm-d's indexer", "llmd_way", "Llmd", wants="LLMD_INDEXER"),
     "kvatlas": Entry("kvatlas, the most blocks", "ways", "Asked", stateful="AskedWithState"),
+    "hinted": Entry("kvatlas, with hints", "hinted_way", "Hinted"),
     "example": Entry("kvatlas, the example's policy", "example_way", "Example", stateful="ExampleWithState"),
 }
-# Two ways that keep what others keep.
-WITHOUT_MEMORY = ("republished", "example")
+# Ways that keep what others keep.
+WITHOUT_MEMORY = ("republished", "hinted", "example")
 PACKAGES = ("vllm-router", "smg", "smg-grpc-servicer", "ai-dynamo-runtime")
 
 

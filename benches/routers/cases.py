@@ -56,6 +56,11 @@ def back_to_back(site: Site, chats: Chats, requests: int) -> Tally:
     return site.drive(chats, requests, spacing=0)
 
 
+def all_through(site: Site, chats: Chats, requests: int) -> Tally:
+    """The same, and none of them past the router, which then knows of all."""
+    return site.drive(chats, requests, spacing=0, aside=0)
+
+
 def crowd(site: Site, chats: Chats, requests: int) -> Tally:
     """Several clients at once, with conversations of their own, all through the router."""
     return site.crowd([chats.of_another(site.seed * CLIENTS + number) for number in range(CLIENTS)], requests)
@@ -109,6 +114,7 @@ def lost(site: Site, chats: Chats, requests: int) -> Tally:
 SCENARIOS = {
     "25 ms apart": Scenario(spaced, Caches(blocks=SMALL)),
     "back to back": Scenario(back_to_back),
+    "back to back, none past the router": Scenario(all_through),
     "four clients at once": Scenario(crowd, Caches(seconds=SERVING_SECONDS)),
     "two routers": Scenario(spaced, routers=2),
     "gpt-oss, 1,600 blocks": Scenario(spaced, Caches("gpt-oss", 1600), times=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.sax.saxutils import escape
 
-COLOURS = ("#767676", "#B0B0B0", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#56B4E9")
+COLOURS = ("#767676", "#B0B0B0", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#56B4E9")
 WIDTH, LEFT, BAR, GAP, TOP = 960, 330, 11, 14, 64
 FULL = WIDTH - LEFT - 130
 
@@ -35,7 +35,7 @@ def plot(rows: list[dict[str, Any]], titles: dict[str, str], about: dict[str, An
         parts += [f'<rect x="{x}" y="{line - 9}" width="10" height="10" fill="{colours[way]}"/>', text(x + 15, line, titles[way])]
     y = float(TOP)
     for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        own = [row for row in rows if row["scenario"] == scenario]
+        own = sorted((row for row in rows if row["scenario"] == scenario), key=lambda row: ways.index(row["way"]))
         parts.append(text(LEFT - 10, y + BAR * len(own) / 2 + 4, scenario, "end"))
         for row in own:
             parts += bar(y, colours[row["way"]], row)

@@ -120,10 +120,10 @@ class _Gateway(Process):
         # Requests that go to workers with little in their caches, so that they get some, would be counted as missed.
         command += ["--worker-warmup-secs", "0", "--worker-warmup-divert-every", "0", "--worker-warmup-thin-ratio", "0"]
         super().__init__([sys.executable, *command], folder / f"smg-{self._port}.log")
-        self.client = Client(self._port)
 
     def start(self) -> None:
         super().start()
+        self.client = Client(self._port)
         wait_until("SMG's gateway knows all workers", self._knows_all)
 
     def _knows_all(self) -> bool:

@@ -123,6 +123,9 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
                 .to_owned(),
         );
     }
+    if engine.discovery.is_some() && engine.format != Format::Dynamo {
+        return invalid("discovery is for dynamo only; leave it out".to_owned());
+    }
     match engine.format {
         _ if engine.is_grpc() => check_grpc(engine),
         Format::TokenSpeed => {
@@ -170,7 +173,10 @@ fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     if engine.topic.split('.').all(is_token) {
         return Ok(());
     }
-    invalid("give the subject of the events: topic=namespace.NAME.component.NAME.kv-events".to_owned())
+    invalid(
+        "give the subject of the events: topic=namespace.NAME.component.NAME.endpoint.NAME.kv-events"
+            .to_owned(),
+    )
 }
 
 /// `tcp://HOST:PORT`, to connect to.

@@ -31,6 +31,7 @@ use crate::daemon::metrics::BridgeMetrics;
 
 use super::check::{check_block_size, check_engine};
 use super::discovery::{Reports, SourceState};
+use super::dynamo::{RecordReaders, Records};
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::{AllowedHosts, host_of};
@@ -166,6 +167,7 @@ pub(super) struct Inner {
     tasks: TaskTracker,
     state: Mutex<State>,
     registered: Option<Registered>,
+    record_readers: RecordReaders,
 }
 
 #[derive(Default)]
@@ -248,6 +250,7 @@ impl Bridge {
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
                 registered,
+                record_readers: RecordReaders::default(),
                 stop: CancellationToken::new(),
                 runtime: Handle::current(),
                 tasks: TaskTracker::new(),
@@ -464,6 +467,7 @@ impl Bridge {
         let task = async move {
             if engine.is_source() {
                 let task = SourceTask {
+                    records: inner.records_of(&engine),
                     options: inner.options.follow.clone(),
                     clock: inner.options.clock.clone(),
                     engine,
@@ -471,8 +475,9 @@ impl Bridge {
                     metrics: Arc::clone(&inner.metrics),
                     stop,
                     says_goodbye,
+                    nats,
                 };
-                return inner.follow_source(task, nats).await;
+                return inner.follow_source(task).await;
             }
             let begun = match inner.begin(&engine, nats).await {
                 Ok(begun) => begun,
@@ -517,6 +522,19 @@ impl Inner {
         )
     }
 
+    /// The records of Dynamo's discovery that say how the workers of an engine are asked, where a place is given.
+    fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
+        let discovery = engine.discovery.as_ref()?;
+        let spawn = |looking| {
+            let stop = self.stop.clone();
+            let task = async move {
+                stop.run_until_cancelled(looking).await;
+            };
+            self.tasks.spawn_on(task, &self.runtime);
+        };
+        Some(self.record_readers.of(discovery, spawn))
+    }
+
     /// Forgets what is kept of an engine that was unregistered.
     fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
@@ -528,15 +546,15 @@ impl Inner {
     }
 
     /// Follows a source that tells of several holders.
-    async fn follow_source(self: Arc<Self>, task: SourceTask, nats: Client) {
-        let (inner, engine) = (Arc::clone(&self), task.engine.clone());
+    async fn follow_source(self: Arc<Self>, task: SourceTask) {
+        let (inner, engine, nats) = (Arc::clone(&self), task.engine.clone(), task.nats.clone());
         let start: StartRelay = Box::new(move |worker, rank| {
             let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
             Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
         });
         let holders = Holders::new(start);
         let source = match task.engine.format {
-            Format::Dynamo => Source::plane(holders),
+            Format::Dynamo => Source::plane(&task.engine, holders, &task.options),
             _ if task.engine.is_grpc() => match worker_of_instance(&task.engine.key.instance) {
                 Ok(worker) => Source::stream(&task.engine, worker, holders),
                 Err(error) => return tracing::error!(%error, "an engine cannot be followed"),

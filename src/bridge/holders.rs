@@ -71,6 +71,14 @@ impl Holders {
             .map(|((worker, rank), relay)| (worker, *rank, relay))
     }
 
+    /// Ends one of them: daemons forget the holder.
+    pub(super) async fn forget(&mut self, worker: &WorkerName, rank: Rank) -> Result<(), PublisherError> {
+        match self.relays.remove(&(worker.clone(), rank)) {
+            Some(relay) => relay.say_goodbye().await,
+            None => Ok(()),
+        }
+    }
+
     /// The source is out of sight, and so are they.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {

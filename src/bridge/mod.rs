@@ -22,7 +22,8 @@
 //! 7. What an engine's server has told counts for connections that stood when it was asked (`server`). What differs then is another engine.
 //! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears, unless
 //!    its server's name or its source vouches for it (`follower::identity`).
-//! 9. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 9. A worker of Dynamo's event plane is exact while its own numbers of events go on from a state that it was asked for (`dynamo::courses`).
+//! 10. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.

@@ -3,11 +3,12 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, ConnectOptions, Event};
+use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ use crate::daemon::broker::round_trip;
 use crate::daemon::http::NewEngine;
 use crate::daemon::metrics::{BridgeMetrics, LogGate};
 
-use super::dynamo::{PlaneEvents, parse_plane_message};
+use super::dynamo::{Healing, News, PlaneAddress, PlaneEvents, Records, parse_plane_message};
 use super::follower::FollowOptions;
 use super::grpc::{self, GrpcError};
 use super::holders::Holders;
@@ -79,6 +80,10 @@ pub(super) struct SourceTask {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
     pub(super) says_goodbye: Arc<AtomicBool>,
+    /// The records of Dynamo's discovery, where a place is given.
+    pub(super) records: Option<watch::Receiver<Arc<Records>>>,
+    /// The connection over which daemons are told.
+    pub(super) nats: Client,
 }
 
 /// A kind of source: what it tells of, and how.
@@ -98,8 +103,12 @@ impl Source {
     }
 
     /// Dynamo's event plane.
-    pub(super) fn plane(holders: Holders) -> Self {
-        Self::Plane(PlaneEvents::new(holders))
+    pub(super) fn plane(engine: &NewEngine, holders: Holders, options: &FollowOptions) -> Self {
+        let address = PlaneAddress {
+            endpoint: engine.endpoint.clone(),
+            topic: engine.topic.clone(),
+        };
+        Self::Plane(PlaneEvents::new(holders, address, options))
     }
 
     /// The source of a server that hands on events over gRPC.
@@ -142,7 +151,7 @@ impl SourceTask {
                 return self.progress.ended(&self.engine, &error);
             }
             self.progress.out_of_sight(&self.engine, &error);
-            if source.lost().await.is_err() {
+            if source.lost().await.is_err() || self.look_at_records(&mut source).await.is_err() {
                 return;
             }
             if error.is_cut() {
@@ -158,6 +167,17 @@ impl SourceTask {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if let Err(error) = source.into_holders().end(says_goodbye).await {
             log_untold(&self.engine, &error);
+        }
+    }
+
+    /// Looks at the records of discovery without a connection: whoever broke it may be gone.
+    async fn look_at_records(&self, source: &mut Source) -> Result<(), PublisherError> {
+        match (source, &self.records) {
+            (Source::Plane(events), Some(records)) => {
+                let known = Arc::clone(&records.borrow());
+                events.take_records(known).await
+            }
+            _ => Ok(()),
         }
     }
 
@@ -209,27 +229,37 @@ impl SourceTask {
         let (patience, metrics) = (self.options.patience, Arc::clone(&self.metrics));
         let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
         *failures = 0;
-        self.note_followed(events.holders());
+        // The publisher may not know of the subscription yet.
+        events.connected(None);
+        let mut healing = Healing::new(self.records.clone(), self.nats.clone(), &self.options);
+        self.note_plane(events);
         let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
         loop {
-            let frames = tokio::select! {
+            let heard = tokio::select! {
                 biased;
-                frames = subscription.next_frames() => Some(frames?),
-                () = quiet.tick() => None,
+                frames = subscription.next_frames() => Heard::Message(envelope_of(&frames?)),
+                news = healing.news() => Heard::News(news),
+                () = quiet.tick() => Heard::Nothing,
             };
-            let is_behind = quiet.awake(frames.is_none(), events).await?;
-            let Some(frames) = frames else {
-                continue;
-            };
-            match parse_plane_message(&frames) {
-                Ok(envelope) => events.apply(&envelope, is_behind).await?,
-                // As one that cannot be decoded.
-                Err(error) => {
-                    tracing::debug!(%error, "no message of an event plane");
-                    events.apply(&[], is_behind).await?;
-                }
-            }
-            self.note_followed(events.holders());
+            self.hear(heard, events, &mut quiet, &healing).await?;
+            healing.ask(events, &quiet.stalls);
+            self.note_plane(events);
+        }
+    }
+
+    /// Takes in what an event plane has brought.
+    async fn hear(
+        &self,
+        heard: Heard,
+        events: &mut PlaneEvents,
+        quiet: &mut Quiet,
+        healing: &Healing,
+    ) -> Result<(), PublisherError> {
+        let is_behind = quiet.awake(matches!(heard, Heard::Nothing), events).await?;
+        match heard {
+            Heard::Message(payload) => events.apply(&payload, is_behind).await,
+            Heard::News(news) => healing.take(news, events, &quiet.stalls).await,
+            Heard::Nothing => Ok(()),
         }
     }
 
@@ -246,9 +276,10 @@ impl SourceTask {
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         let mut is_confirmed = false;
         *failures = 0;
+        let mut healing = Healing::new(self.records.clone(), client.clone(), &self.options);
         let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
         loop {
-            let payload = tokio::select! {
+            let heard = tokio::select! {
                 biased;
                 broken = breaks.recv() => {
                     return Err(SourceError::Nats(broken.unwrap_or_default()));
@@ -260,22 +291,23 @@ impl SourceTask {
                             tracing::warn!(%engine, %error, suppressed, "nothing shows that the event plane is heard");
                         }
                     }
+                    events.connected(Some(Instant::now()));
                     is_confirmed = true;
                     continue;
                 }
                 message = messages.next() => match message {
-                    Some(message) => Some(message.payload),
+                    Some(message) => Heard::Message(message.payload),
                     None => return Err(SourceError::Nats("the subscription has ended".to_owned())),
                 },
-                () = quiet.tick() => None,
+                news = healing.news() => Heard::News(news),
+                () = quiet.tick() => Heard::Nothing,
             };
-            let is_behind = quiet.awake(payload.is_none(), events).await?;
-            if let Some(payload) = payload {
-                events.apply(&payload, is_behind).await?;
-                is_confirmed = true;
-            }
+            is_confirmed |= matches!(heard, Heard::Message(_));
+            self.hear(heard, events, &mut quiet, &healing).await?;
             if is_confirmed {
-                self.note_followed(events.holders());
+                // Whoever is asked before would not be heard behind the answer.
+                healing.ask(events, &quiet.stalls);
+                self.note_plane(events);
             }
         }
     }
@@ -345,11 +377,36 @@ impl SourceTask {
             .followed(&self.engine, trouble.is_none(), trouble.as_deref());
     }
 
+    /// Notes how a plane is followed. Trouble with questions makes no holder inexact that is exact.
+    fn note_plane(&self, events: &mut PlaneEvents) {
+        let in_doubt = events.holders().trouble();
+        let trouble = events.trouble().or_else(|| in_doubt.clone());
+        self.progress
+            .followed(&self.engine, in_doubt.is_none(), trouble.as_deref());
+    }
+
     fn note_followed(&self, holders: &Holders) {
         let trouble = holders.trouble();
         self.progress
             .followed(&self.engine, trouble.is_none(), trouble.as_deref());
     }
+}
+
+/// The event that wakes the task of a plane.
+enum Heard {
+    /// A message has come.
+    Message(Bytes),
+    /// Something else is new.
+    News(News),
+    /// Nothing, for a while.
+    Nothing,
+}
+
+/// The envelope of a message over ZeroMQ; nothing, which cannot be decoded, where it is none.
+fn envelope_of(frames: &[Bytes]) -> Bytes {
+    parse_plane_message(frames)
+        .inspect_err(|error| tracing::debug!(%error, "no message of an event plane"))
+        .unwrap_or_default()
 }
 
 /// Tells an event plane that has nothing more to say from one that has not been read: the plane cannot be asked.

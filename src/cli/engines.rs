@@ -30,14 +30,15 @@ const SOURCE: &str = "flags";
 pub(super) struct EngineArguments {
     /// Follow an engine: http://HOST:PORT of its server, which is asked for the rest. Or NAME=tcp://HOST:PORT and, joined by commas,
     /// replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND,
-    /// hybrid=true, eagle=true, divergent_hits=true. May be given many times.
+    /// hybrid=true, eagle=true, divergent_hits=true; of dynamo discovery=PLACE. May be given many times.
     #[arg(long = "engine", value_name = "ENGINE")]
     engines: Vec<String>,
     /// TOML file with a list of tables [[engine]], with the same keys beside name and endpoint. Read again at SIGHUP.
     #[arg(long = "engines-file", value_name = "FILE")]
     file: Option<PathBuf>,
     /// Find engines, and follow those that are there: dns:NAME[:PORT], file:PATH (as --engines-file, or a folder of such files; read again
-    /// when it changes) or kubernetes:SELECTOR[@NAMESPACE][:PORT], the pods with these labels. May be given many times.
+    /// when it changes), kubernetes:SELECTOR[@NAMESPACE][:PORT], the pods with these labels,
+    /// inferencepool:[NAMESPACE/]NAME, the pods of a pool, or endpointslices:[NAMESPACE/]SERVICE[:PORT]. May be given many times.
     #[arg(long = "discover", value_name = "SOURCE")]
     sources: Vec<Discover>,
     /// The model that engines serve, unless they say. An engine's server has to serve it.

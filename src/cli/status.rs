@@ -69,6 +69,8 @@ struct NamespaceSizes {
     #[serde(default)]
     refused: Vec<Refused>,
     #[serde(default)]
+    cost: Option<Cost>,
+    #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
 
@@ -105,7 +107,7 @@ struct Status {
     /// Why the newest snapshot could not be written, where that is so.
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
-    /// Of a gateway: the shards that answers lack.
+    /// The shards that answers of a gateway lack.
     missing_shards: Vec<MissingShard>,
     namespaces: Vec<NamespaceStatus>,
 }
@@ -129,6 +131,8 @@ struct NamespaceStatus {
     refused_publishers: Vec<String>,
     /// The same, each with the reason.
     refused: Vec<Refused>,
+    /// The answers about it lately, and how many of them were not exact.
+    cost: Option<Cost>,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
     /// The reasons of each of these, since when, and what that costs, in the same order.
@@ -166,6 +170,7 @@ impl Status {
                 ahead: sizes.ahead,
                 refused_publishers: sizes.refused_publishers,
                 refused: sizes.refused,
+                cost: sizes.cost,
                 broken_promises: sizes.broken_promises,
                 ..NamespaceStatus::default()
             };
@@ -313,7 +318,8 @@ impl NamespaceStatus {
         }
         if !self.refused_publishers.is_empty() {
             text += &self.render_refused();
-            text.push('\n');
+            let cost = self.cost.map(|cost| format!("\n    {}", cost.of_all()));
+            text += &format!("{}\n", cost.unwrap_or_default());
         }
         if self.unsized_holders > 0 {
             let holders = counted(self.unsized_holders, "holder does", "holders do");

@@ -73,7 +73,8 @@ impl fmt::Display for Cost {
 }
 
 fn percent(part: u64, all: u64) -> String {
-    match part.saturating_mul(100) / all.max(1) {
+    // One that is found by two forms of a query counts twice.
+    match part.min(all).saturating_mul(100) / all.max(1) {
         0 if part > 0 => "under 1 %".to_owned(),
         percent => format!("{percent} %"),
     }

@@ -120,7 +120,7 @@ pub mod admin;
 pub mod broker;
 pub mod config;
 pub mod costs;
-mod dynamo;
+pub(crate) mod dynamo;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod hints;

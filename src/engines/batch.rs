@@ -298,7 +298,8 @@ pub struct EngineBatch {
     pub envelope: Option<Envelope>,
     /// Counts of the payload's parts that are not among the events, by reason.
     pub reasons: ReasonCounts,
-    /// The numbers of all events, in order, for formats whose numbers are the only proof that nothing is missing: TensorRT-LLM's.
+    /// The numbers of all events that could be read, in order, for formats whose numbers prove that nothing is missing: TensorRT-LLM's, and
+    /// Dynamo's.
     pub numbers: Vec<EventNumber>,
     /// The facts that the form of its stored events has no room for.
     pub untold: Untold,

@@ -95,7 +95,11 @@ class Proxy:
 
     async def _pass_messages(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            writer.write(await reader.readexactly(GREETING))
+            # Piece by piece: libzmq sends the rest of its greeting only when it has seen the beginning of the other side's.
+            greeted = 0
+            while greeted < GREETING and (data := await reader.read(GREETING - greeted)):
+                greeted += len(data)
+                writer.write(data)
             message = b""
             while True:
                 head = await reader.readexactly(1)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from site_of_tests import PATIENCE, Broker, Daemon, Fleet, environment, eventually, kvatlas_binary
@@ -180,6 +181,9 @@ def test_the_doctor_finds_a_sound_deployment_well(tmp_path: Path) -> None:
         assert [(namespace["namespace"], namespace["holders"]) for namespace in namespaces] == [("kvatlas-doctor", 0)]
         said = run("doctor", "--nats-url", sound.nats, "--admin", sound.admin)[1]
         assert "ok   round trip: a probe event was found" in said and "WARN disk: there is no snapshots.directory" in said
+        # What it tries is not taken for a request.
+        with urlopen(sound.admin + "/metrics") as answer:
+            assert 'kvatlas_query_replies_dropped_total{reason="no_reply_subject"} 0' in answer.read().decode().splitlines()
         # There is nothing to compare a single replica with.
         assert "replicas:" not in said
     finally:

@@ -179,9 +179,12 @@ def test_a_matrix_has_a_cell_for_each_holder(browser: Chrome, daemon: Daemon, fl
     opened(browser, daemon, fleet)
     eventually("all have a cell", lambda: len(cells(browser)) == len(fleet.workers))
     assert [cell.split("/")[0] for cell in cells(browser)] == sorted(fleet.workers, key=lambda name: int(name.split("-")[1]))
-    doubtful = eventually("those in doubt", lambda: [cell for cell in cells(browser, "#matrix .cell:not(.exact)") if "gap" in cell])
-    assert [cell.split("/")[0] for cell in doubtful] == fleet.broken
-    assert re.fullmatch(r"gpu-3/0: degraded: gap(, resyncing)? since .*", doubtful[0]), doubtful
+
+    def doubtful() -> list[str]:
+        named = (re.fullmatch(r"(.*)/0: degraded: gap(, resyncing)? since .*", cell) for cell in cells(browser, "#matrix .cell:not(.exact)"))
+        return [match[1] for match in named if match]
+
+    eventually("those in doubt are named", lambda: doubtful() == fleet.broken)
     shown = browser.execute_script("""
         const list = document.getElementById('matrix').getBoundingClientRect();
         return [...document.querySelectorAll('#matrix .cell')].filter((cell) => {
@@ -284,6 +287,8 @@ def test_reasons_are_never_cut_off(browser: Chrome, daemon: Daemon) -> None:
         assert cell.text == "degraded: gap, undecodable, unknown_parent, upstream_gap"
         cut = browser.execute_script("return [arguments[0].scrollWidth > arguments[0].clientWidth, arguments[0].scrollHeight > arguments[0].clientHeight + 1]", cell)
         assert cut == [False, False], width
+        beyond = "return arguments[0].getBoundingClientRect().bottom - arguments[0].parentElement.getBoundingClientRect().bottom"
+        assert browser.execute_script(beyond, cell) <= 1, width
     stub.close()
 
 

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from processes import Broker, Process, Prompt, free_ports, kvatlas, wait_until
 from vllm_fleet import ENGINES, MODEL, SIZE, Client, Fleet, Worker
@@ -116,13 +116,23 @@ class Direct(Way):
 
 
 class Kvatlas(Process):
-    """`kvatlas up`, which publishes the engines' events once more."""
+    """`kvatlas up`, which may publish the engines' events once more."""
 
-    def __init__(self, folder: Path, workers: list[Worker], nats_port: int, keeps_state: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: list[Worker],
+        nats_port: int,
+        republishes: bool = False,
+        keeps_state: bool = False,
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.http_port, self._admin_port, *ports = free_ports(2 + 2 * ENGINES)
         command = [kvatlas(), "up", "--model", MODEL, "--block-size", str(SIZE), "--nats-url", f"nats://127.0.0.1:{nats_port}"]
         command += ["--http-listen", f"127.0.0.1:{self.http_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]
-        command += ["--snapshots-directory", str(folder / "snapshots"), "--republish", f"tcp://127.0.0.1:{ports[0]}"]
+        command += ["--snapshots-directory", str(folder / "snapshots"), *options]
+        if republishes:
+            command += ["--republish", f"tcp://127.0.0.1:{ports[0]}"]
         if keeps_state:
             command += ["--state", str(folder / "state")]
         for place, worker in enumerate(workers):
@@ -153,7 +163,7 @@ class Republished(Direct):
 
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True)
         super().__init__(folder, fleet, routers)
 
     def _sockets(self) -> list[tuple[int, int | None]]:
@@ -212,15 +222,28 @@ class Scoring(Way):
         self._workers[place].ask(prompt)
 
 
+def named(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as kvatlas takes it."""
+    tokens, salt, adapter = prompt
+    return {"tokens": tokens} | ({"cache_salt": salt} if salt else {}) | ({"lora_name": adapter} if adapter else {})
+
+
+def place_of(holder: dict[str, Any]) -> int:
+    """The place of the engine that a holder is."""
+    return int(holder["worker"].removeprefix("gpu-"))
+
+
 class Asked(Scoring):
     """Small routers that ask kvatlas."""
 
     KEEPS_STATE: ClassVar[bool] = False
+    # More options of kvatlas.
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         super().__init__(folder, fleet, routers)
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, self.KEEPS_STATE)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, keeps_state=self.KEEPS_STATE, options=self.OPTIONS)
         self._client = Client(self.kvatlas.http_port)
 
     def start(self) -> None:
@@ -236,17 +259,22 @@ class Asked(Scoring):
         """Nothing: they know nothing that they could lose."""
 
     def reused(self, prompt: Prompt, router: int) -> dict[int, float]:
-        tokens, salt, adapter = prompt
-        query = {"model": MODEL, "tokens": tokens} | ({"cache_salt": salt} if salt else {}) | ({"lora_name": adapter} if adapter else {})
+        holders = self.answer(prompt).get("holders", [])
+        return {place_of(holder): holder.get("usable_blocks", holder["matched_blocks"]) for holder in holders}
+
+    def answer(self, prompt: Prompt, **options: Any) -> dict[str, Any]:
+        """What kvatlas answers about a prompt; nothing where it does not."""
+        return self.post("/v1/query", named(prompt) | options)
+
+    def post(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """What kvatlas says to something about the model; nothing where it does not."""
         try:
-            status, content = self._client.post("/v1/query", query)
+            status, content = self._client.post(path, {"model": MODEL} | asked)
         except (OSError, http.client.HTTPException):
             self._client.close()
             return {}
-        holders = json.loads(content)["holders"] if status == 200 else []
-        return {
-            int(holder["worker"].removeprefix("gpu-")): holder.get("usable_blocks", holder["matched_blocks"]) for holder in holders
-        }
+        found: dict[str, Any] = json.loads(content) if status == 200 else {}
+        return found
 
     def processes(self) -> list[Process]:
         return [self.kvatlas, self._broker]

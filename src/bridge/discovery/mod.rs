@@ -9,6 +9,8 @@
 //! | `dns:NAME[:PORT]` | addresses and ports | every few seconds |
 //! | `file:PATH` | what the file says | every second whether it has changed |
 //! | `kubernetes:SELECTOR` | pods: names, addresses, UIDs, labels | by a watch |
+//! | `inferencepool:NAME` | the pods of a pool | by two watches |
+//! | `endpointslices:SERVICE` | the endpoints of a Service: names, addresses, UIDs | by a watch |
 
 mod dns;
 mod file;

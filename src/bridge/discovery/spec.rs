@@ -33,10 +33,50 @@ pub(super) struct DnsPlace {
     pub(super) server: Option<SocketAddr>,
 }
 
+/// Objects of the Kubernetes API in which engines are found.
+#[cfg(feature = "kubernetes")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum KubernetesPlace {
+    Pods(PodsPlace),
+    InferencePool(PoolPlace),
+    EndpointSlices(ServicePlace),
+}
+
+#[cfg(feature = "kubernetes")]
+impl KubernetesPlace {
+    /// The namespace; none for that of the bridge's own pod.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        let namespace = match self {
+            Self::Pods(place) => &place.namespace,
+            Self::InferencePool(place) => &place.namespace,
+            Self::EndpointSlices(place) => &place.namespace,
+        };
+        namespace.as_deref()
+    }
+}
+
+/// An InferencePool.
+#[cfg(feature = "kubernetes")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PoolPlace {
+    pub(super) name: String,
+    pub(super) namespace: Option<String>,
+}
+
+/// A Service.
+#[cfg(feature = "kubernetes")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ServicePlace {
+    pub(super) service: String,
+    pub(super) namespace: Option<String>,
+    /// The port of all engines; none where the slices tell it.
+    pub(super) port: Option<u16>,
+}
+
 /// Pods.
 #[cfg(feature = "kubernetes")]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct KubernetesPlace {
+pub(super) struct PodsPlace {
     /// A label selector.
     pub(super) selector: String,
     /// The namespace; none for that of the bridge's own pod.
@@ -48,7 +88,8 @@ pub(super) struct KubernetesPlace {
 /// A text that is no source of engines.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?}: {reason}; write dns:NAME[:PORT][@SERVER:PORT], file:PATH or kubernetes:SELECTOR[@NAMESPACE][:PORT]"
+    "{text:?}: {reason}; write dns:NAME[:PORT][@SERVER:PORT], file:PATH, kubernetes:SELECTOR[@NAMESPACE][:PORT], \
+     inferencepool:[NAMESPACE/]NAME or endpointslices:[NAMESPACE/]SERVICE[:PORT]"
 )]
 pub struct DiscoverError {
     text: String,
@@ -92,7 +133,7 @@ impl FromStr for Discover {
             "dns" => parse_dns(rest).map(Place::Dns),
             "file" if rest.is_empty() => Err("the path is missing".to_owned()),
             "file" => Ok(Place::File(PathBuf::from(rest))),
-            "kubernetes" => parse_kubernetes(rest),
+            "kubernetes" | "inferencepool" | "endpointslices" => parse_kubernetes(kind, rest),
             _ => Err(format!("{kind:?} is no kind")),
         };
         Ok(Self {
@@ -136,29 +177,69 @@ fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
 }
 
 #[cfg(feature = "kubernetes")]
-fn parse_kubernetes(rest: &str) -> Result<Place, String> {
+fn parse_kubernetes(kind: &str, rest: &str) -> Result<Place, String> {
+    let place = match kind {
+        "inferencepool" => {
+            let (name, namespace) = parse_object(rest)?;
+            KubernetesPlace::InferencePool(PoolPlace { name, namespace })
+        }
+        "endpointslices" => {
+            let (rest, port) = split_port(rest)?;
+            let (service, namespace) = parse_object(rest)?;
+            KubernetesPlace::EndpointSlices(ServicePlace {
+                service,
+                namespace,
+                port,
+            })
+        }
+        _ => KubernetesPlace::Pods(parse_pods(rest)?),
+    };
+    Ok(Place::Kubernetes(place))
+}
+
+/// A namespace as Kubernetes names it.
+#[cfg(feature = "kubernetes")]
+fn parse_namespace(text: &str) -> Result<String, String> {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    match !text.is_empty() && text.len() <= 63 && text.bytes().all(is_letter) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("{text:?} is no namespace")),
+    }
+}
+
+/// The name of an object, and its namespace where it is given.
+#[cfg(feature = "kubernetes")]
+fn parse_object(text: &str) -> Result<(String, Option<String>), String> {
+    let (namespace, name) = match text.split_once('/') {
+        None => (None, text),
+        Some((namespace, name)) => (Some(parse_namespace(namespace)?), name),
+    };
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    match !name.is_empty() && name.len() <= 253 && name.bytes().all(is_letter) {
+        true => Ok((name.to_owned(), namespace)),
+        false => Err(format!("{name:?} is no name")),
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+fn parse_pods(rest: &str) -> Result<PodsPlace, String> {
     let (rest, port) = split_port(rest)?;
     let (selector, namespace) = match rest.split_once('@') {
         None => (rest, None),
-        Some((selector, namespace)) => (selector, Some(namespace)),
+        Some((selector, namespace)) => (selector, Some(parse_namespace(namespace)?)),
     };
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    let is_name = |name: &str| !name.is_empty() && name.len() <= 63 && name.bytes().all(is_letter);
-    if let Some(namespace) = namespace.filter(|name| !is_name(name)) {
-        return Err(format!("{namespace:?} is no namespace"));
-    }
     if selector.is_empty() {
         return Err("the selector is missing, such as app=vllm".to_owned());
     }
-    Ok(Place::Kubernetes(KubernetesPlace {
+    Ok(PodsPlace {
         selector: selector.to_owned(),
-        namespace: namespace.map(str::to_owned),
+        namespace,
         port,
-    }))
+    })
 }
 
 #[cfg(not(feature = "kubernetes"))]
-fn parse_kubernetes(_rest: &str) -> Result<Place, String> {
+fn parse_kubernetes(_kind: &str, _rest: &str) -> Result<Place, String> {
     Err("this program was built without the feature kubernetes".to_owned())
 }
 
@@ -197,11 +278,11 @@ mod tests {
     #[test]
     fn pods_have_a_selector() {
         let pods = |selector: &str, namespace: Option<&str>, port| {
-            Place::Kubernetes(KubernetesPlace {
+            Place::Kubernetes(KubernetesPlace::Pods(PodsPlace {
                 selector: selector.to_owned(),
                 namespace: namespace.map(str::to_owned),
                 port,
-            })
+            }))
         };
         let selector = "app.kubernetes.io/name=vllm,role in (decode, mixed)";
         assert_eq!(
@@ -211,6 +292,31 @@ mod tests {
         assert_eq!(
             place("kubernetes:app=vllm@llm:8000"),
             pods("app=vllm", Some("llm"), Some(8000))
+        );
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[test]
+    fn pools_and_services_have_a_name() {
+        let pool = |name: &str, namespace: Option<&str>| {
+            Place::Kubernetes(KubernetesPlace::InferencePool(PoolPlace {
+                name: name.to_owned(),
+                namespace: namespace.map(str::to_owned),
+            }))
+        };
+        assert_eq!(place("inferencepool:llama"), pool("llama", None));
+        assert_eq!(place("inferencepool:llm/llama.8b"), pool("llama.8b", Some("llm")));
+        let service = |namespace: Option<&str>, port| {
+            Place::Kubernetes(KubernetesPlace::EndpointSlices(ServicePlace {
+                service: "vllm".to_owned(),
+                namespace: namespace.map(str::to_owned),
+                port,
+            }))
+        };
+        assert_eq!(place("endpointslices:vllm"), service(None, None));
+        assert_eq!(
+            place("endpointslices:llm/vllm:8000"),
+            service(Some("llm"), Some(8000))
         );
     }
 
@@ -233,6 +339,12 @@ mod tests {
             ("kubernetes:", "selector is missing"),
             ("kubernetes:a=b@c/d", "no namespace"),
             ("kubernetes:a=b:x", "no port"),
+            ("inferencepool:", "no name"),
+            ("inferencepool:a/b/c", "no name"),
+            ("inferencepool:/b", "no namespace"),
+            ("inferencepool:a:8000", "no name"),
+            ("endpointslices:a b", "no name"),
+            ("endpointslices:a:0", "no port"),
         ] {
             let error = text.parse::<Discover>().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

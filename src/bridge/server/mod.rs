@@ -273,6 +273,7 @@ impl ServerTask {
                     beside: self.handle.server.beside.clone(),
                     groups: self.handle.server.groups.clone(),
                     profile: self.handle.profile(),
+                    discovery: None,
                 };
                 (engine, sockets.refused_hint)
             })

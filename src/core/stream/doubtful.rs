@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::atomic::AtomicCell;
+use arc_swap::ArcSwapOption;
 
 use super::{HolderStatus, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
@@ -32,7 +32,7 @@ pub struct DoubtfulHolders {
 pub(crate) struct DoubtCounter {
     /// Counted before and after each change of a holder's status, and after each of who is there.
     changes: Arc<AtomicU64>,
-    last: AtomicCell<Option<DoubtfulHolders>>,
+    last: ArcSwapOption<DoubtfulHolders>,
 }
 
 impl DoubtCounter {
@@ -64,7 +64,7 @@ impl DoubtCounter {
             changes: self.changes.load(Ordering::Acquire),
             replacements,
         };
-        let last = self.last.load();
+        let last = self.last.load().as_deref().copied();
         let is_now = |last: &DoubtfulHolders| {
             DoubtfulHolders {
                 count: now.count,
@@ -93,7 +93,7 @@ impl DoubtCounter {
             partial: partial.get(),
             ..now
         };
-        self.last.store(Some(counted));
+        self.last.store(Some(Arc::new(counted)));
         counted
     }
 }

@@ -5,29 +5,20 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1::handshake;
-use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::Discovery;
 use crate::daemon::metrics::LogGate;
 
+use super::etcd::{EtcdError, ask_etcd};
 use super::messages::{Instance, Transport};
 
 /// How long etcd keeps the record of a process that is gone.
 const LEASE_SECONDS: u64 = 10;
 /// Time between two writes: several fit into a lease, so that replicas that share a record keep it when one of them ends.
 const REFRESH: Duration = Duration::from_secs(2);
-/// How long etcd may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest answer of etcd, in bytes.
+/// Longest answer of etcd, in bytes: it says how a record was written.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 static FAILED_GATE: LogGate = LogGate::new();
@@ -37,14 +28,8 @@ static FAILED_GATE: LogGate = LogGate::new();
 enum DiscoveryError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    #[error("{0}")]
-    Http(#[from] hyper::Error),
-    #[error("no answer within {PATIENCE:?}")]
-    TimedOut,
-    #[error("etcd answers with status {0}")]
-    Status(u16),
-    #[error("the answer of etcd cannot be read")]
-    Answer,
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
 }
 
 /// Keeps the record of `instance` until `stop`, and takes it away then. Replicas that share a record leave it to the others.
@@ -123,7 +108,7 @@ async fn put(
         _ => {
             let granted = post(authority, "lease/grant", &json!({"TTL": LEASE_SECONDS})).await?;
             let id = granted.get("ID").and_then(Value::as_str);
-            id.ok_or(DiscoveryError::Answer)?.to_owned()
+            id.ok_or(EtcdError::Answer)?.to_owned()
         }
     };
     let put = json!({"key": STANDARD.encode(key), "value": STANDARD.encode(record), "lease": id});
@@ -133,7 +118,7 @@ async fn put(
 }
 
 /// Keeps a lease alive; false where it has ended.
-async fn is_alive(authority: &str, id: &str) -> Result<bool, DiscoveryError> {
+async fn is_alive(authority: &str, id: &str) -> Result<bool, EtcdError> {
     let kept = post(authority, "lease/keepalive", &json!({"ID": id})).await?;
     let left = kept.pointer("/result/TTL").and_then(Value::as_str);
     Ok(left.is_some_and(|left| left != "0"))
@@ -141,39 +126,12 @@ async fn is_alive(authority: &str, id: &str) -> Result<bool, DiscoveryError> {
 
 async fn revoke(authority: &str, lease: Option<String>) -> Result<(), DiscoveryError> {
     let Some(id) = lease else { return Ok(()) };
-    post(authority, "lease/revoke", &json!({"ID": id}))
-        .await
-        .map(drop)
+    post(authority, "lease/revoke", &json!({"ID": id})).await?;
+    Ok(())
 }
 
-/// One question to etcd.
-async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, DiscoveryError> {
-    let asking = async {
-        let stream = TcpStream::connect(authority).await?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("/v3/{method}"))
-            .header(HOST, authority)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|_| DiscoveryError::Answer)?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await;
-        driver.abort();
-        let body = body.map_err(|_| DiscoveryError::Answer)?.to_bytes();
-        match status.is_success() {
-            true => serde_json::from_slice(&body).map_err(|_| DiscoveryError::Answer),
-            false => Err(DiscoveryError::Status(status.as_u16())),
-        }
-    };
-    timeout(PATIENCE, asking)
-        .await
-        .map_err(|_| DiscoveryError::TimedOut)?
+async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, EtcdError> {
+    ask_etcd(authority, method, body, ANSWER_BYTES_MAX).await
 }
 
 #[cfg(test)]

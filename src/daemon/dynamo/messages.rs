@@ -3,13 +3,14 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::json;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::daemon::config::Component;
 
 /// The endpoint that routers ask.
 const ENDPOINT: &str = "kv_indexer_query";
 /// Lengths of header and body, and a checksum that is 0 where there is none; 64 bits each, big-endian.
-const HEAD_BYTES: usize = 24;
+pub(crate) const HEAD_BYTES: usize = 24;
 
 /// The place where requests for an instance go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +78,9 @@ pub(super) enum MessageError {
     /// The message is shorter than it says.
     #[error("a message of two parts is cut off")]
     Cut,
+    /// The sender has summed up another message.
+    #[error("the checksum of a message of two parts is another")]
+    Checksum,
     /// A part is not the JSON that it has to be.
     #[error("{part} cannot be read: {source}")]
     Json {
@@ -91,7 +95,7 @@ pub(super) enum MessageError {
 }
 
 /// A message of header and body.
-pub(super) fn two_parts(header: &[u8], body: &[u8]) -> Bytes {
+pub(crate) fn two_parts(header: &[u8], body: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(HEAD_BYTES + header.len() + body.len());
     message.put_u64(header.len() as u64);
     message.put_u64(body.len() as u64);
@@ -101,22 +105,55 @@ pub(super) fn two_parts(header: &[u8], body: &[u8]) -> Bytes {
     message.freeze()
 }
 
+/// The head of a message: how long its parts are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lengths {
+    /// Bytes of the header.
+    pub(crate) header: usize,
+    /// Bytes of the body.
+    pub(crate) body: usize,
+    /// XXH3-64 of header and body; 0 where the sender has computed none.
+    pub(crate) checksum: u64,
+}
+
+impl Lengths {
+    /// Reads the head; none where a length is beyond what this machine can have.
+    pub(crate) fn read(head: &[u8; HEAD_BYTES]) -> Option<Self> {
+        let number = |at: usize| {
+            let bytes = head.get(at..)?.first_chunk::<8>()?;
+            Some(u64::from_be_bytes(*bytes))
+        };
+        Some(Self {
+            header: usize::try_from(number(0)?).ok()?,
+            body: usize::try_from(number(8)?).ok()?,
+            checksum: number(16)?,
+        })
+    }
+
+    /// Whether the parts are those that the sender has summed up.
+    pub(crate) fn is_sum_of(&self, header: &[u8], body: &[u8]) -> bool {
+        let mut summed = Xxh3::new();
+        summed.update(header);
+        summed.update(body);
+        self.checksum == 0 || self.checksum == summed.digest()
+    }
+}
+
 /// Header and body of a message.
 fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let (head, rest) = message
         .split_first_chunk::<HEAD_BYTES>()
         .ok_or(MessageError::Cut)?;
-    let length = |at: usize| {
-        let bytes = head.get(at..at + 8)?.first_chunk::<8>()?;
-        usize::try_from(u64::from_be_bytes(*bytes)).ok()
-    };
-    let (header, body) = length(0).zip(length(8)).ok_or(MessageError::Cut)?;
-    let header_part = rest.get(..header).ok_or(MessageError::Cut)?;
-    let body_part = rest
-        .get(header..)
-        .and_then(|rest| rest.get(..body))
+    let lengths = Lengths::read(head).ok_or(MessageError::Cut)?;
+    let header = rest.get(..lengths.header).ok_or(MessageError::Cut)?;
+    let body = rest
+        .get(lengths.header..)
+        .and_then(|rest| rest.get(..lengths.body))
         .ok_or(MessageError::Cut)?;
-    Ok((header_part, body_part))
+    match lengths.is_sum_of(header, body) {
+        true => Ok((header, body)),
+        false => Err(MessageError::Checksum),
+    }
 }
 
 /// How an answer is sent.
@@ -259,6 +296,12 @@ mod tests {
                 .is_err()
         );
         assert!(read_request(&request("quic", body)).is_err());
+        let mut summed = message.to_vec();
+        let sum = xxhash_rust::xxh3::xxh3_64(&message[HEAD_BYTES..]);
+        summed[16..HEAD_BYTES].copy_from_slice(&sum.to_be_bytes());
+        assert!(read_request(&summed).is_ok());
+        summed[HEAD_BYTES - 1] ^= 1;
+        assert!(matches!(read_request(&summed), Err(MessageError::Checksum)));
         let huge = [&[0xff; HEAD_BYTES][..], b"x"].concat();
         assert!(read_request(&huge).is_err());
     }

@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn a_block_keeps_the_latest_holders_and_the_most_blocks_come_first() {
         let (mut table, now) = (Table::default(), Instant::now());
-        for number in 0..HOLDERS_MAX + 3 {
-            table.add(holder(number as u32), prompt(0, 0, 1 + number), now);
+        for (rank, len) in (0..).zip(1..=HOLDERS_MAX + 3) {
+            table.add(holder(rank), prompt(0, 0, len), now);
         }
         let asked = prompt(0, 0, 200);
         let found = table.find(asked.len(), |place| asked[place]);

@@ -11,7 +11,7 @@ use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
-use crate::daemon::config::Secret;
+use crate::daemon::config::{Discovery, Secret};
 
 use super::beside::BesideEvents;
 
@@ -59,6 +59,9 @@ pub struct NewEngine {
     /// The address where requests for it go, and its labels.
     #[serde(default)]
     pub profile: Profile,
+    /// The place where Dynamo's workers say how they are asked for all that they have. Only operators give it: what is registered has none.
+    #[serde(skip)]
+    pub discovery: Option<Discovery>,
 }
 
 impl NewEngine {

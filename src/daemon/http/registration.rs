@@ -120,6 +120,7 @@ impl RegisterJson {
             beside,
             groups,
             profile,
+            discovery: None,
         };
         Ok((words, GivenEngine::Publisher(engine)))
     }

@@ -19,7 +19,7 @@ use super::error::HttpError;
 /// The source from which queries are answered.
 pub(crate) enum Source {
     /// The index of this process.
-    Here(IndexHere),
+    Here(Box<IndexHere>),
     /// The shards. None of their blocks are in this process.
     Shards(Box<Shards>),
 }
@@ -82,9 +82,9 @@ impl Source {
     /// How far the holders of the namespace `name` have been followed.
     pub(super) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
-            Self::Here(IndexHere { answerer, pool }) => {
-                let namespace = answerer.namespace(name)?;
-                Ok(answerer.status(&namespace, pool.messages_waiting()))
+            Self::Here(index) => {
+                let namespace = index.answerer.namespace(name)?;
+                Ok(index.answerer.status(&namespace, index.pool.messages_waiting()))
             }
             Self::Shards(shards) => {
                 let _place = shards.asker.enter()?;
@@ -96,11 +96,11 @@ impl Source {
     /// The status of every namespace that is known.
     pub(super) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
         match self {
-            Self::Here(IndexHere { answerer, pool }) => {
-                let waiting = pool.messages_waiting();
-                let namespaces = answerer.namespaces().all();
+            Self::Here(index) => {
+                let waiting = index.pool.messages_waiting();
+                let namespaces = index.answerer.namespaces().all();
                 let status = |namespace: &Arc<Namespace>| {
-                    (namespace.name.clone(), answerer.status(namespace, waiting))
+                    (namespace.name.clone(), index.answerer.status(namespace, waiting))
                 };
                 Ok(namespaces.iter().map(status).collect())
             }

@@ -29,10 +29,10 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
 /// The source of answers over HTTP, and over gRPC.
 pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
     if !shared.config.gateway.enabled {
-        return Ok(Source::Here(IndexHere {
+        return Ok(Source::Here(Box::new(IndexHere {
             answerer: shared.listener_answerer(),
             pool: Arc::clone(&shared.pool),
-        }));
+        })));
     }
     Ok(Source::Shards(Box::new(Shards {
         asker: shard_asker(shared, connect_to_shards(shared).await?).await?,

@@ -74,7 +74,7 @@ struct Frame<'a> {
     namespaces: Vec<NamespaceJson>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
-    /// Of a gateway: the shards that answers lack.
+    /// The shards that answers of a gateway lack.
     missing_shards: Vec<MissingShard>,
     /// The holders whose doubts concern most queries: number, and in words which share of them.
     costs: Vec<(Number, String)>,

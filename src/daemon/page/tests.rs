@@ -211,6 +211,21 @@ async fn frames_tell_the_fleet_and_end_with_the_daemon() {
 }
 
 #[tokio::test]
+async fn a_page_is_told_what_was_before() {
+    let world = world();
+    let read = || (0..3).for_each(|_| world.page.read_past(Instant::now()));
+    read();
+    world.ask(&[1, 2]);
+    read();
+    let past = world.event("/page/frames", "", "past").await;
+    // The first reading is the beginning of the first rates.
+    assert_eq!(past["rows"].as_array().map(Vec::len), Some(5), "{past}");
+    let sparks = world.event("/page/frames", "", "sparks").await;
+    assert_eq!(sparks["namespaces"]["n"][0][0], 1, "{sparks}");
+    assert_eq!(sparks["namespaces"]["n"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
 async fn streams_are_bounded_and_give_their_place_back() {
     let world = world();
     let mut open = Vec::new();

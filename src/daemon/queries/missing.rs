@@ -22,7 +22,7 @@ pub(crate) struct MissingShard {
     last_us: u64,
 }
 
-/// All that are missing. The contract bounds how many there can be.
+/// The shards that are missing. The contract bounds how many there can be.
 #[derive(Debug, Default)]
 pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
 
@@ -42,7 +42,7 @@ impl MissingShards {
         }
     }
 
-    /// Those that are missing, at a time in microseconds since the Unix epoch.
+    /// The shards that are missing, at a time in microseconds since the Unix epoch.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known

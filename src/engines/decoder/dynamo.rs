@@ -7,7 +7,8 @@
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Tier, Value};
 
 use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope, Group, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope, EventNumber,
+    Group, Span,
 };
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -193,7 +194,15 @@ fn decode_event(
             _ => reader.skip()?,
         }
     }
-    finish(&fields, batch)
+    let verdict = finish(&fields, batch)?;
+    // One that is left out counts, too.
+    if let Some(id) = fields.id {
+        batch.numbers.push(EventNumber {
+            rank: fields.rank,
+            id,
+        });
+    }
+    Ok(verdict)
 }
 
 fn entries_of(reader: &mut Reader<'_>, field: &'static str) -> Result<usize, DecodeError> {

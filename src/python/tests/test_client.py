@@ -103,8 +103,8 @@ async def test_what_requests_found_is_told(broker: Broker, daemon: Daemon) -> No
 
 
 async def test_where_requests_are_sent_is_hinted(broker: Broker) -> None:
-    async with world(broker.url) as here:
-        with running(broker.url, hints_ttl_ms=60_000):
+    with running(broker.url, hints_ttl_ms=60_000):
+        async with world(broker.url) as here:
             publisher = await here.publisher("gpu-0")
             await publisher.publish(Stored(hashes(1, 4)))
             await here.matching(hashes(1, 4), [("gpu-0", 0, 4, True)])
@@ -115,7 +115,8 @@ async def test_where_requests_are_sent_is_hinted(broker: Broker) -> None:
                 await client.hint(NAMESPACE, [kvatlas.Hint("gpu-0", query)])
                 return (await client.query(NAMESPACE, query.narrowed(predicted=True))).predicted
 
-            assert await eventually("a hint is heard", look) == (kvatlas.Predicted("gpu-0", 0, 8, None),)
+            await eventually("a hint is heard", look)
+            assert await look() == (kvatlas.Predicted("gpu-0", 0, 8, None),)
             reply = await client.query(NAMESPACE, query)
             assert reply.predicted == () and reply.holders[0].matched_blocks == 4
             with pytest.raises(kvatlas.InvalidValueError):

@@ -7,6 +7,7 @@ mod lasting;
 mod life;
 mod pods;
 mod python;
+mod recovery;
 mod replays;
 mod republish;
 mod resets;

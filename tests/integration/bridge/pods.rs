@@ -1,4 +1,5 @@
-//! Engines that are found as pods. The Kubernetes API is a small fake of our own: lists, watches, refusals, and times at which it is away.
+//! Engines that are found as pods, in InferencePools and by EndpointSlices. The Kubernetes API is a small fake of our own: lists, watches,
+//! refusals, and times at which it is away.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,26 +23,77 @@ use crate::support::eventually;
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
 
-const SELECTOR: &str = "app=vllm";
+/// Somebody who watches.
+struct Watch {
+    plural: String,
+    selector: String,
+    lines: mpsc::UnboundedSender<String>,
+}
 
-/// The pods that the API knows, and who watches.
+/// The objects that the API knows, and who watches.
 #[derive(Default)]
 struct Cluster {
     version: u64,
     pods: BTreeMap<String, Value>,
-    watches: Vec<mpsc::UnboundedSender<String>>,
+    /// InferencePools and EndpointSlices, by plural and name.
+    others: BTreeMap<(&'static str, String), Value>,
+    watches: Vec<Watch>,
     is_forbidden: bool,
     lists: usize,
 }
 
 impl Cluster {
-    fn tell(&mut self, kind: &str, mut pod: Value) -> Value {
-        self.version += 1;
-        pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let line = format!("{}\n", json!({"type": kind, "object": pod}));
-        self.watches.retain(|watch| watch.send(line.clone()).is_ok());
-        pod
+    fn tell(&mut self, kind: &str, pod: Value) -> Value {
+        self.tell_of("pods", kind, pod)
     }
+
+    fn tell_of(&mut self, plural: &str, kind: &str, mut object: Value) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let line = format!("{}\n", json!({"type": kind, "object": object}));
+        let is_heard = |watch: &Watch| watch.plural == plural && selects(&watch.selector, &object);
+        self.watches
+            .retain(|watch| !is_heard(watch) || watch.lines.send(line.clone()).is_ok());
+        object
+    }
+
+    fn objects(&self, plural: &str, selector: &str) -> Vec<&Value> {
+        let others = self.others.iter().filter(|((kind, _), _)| *kind == plural);
+        let others = others.map(|(_, object)| object);
+        let pods = self.pods.values().filter(|_| plural == "pods");
+        pods.chain(others)
+            .filter(|object| selects(selector, object))
+            .collect()
+    }
+
+    /// Makes an object that is no pod, or changes it.
+    fn put_other(&mut self, plural: &'static str, name: &str, object: &Value) {
+        let key = (plural, name.to_owned());
+        let kind = if self.others.contains_key(&key) {
+            "MODIFIED"
+        } else {
+            "ADDED"
+        };
+        let mut object = object.clone();
+        object["metadata"]["name"] = json!(name);
+        object["metadata"]["uid"] = json!(format!("uid-{name}"));
+        let object = self.tell_of(plural, kind, object);
+        self.others.insert(key, object);
+    }
+
+    fn delete_other(&mut self, plural: &'static str, name: &str) {
+        let object = self.others.remove(&(plural, name.to_owned())).unwrap();
+        self.tell_of(plural, "DELETED", object);
+    }
+}
+
+/// Whether a selector of labels, or of the name, is about an object.
+fn selects(selector: &str, object: &Value) -> bool {
+    let mut pairs = selector.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.all(|(key, value)| match key {
+        "metadata.name" => object["metadata"]["name"] == value,
+        key => object["metadata"]["labels"][key] == value,
+    })
 }
 
 /// The API. It is away while it is stopped, and knows everything afterwards.
@@ -54,25 +106,43 @@ struct Api {
 type Parameters = Query<BTreeMap<String, String>>;
 
 async fn pods(
-    State(cluster): State<Arc<Mutex<Cluster>>>,
+    state: State<Arc<Mutex<Cluster>>>,
     Path(namespace): Path<String>,
-    Query(parameters): Parameters,
+    parameters: Parameters,
+) -> Response {
+    list_or_watch(&state, &namespace, "pods", &parameters)
+}
+
+async fn others(
+    state: State<Arc<Mutex<Cluster>>>,
+    Path((_group, namespace, plural)): Path<(String, String, String)>,
+    parameters: Parameters,
+) -> Response {
+    list_or_watch(&state, &namespace, &plural, &parameters)
+}
+
+fn list_or_watch(
+    cluster: &Mutex<Cluster>,
+    namespace: &str,
+    plural: &str,
+    parameters: &BTreeMap<String, String>,
 ) -> Response {
     let mut known = cluster.lock();
     let parameter = |name: &str| parameters.get(name).map(String::as_str);
-    if known.is_forbidden || namespace != "llm" || parameter("labelSelector") != Some(SELECTOR) {
+    let selector = parameter("labelSelector").or_else(|| parameter("fieldSelector"));
+    let Some(selector) = selector.filter(|_| !known.is_forbidden && namespace == "llm") else {
         let text = format!(
-            "pods is forbidden: User \"bridge\" cannot list resource \"pods\" in the namespace \"{namespace}\""
+            "{plural} is forbidden: User \"bridge\" cannot list resource \"{plural}\" in the namespace \"{namespace}\""
         );
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": text,
             "reason": "Forbidden", "code": 403});
         return (StatusCode::FORBIDDEN, axum::Json(status)).into_response();
-    }
+    };
     if parameter("watch").is_none() {
         known.lists += 1;
-        let items: Vec<&Value> = known.pods.values().collect();
+        let items = known.objects(plural, selector);
         let version = known.version.to_string();
-        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
+        let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
         return axum::Json(list).into_response();
     }
     let (line, lines) = mpsc::unbounded_channel();
@@ -82,7 +152,11 @@ async fn pods(
             "message": "too old resource version", "code": 410});
         let _ = line.send(format!("{}\n", json!({"type": "ERROR", "object": status})));
     } else {
-        known.watches.push(line);
+        known.watches.push(Watch {
+            plural: plural.to_owned(),
+            selector: selector.to_owned(),
+            lines: line,
+        });
     }
     let lines = futures_util::stream::unfold(lines, |mut lines| async {
         let line = lines.recv().await?;
@@ -126,6 +200,7 @@ impl Api {
         let routes = Router::new()
             .route("/api/v1/namespaces/{namespace}/pods", get(pods))
             .route("/api/v1/namespaces/{namespace}/pods/{name}", get(pod))
+            .route("/apis/{group}/v1/namespaces/{namespace}/{plural}", get(others))
             .with_state(Arc::clone(cluster));
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         (address, task)
@@ -148,8 +223,12 @@ impl Api {
 
     /// Makes a pod, or changes it.
     fn put(&self, name: &str, uid: &str, server: &Server) {
+        self.put_labelled(name, uid, server, "vllm");
+    }
+
+    fn put_labelled(&self, name: &str, uid: &str, server: &Server, app: &str) {
         let pod = json!({"kind": "Pod", "apiVersion": "v1",
-            "metadata": {"name": name, "namespace": "llm", "uid": uid, "labels": {"app": "vllm", "zone": "a"}},
+            "metadata": {"name": name, "namespace": "llm", "uid": uid, "labels": {"app": app, "zone": "a"}},
             "spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": server.address.port(), "name": "http"}]}]},
             "status": {"phase": "Running", "podIP": "127.0.0.1"}});
         let mut cluster = self.cluster.lock();
@@ -179,13 +258,17 @@ impl Api {
 
     /// A bridge that finds engines here.
     fn bridge(&self, site: &Site, folder: &tempfile::TempDir) -> Process {
+        self.bridge_of(site, folder, "kubernetes:app=vllm")
+    }
+
+    fn bridge_of(&self, site: &Site, folder: &tempfile::TempDir, source: &str) -> Process {
         let config = folder.path().join("kubeconfig");
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.address)}}],
             "users": [{"name": "bridge", "user": {}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "bridge", "namespace": "llm"}}]});
         std::fs::write(&config, text.to_string()).unwrap();
-        let arguments = ["--discover", "kubernetes:app=vllm", "--block-size", "4"];
+        let arguments = ["--discover", source, "--block-size", "4"];
         let variables = [("KUBECONFIG", config.to_str().unwrap())];
         Process::bridge_in(site.broker.url(), &arguments, &variables)
     }
@@ -359,4 +442,129 @@ async fn a_thousand_pods_in_a_burst_are_all_known() {
         (shown["sources"][0]["engines"] == 0 && shown["servers"] == json!([])).then_some(())
     })
     .await;
+}
+
+/// Publishers with 1, 2 … blocks, and a server for each.
+async fn engines(python: &std::path::Path, count: u32) -> (Publishers, Vec<Server>) {
+    let specs: Vec<Spec> = (0..count).map(|_| Spec::default()).collect();
+    let mut publishers = Publishers::start(python, &specs);
+    let mut servers = Vec::new();
+    for engine in 0..count {
+        let index = usize::try_from(engine).unwrap();
+        publishers.publish(index, &json!([stored(1, 0, engine + 1)]));
+        servers.push(Server::start(Answers::vllm(&publishers, &[index])).await);
+    }
+    (publishers, servers)
+}
+
+/// Waits until the bridge says of its only source something with `words` in it.
+async fn source_says(bridge: &Process, words: &str) {
+    eventually(words, async || {
+        let shown = shown(bridge).await;
+        let error = shown["sources"][0]["last_error"].as_str().unwrap_or_default();
+        error.contains(words).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_of_a_pool_are_followed_and_so_is_its_selector() {
+    const POOLS: &str = "inferencepools";
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let (_publishers, servers) = engines(&python, 3).await;
+    let mut api = Api::start().await;
+    api.put("vllm-0", "u0", &servers[0]);
+    api.put_labelled("other-0", "u1", &servers[1], "other");
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = api.bridge_of(&site, &folder, "inferencepool:llm/llama");
+    source_says(&bridge, "there is no InferencePool llama in the namespace llm").await;
+    let pool = |app: &str, ports: &[u16]| {
+        let ports: Vec<Value> = ports.iter().map(|port| json!({"number": port})).collect();
+        json!({"kind": "InferencePool", "apiVersion": "inference.networking.k8s.io/v1", "metadata": {"namespace": "llm"},
+            "spec": {"selector": {"matchLabels": {"app": app}}, "targetPorts": ports}})
+    };
+    // The pool's port counts, and not the container's.
+    let port = |server: &Server| server.address.port();
+    api.cluster
+        .lock()
+        .put_other(POOLS, "llama", &pool("vllm", &[port(&servers[0])]));
+    site.settles("vllm-0", 1, &[]).await;
+    assert_eq!(shown(&bridge).await["sources"][0]["last_error"], json!(null));
+    // Another pool is nobody's business.
+    api.cluster
+        .lock()
+        .put_other(POOLS, "mistral", &pool("none", &[1]));
+    // Its selector changes while the API is away.
+    api.go_away().await;
+    api.cluster
+        .lock()
+        .put_other(POOLS, "llama", &pool("other", &[port(&servers[1])]));
+    api.come_back().await;
+    site.settles("other-0", 2, &[]).await;
+    is_gone(&site, "vllm-0").await;
+    // So does its port.
+    api.cluster
+        .lock()
+        .put_other(POOLS, "llama", &pool("other", &[port(&servers[2])]));
+    site.settles("other-0", 3, &[]).await;
+    api.cluster
+        .lock()
+        .put_other(POOLS, "llama", &pool("other", &[1, 2]));
+    source_says(&bridge, "2 target ports").await;
+    is_gone(&site, "other-0").await;
+    api.cluster
+        .lock()
+        .put_other(POOLS, "llama", &pool("other", &[port(&servers[2])]));
+    site.settles("other-0", 3, &[]).await;
+    api.cluster.lock().delete_other(POOLS, "llama");
+    is_gone(&site, "other-0").await;
+    source_says(&bridge, "there is no InferencePool").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_endpoints_of_a_service_are_followed_until_they_end() {
+    const SLICES: &str = "endpointslices";
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let (mut publishers, servers) = engines(&python, 2).await;
+    let mut api = Api::start().await;
+    let slice = |server: &Server, endpoints: Value| {
+        json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4", "ports": [{"port": server.address.port()}],
+            "metadata": {"namespace": "llm", "labels": {"kubernetes.io/service-name": "vllm"}}, "endpoints": endpoints})
+    };
+    let endpoint = |name: &str, uid: &str, conditions: Value| json!({"addresses": ["127.0.0.1"], "targetRef": {"kind": "Pod", "name": name, "uid": uid}, "conditions": conditions});
+    let loading = json!({"ready": false, "serving": false, "terminating": false});
+    let ending = json!({"ready": false, "serving": true, "terminating": true});
+    let folder = tempfile::tempdir().unwrap();
+    let bridge = api.bridge_of(&site, &folder, "endpointslices:vllm");
+    let first = slice(&servers[0], json!([endpoint("vllm-0", "u0", loading.clone())]));
+    api.cluster.lock().put_other(SLICES, "vllm-a", &first);
+    site.settles("vllm-0", 1, &[]).await;
+    let second = slice(&servers[1], json!([endpoint("vllm-1", "u1", loading.clone())]));
+    api.cluster.lock().put_other(SLICES, "vllm-b", &second);
+    site.settles("vllm-1", 2, &[]).await;
+    // Another Service is nobody's business.
+    let mut other = slice(&servers[1], json!([endpoint("web-0", "u2", json!({}))]));
+    other["metadata"]["labels"]["kubernetes.io/service-name"] = json!("web");
+    api.cluster.lock().put_other(SLICES, "web-a", &other);
+    let ended = slice(&servers[1], json!([endpoint("vllm-1", "u1", ending)]));
+    api.cluster.lock().put_other(SLICES, "vllm-b", &ended);
+    is_gone(&site, "vllm-1").await;
+    // Another process is there, and nobody can be asked whose it is.
+    api.go_away().await;
+    publishers = publishers.restart(&python);
+    publishers.publish(0, &json!([stored(2, 0, 3)]));
+    troubled(&bridge, "the endpoint cannot be confirmed", |error| {
+        error.contains("another engine may have its address")
+    })
+    .await;
+    assert_eq!(site.depth(2, "vllm-0").await, 0);
+    // It is another pod's.
+    let moved = slice(&servers[0], json!([endpoint("vllm-2", "u3", loading)]));
+    api.cluster.lock().put_other(SLICES, "vllm-a", &moved);
+    api.come_back().await;
+    site.settles("vllm-2", 3, &[]).await;
+    is_gone(&site, "vllm-0").await;
+    assert!(site.holder("web-0").await.is_none());
 }

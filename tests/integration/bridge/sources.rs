@@ -32,7 +32,7 @@ impl Site {
 }
 
 /// The contract's hashes of `count` blocks of the sequence `which`: of each block, and of each prefix.
-fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
+pub(super) fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
     let size = BlockSize::new(BLOCK).unwrap();
     let blocks: Vec<_> = block_hashes(&tokens(which, 0, count), size, HashSeed::default()).collect();
     let sequences = sequence_hashes(blocks.iter().copied());

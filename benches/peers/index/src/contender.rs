@@ -7,6 +7,7 @@ mod dynamo_positional;
 mod dynamo_radix;
 mod kvatlas;
 mod modes;
+mod smg_radix;
 
 use crate::measure::{Applied, Timing};
 use crate::workload::Prompt;
@@ -17,6 +18,7 @@ pub use dynamo_positional::{Binary, Positional, Strided};
 pub use dynamo_radix::RadixTree;
 pub use kvatlas::Kvatlas;
 pub use modes::{Copies, Holes, InMode, Names, TwoTiers};
+pub use smg_radix::SmgTree;
 
 /// What a query is given as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,6 +164,7 @@ pub fn names() -> Vec<String> {
     [
         Kvatlas::NAME,
         ChainIndex::NAME,
+        SmgTree::NAME,
         CompressedTree::NAME,
         Positional::<Strided>::NAME,
         Positional::<Binary>::NAME,
@@ -182,6 +185,7 @@ pub fn rows() -> Vec<String> {
         of::<InMode<Names>>(),
         of::<InMode<TwoTiers>>(),
         of::<ChainIndex>(),
+        of::<SmgTree>(),
         of::<CompressedTree>(),
         of::<Positional<Strided>>(),
         of::<Positional<Binary>>(),

@@ -35,9 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the bridge finds pods: then it has a service account of its own, with the right to read them. */}}
+{{/* Whether the bridge asks the API for engines: then it has a service account of its own, with the right to read what it asks for. */}}
 {{- define "kvatlas.findsPods" -}}
-{{- if and .Values.bridge.enabled (regexMatch "(^|,)kubernetes:" (join "," .Values.bridge.discover)) -}}
+{{- if and .Values.bridge.enabled (regexMatch "(^|,)(kubernetes|inferencepool|endpointslices):" (join "," .Values.bridge.discover)) -}}
 true
 {{- end -}}
 {{- end -}}
@@ -62,10 +62,23 @@ true
 {{- end }}
 {{- end -}}
 
+{{/* The release's own NATS server: as `nats.name` of charts/nats. */}}
+{{- define "kvatlas.natsName" -}}
+{{- printf "%s-nats" (.Release.Name | replace "." "-" | trunc 40 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "kvatlas.natsUrl" -}}
+{{- if .Values.nats.enabled -}}
+nats://{{ include "kvatlas.natsName" . }}:4222
+{{- else -}}
+{{ .Values.nats.url }}
+{{- end -}}
+{{- end -}}
+
 {{/* How to reach NATS: a dictionary with root, auth and inboxPrefix. */}}
 {{- define "kvatlas.natsEnv" -}}
 - name: KVATLAS_NATS_URL
-  value: {{ .root.Values.nats.url | quote }}
+  value: {{ include "kvatlas.natsUrl" .root | quote }}
 - name: KVATLAS_NATS_CONNECTION_NAME
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
 - name: KVATLAS_NATS_INBOX_PREFIX

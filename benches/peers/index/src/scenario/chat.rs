@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, InMode, Kvatlas, Names, Positional, RadixTree,
-    Reader, Run, Shape, Strided, TwoTiers, Writer, row,
+    Reader, Run, Shape, SmgTree, Strided, TwoTiers, Writer, row,
 };
 use crate::measure::{Applied, Timing, percentile, timer_cost_ns, trim_memory};
 use crate::oracle::Oracle;
@@ -261,11 +261,12 @@ struct Outcome {
 
 type Measure = fn(&Script, &Oracle, &mut Ledger);
 
-const CONTENDERS: [Measure; 8] = [
+const CONTENDERS: [Measure; 9] = [
     at_once::<Kvatlas>,
     at_once::<InMode<Names>>,
     at_once::<InMode<TwoTiers>>,
     at_once::<ChainIndex>,
+    at_once::<SmgTree>,
     at_once::<CompressedTree>,
     at_once::<Positional<Strided>>,
     at_once::<Positional<Binary>>,

@@ -2,7 +2,7 @@
 
 use crate::contender::{
     Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Strided, Writer, row,
+    SmgTree, Strided, Writer, row,
 };
 use crate::measure::Timing;
 use crate::oracle::Oracle;
@@ -74,9 +74,10 @@ pub fn run(ledger: &mut Ledger) {
             }
         }
     }
-    let contenders: [fn(&[Prompt], &Oracle, &mut Ledger); 6] = [
+    let contenders: [fn(&[Prompt], &Oracle, &mut Ledger); 7] = [
         check::<Kvatlas>,
         check::<ChainIndex>,
+        check::<SmgTree>,
         check::<CompressedTree>,
         check::<Positional<Strided>>,
         check::<Positional<Binary>>,

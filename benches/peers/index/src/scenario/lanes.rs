@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::contender::{
-    ChainIndex, Contender, Form, InMode, Kvatlas, Names, Reader, Run, Shape, TwoLanes, Writer,
+    ChainIndex, Contender, Form, InMode, Kvatlas, Names, Reader, Run, Shape, SmgTree, TwoLanes, Writer,
 };
 use crate::measure::{Timing, stay_on_core, trim_memory};
 use crate::plans::DISTINCT;
@@ -24,10 +24,11 @@ const ROUNDS: usize = 256;
 
 type Measure = fn(&mut Ledger);
 
-const CONTENDERS: [(&str, Measure); 3] = [
+const CONTENDERS: [(&str, Measure); 4] = [
     (Kvatlas::NAME, measure::<Kvatlas>),
     (InMode::<Names>::NAME, measure::<InMode<Names>>),
     (ChainIndex::NAME, measure::<ChainIndex>),
+    (SmgTree::NAME, measure::<SmgTree>),
 ];
 
 /// What is done, in this order: blocks stored, searches, blocks removed.

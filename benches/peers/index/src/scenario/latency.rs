@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Shape, Strided, Writer, row,
+    Shape, SmgTree, Strided, Writer, row,
 };
 use crate::measure::{Applied, Spread, Timing, timer_cost_ns, trim_memory};
 use crate::oracle::Oracle;
@@ -51,9 +51,10 @@ struct Work<'a> {
 
 type Measure = fn(&Work<'_>, &mut Ledger);
 
-const CONTENDERS: [Measure; 6] = [
+const CONTENDERS: [Measure; 7] = [
     measure::<Kvatlas>,
     measure::<ChainIndex>,
+    measure::<SmgTree>,
     measure::<CompressedTree>,
     measure::<Positional<Strided>>,
     measure::<Positional<Binary>>,

@@ -6,7 +6,8 @@
 use std::process::{Command, Stdio};
 
 use crate::contender::{
-    self, Binary, ChainIndex, CompressedTree, Contender, Kvatlas, Positional, RadixTree, Run, Strided, Writer,
+    self, Binary, ChainIndex, CompressedTree, Contender, Kvatlas, Positional, RadixTree, Run, SmgTree,
+    Strided, Writer,
 };
 use crate::measure::{Timing, resident_bytes, trim_memory};
 use crate::report::{Column, Ledger};
@@ -75,9 +76,10 @@ pub const FURTHER: &str = "memory, each further holder";
 
 type Measure = fn(&Layout) -> Vec<u64>;
 
-const CONTENDERS: [Measure; 6] = [
+const CONTENDERS: [Measure; 7] = [
     measure::<Kvatlas>,
     measure::<ChainIndex>,
+    measure::<SmgTree>,
     measure::<CompressedTree>,
     measure::<Positional<Strided>>,
     measure::<Positional<Binary>>,

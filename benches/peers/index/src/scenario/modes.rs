@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::contender::{
-    ChainIndex, Contender, Copies, Form, Holes, InMode, Kvatlas, Names, Reader, Run, Shape, TwoTiers, Writer,
+    ChainIndex, Contender, Copies, Form, Holes, InMode, Kvatlas, Names, Reader, Run, Shape, SmgTree,
+    TwoTiers, Writer,
 };
 use crate::measure::{Applied, Spread, Timing, resident_bytes, timer_cost_ns, trim_memory};
 use crate::report::{Column, Ledger};
@@ -25,13 +26,14 @@ const BATCH: usize = 16;
 
 type Measure = fn(&Work<'_>, &mut Ledger);
 
-const CONTENDERS: [(&str, Measure); 6] = [
+const CONTENDERS: [(&str, Measure); 7] = [
     (Kvatlas::NAME, measure::<Kvatlas>),
     (InMode::<Names>::NAME, measure::<InMode<Names>>),
     (InMode::<TwoTiers>::NAME, measure::<InMode<TwoTiers>>),
     (InMode::<Copies>::NAME, measure::<InMode<Copies>>),
     (InMode::<Holes>::NAME, measure::<InMode<Holes>>),
     (ChainIndex::NAME, measure::<ChainIndex>),
+    (SmgTree::NAME, measure::<SmgTree>),
 ];
 
 struct Work<'a> {

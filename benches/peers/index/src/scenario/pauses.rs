@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, Reader, Run, Shape,
-    Strided, Writer,
+    SmgTree, Strided, Writer,
 };
 use crate::measure::{Timing, involuntary_switches, percentile, timer_cost_ns, trim_memory};
 use crate::report::{Column, Ledger};
@@ -37,9 +37,10 @@ const P999: &str = "pauses, p999";
 
 type Measure = fn(&[Prompt], &Layout, &mut Ledger);
 
-const CONTENDERS: [Measure; 5] = [
+const CONTENDERS: [Measure; 6] = [
     measure::<Kvatlas>,
     measure::<ChainIndex>,
+    measure::<SmgTree>,
     measure::<CompressedTree>,
     measure::<Positional<Strided>>,
     measure::<Positional<Binary>>,

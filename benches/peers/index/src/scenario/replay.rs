@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Shape, Strided, Writer,
+    Shape, SmgTree, Strided, Writer,
 };
 use crate::measure::{Timing, trim_memory};
 use crate::oracle::Oracle;
@@ -338,9 +338,10 @@ impl Pace {
 
 type Replay = fn(&Script, f64, Option<(&Oracle, &mut Ledger)>) -> f64;
 
-const CONTENDERS: [Replay; 6] = [
+const CONTENDERS: [Replay; 7] = [
     at_once::<Kvatlas>,
     at_once::<ChainIndex>,
+    at_once::<SmgTree>,
     at_once::<CompressedTree>,
     at_once::<Positional<Strided>>,
     at_once::<Positional<Binary>>,

@@ -1,9 +1,19 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
-//! Each message is an envelope with its publisher and the publisher's count. A count that goes on proves that nothing of that publisher is
-//! missing; a hole puts its workers in doubt until they clear, and so does a count that runs backwards: another process. Nothing can be
-//! asked for again: of a publisher that was heard late, what it said before is missing. A worker is as alive as what was heard of it last,
-//! as the plane carries no heartbeats.
+//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is asked for what is
+//! missing: there its own numbers of events count (`courses`). Of other workers nothing can be asked for again. A publisher's count that goes
+//! on proves that nothing of it is missing; a hole puts its workers in doubt until they clear, and so does a count that runs backwards:
+//! another process. Of a publisher that was heard late, what it said before is missing. Such a worker is as alive as what was heard of it
+//! last, as the plane carries no heartbeats.
+//!
+//! | file | what |
+//! |---|---|
+//! | `records` | discovery: which worker a publisher tells of, and where that one is asked |
+//! | `questions` | one question over the request plane, and its answer |
+//! | `answers` | from answers to what is missing |
+//! | `course` | how far the events of one worker are known |
+//! | `courses` | messages and answers of all workers that can be asked |
+//! | `healing` | the questions that are open, beside the subscription |
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +27,22 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::daemon::metrics::LogGate;
 
+use super::follower::FollowOptions;
 use super::holders::Holders;
+
+mod answers;
+mod course;
+mod courses;
+mod healing;
+mod questions;
+mod records;
+
+use course::Pace;
+use courses::Courses;
+
+pub(super) use courses::PlaneAddress;
+pub(super) use healing::{Healing, News};
+pub(super) use records::{RecordReaders, Records};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static FULL_GATE: LogGate = LogGate::new();
@@ -101,11 +126,13 @@ pub(super) struct PlaneEvents {
     batch: EngineBatch,
     /// By their numbers; those without an envelope are 0.
     publishers: BTreeMap<u64, Publisher>,
+    courses: Courses,
 }
 
 impl PlaneEvents {
-    pub(super) fn new(holders: Holders) -> Self {
+    pub(super) fn new(holders: Holders, address: PlaneAddress, options: &FollowOptions) -> Self {
         Self {
+            courses: Courses::new(address, Pace::new(options)),
             holders,
             decoder: Decoder::new(Format::Dynamo, DecodeLimits::default()),
             batch: EngineBatch::default(),
@@ -126,15 +153,21 @@ impl PlaneEvents {
         for publisher in self.publishers.values_mut() {
             publisher.is_heard = false;
         }
+        self.courses.disconnect();
         self.holders.lost().await
     }
 
+    /// The trouble with discovery, or with what was asked of a worker, in words; none where nothing is wrong.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.courses.trouble()
+    }
+
     /// Applies a message. Where the bridge `is_behind`, it does not show that anyone is alive now.
-    pub(super) async fn apply(&mut self, payload: &[u8], is_behind: bool) -> Result<(), PublisherError> {
+    pub(super) async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
         let applied = match decoded {
-            Ok(()) => self.apply_batch(&batch, xxh3_128(payload), is_behind).await,
+            Ok(()) => self.apply_batch(&batch, payload, is_behind).await,
             Err(error) => {
                 if let Some(suppressed) = UNDECODABLE_GATE.admit() {
                     tracing::warn!(%error, suppressed, "a message of the event plane cannot be decoded");
@@ -150,17 +183,20 @@ impl PlaneEvents {
     async fn apply_batch(
         &mut self,
         batch: &EngineBatch,
-        digest: u128,
+        payload: &Bytes,
         is_behind: bool,
     ) -> Result<(), PublisherError> {
-        let named: BTreeSet<(WorkerName, Rank)> = batch
+        let mut named: BTreeSet<(WorkerName, Rank)> = batch
             .events()
             .iter()
             .filter_map(|event| holder_of(batch, event))
             .collect();
         let Envelope { publisher, sequence } = batch.envelope.unwrap_or_default();
-        let is_full = self.publishers.len() >= PUBLISHERS_MAX && !self.publishers.contains_key(&publisher);
-        if is_full {
+        if self.courses.is_gone(publisher) {
+            return Ok(());
+        }
+        let is_new = !self.publishers.contains_key(&publisher);
+        if is_new && self.publishers.len() >= PUBLISHERS_MAX {
             if let Some(suppressed) = FULL_GATE.admit() {
                 tracing::warn!(
                     publisher,
@@ -173,12 +209,24 @@ impl PlaneEvents {
         let known = self.publishers.entry(publisher).or_default();
         // Without an envelope nothing proves that all is there.
         let number = match batch.envelope {
-            Some(_) => known.note(sequence, digest),
+            Some(_) => known.note(sequence, xxh3_128(payload)),
             None => Number::Hole,
         };
         if number == Number::Duplicate {
             return Ok(());
         }
+        if is_new {
+            // Its record may be known already.
+            self.apply_records().await?;
+        }
+        if let Some(course) = self.courses.all.get(&publisher) {
+            named.remove(&(course.record.worker.clone(), course.record.rank));
+            self.follow_course(publisher, batch, payload, number, is_behind)
+                .await?;
+            // Nobody can be asked about others.
+            return self.doubt(publisher, named).await;
+        }
+        let known = self.publishers.entry(publisher).or_default();
         let was_heard = std::mem::replace(&mut known.is_heard, !is_behind);
         let mut concerned = named;
         if !was_heard || number != Number::Next || batch.reasons.doubt().is_some() {
@@ -187,6 +235,9 @@ impl PlaneEvents {
         }
         let has_lost = number != Number::Next;
         for (worker, rank) in &concerned {
+            if self.contradict_course(worker, *rank).await? {
+                continue;
+            }
             self.leave_others(publisher, worker, *rank, has_lost).await?;
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
@@ -230,6 +281,9 @@ impl PlaneEvents {
         named: BTreeSet<(WorkerName, Rank)>,
     ) -> Result<(), PublisherError> {
         for (worker, rank) in named {
+            if self.contradict_course(&worker, rank).await? {
+                continue;
+            }
             self.leave_others(publisher, &worker, rank, true).await?;
             if let Some(relay) = self.holders.get(&worker, rank).await
                 && relay.is_whole()
@@ -266,10 +320,16 @@ impl PlaneEvents {
     }
 
     async fn lose_all(&mut self) -> Result<(), PublisherError> {
-        for (_, _, relay) in self.holders.all() {
-            relay.lose(Reason::Malformed).await?;
+        let asked = self.courses.all.values();
+        let asked: BTreeSet<_> = asked
+            .map(|course| (course.record.worker.clone(), course.record.rank))
+            .collect();
+        for (worker, rank, relay) in self.holders.all() {
+            if !asked.contains(&(worker.clone(), rank)) {
+                relay.lose(Reason::Malformed).await?;
+            }
         }
-        Ok(())
+        self.doubt_courses().await
     }
 }
 
@@ -280,116 +340,4 @@ fn holder_of(batch: &EngineBatch, event: &EngineEvent) -> Option<(WorkerName, Ra
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
-    use kvatlas_core::wire::{NamespaceName, Profile, Subjects};
-    use kvatlas_engines::TranslatorSettings;
-    use serde_json::json;
-
-    use super::super::holders::StartRelay;
-    use super::super::relay::{Relay, Way};
-    use super::*;
-    use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
-    use crate::daemon::metrics::BridgeMetrics;
-
-    fn frames(frames: &[&[u8]]) -> Vec<Bytes> {
-        frames.iter().map(|frame| Bytes::copy_from_slice(frame)).collect()
-    }
-
-    #[test]
-    fn an_envelope_has_a_head() {
-        let message = frames(&[b"kv", &[0; 8], &[0; 8], b"\x01\0\0\0\x02ab"]);
-        assert_eq!(parse_plane_message(&message), Ok(Bytes::from_static(b"ab")));
-        for bad in [
-            &b"\x02\0\0\0\x02ab"[..],
-            b"\x01\0\0\0\x03ab",
-            b"\x01\0\0\0\x01ab",
-            b"\x01\0",
-            b"",
-        ] {
-            let message = frames(&[b"kv", &[0; 8], &[0; 8], bad]);
-            assert_eq!(parse_plane_message(&message), Err(PlaneFrameError::Head));
-        }
-        assert_eq!(
-            parse_plane_message(&frames(&[b"kv"])),
-            Err(PlaneFrameError::Count(1))
-        );
-    }
-
-    #[test]
-    fn a_publishers_count_proves_what_is_missing() {
-        let mut publisher = Publisher::default();
-        assert_eq!(publisher.note(0, 10), Number::Next);
-        assert_eq!(publisher.note(0, 10), Number::Duplicate);
-        assert_eq!(publisher.note(1, 11), Number::Next);
-        assert_eq!(publisher.note(1, 11), Number::Duplicate);
-        assert_eq!(publisher.note(3, 13), Number::Hole);
-        assert_eq!(publisher.note(2, 12), Number::Backwards);
-        assert_eq!(publisher.note(4, 14), Number::Next);
-        assert_eq!(publisher.note(4, 15), Number::Backwards);
-        assert_eq!(Publisher::default().note(5, 15), Number::Hole);
-        assert_eq!(publisher.note(0, 20), Number::Anew);
-        assert_eq!(publisher.note(1, 21), Number::Next);
-    }
-
-    /// The events of a publisher: each worker has stored a block.
-    fn message(publisher: u64, sequence: u64, workers: std::ops::Range<u64>) -> Vec<u8> {
-        let block = json!({"block_hash": 1, "tokens_hash": 2});
-        let stored = json!({"stored": {"parent_hash": null, "blocks": [block]}});
-        let event = json!({"event_id": 0, "data": stored, "dp_rank": 0});
-        let events: Vec<_> = workers
-            .map(|worker| json!({"worker_id": worker, "event": event}))
-            .collect();
-        let payload = serde_json::to_vec(&events).unwrap();
-        let envelope = json!({"publisher_id": publisher, "sequence": sequence, "payload": payload});
-        serde_json::to_vec(&envelope).unwrap()
-    }
-
-    #[tokio::test]
-    async fn holders_that_are_not_followed_take_no_room() {
-        let start: StartRelay = Box::new(|_, _| Box::pin(std::future::ready(Err("not here".to_owned()))));
-        let mut events = PlaneEvents::new(Holders::new(start));
-        events.apply(&message(1, 0, 0..5), false).await.unwrap();
-        assert_eq!(events.publishers.len(), 1);
-        let kept = events.publishers.values().map(|known| known.holders.len());
-        assert_eq!(kept.sum::<usize>(), 0);
-    }
-
-    #[tokio::test]
-    async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let nats = async_nats::connect(broker.url()).await.unwrap();
-        let metrics = Arc::new(BridgeMetrics::new());
-        let start: StartRelay = Box::new(move |worker, rank| {
-            let way = Way {
-                nats: nats.clone(),
-                subjects: Subjects::new("kvatlas").unwrap(),
-                holder: PublishedHolder {
-                    namespace: NamespaceName::new("m").unwrap(),
-                    worker,
-                    rank,
-                },
-                options: PublisherOptions::default(),
-                profiles: tokio::sync::watch::channel(Profile::default()).1,
-                lease: None,
-            };
-            let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
-            Box::pin(Relay::start(Format::Dynamo, "w", settings, way, metrics))
-        });
-        let mut events = PlaneEvents::new(Holders::new(start));
-        events.apply(&message(1, 0, 0..1), false).await.unwrap();
-        assert_eq!(events.holders.trouble(), None);
-        // Nobody takes the place of the others: each tells of somebody.
-        let worker = WorkerName::new("other").unwrap();
-        for number in 2..=PUBLISHERS_MAX as u64 {
-            let other = events.publishers.entry(number).or_default();
-            other.holders.insert((worker.clone(), 0));
-        }
-        // The worker is another process now.
-        events.apply(&message(9_999, 0, 0..1), false).await.unwrap();
-        assert_eq!(events.holders.trouble().as_deref(), Some("lost_batches"));
-    }
-}
+mod tests;

@@ -1,0 +1,64 @@
+{{/* As `kvatlas.natsName` of the chart around this one. */}}
+{{- define "nats.name" -}}
+{{- printf "%s-nats" (.Release.Name | replace "." "-" | trunc 40 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "nats.selector" -}}
+app.kubernetes.io/name: nats
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "nats.labels" -}}
+{{ include "nats.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/component: nats
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "nats.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "nats.conf" -}}
+# Made by the chart.
+listen: 0.0.0.0:4222
+# For probes.
+http: 0.0.0.0:8222
+server_name: {{ include "nats.name" . }}-0
+jetstream {
+  # As much of the volume as is free, but for a quarter.
+  store_dir: /data
+  max_memory_store: 64MiB
+}
+{{- end -}}
+
+{{/* Who may connect. The secret's values are taken as they are, which a file of the server's would not. */}}
+{{- define "nats.arguments" -}}
+- --config=/etc/nats/nats.conf
+{{- if eq .Values.auth.kind "user" }}
+- --user=$(NATS_USER)
+- --pass=$(NATS_PASSWORD)
+{{- else if eq .Values.auth.kind "token" }}
+- --auth=$(NATS_TOKEN)
+{{- end }}
+{{- end -}}
+
+{{- define "nats.environment" -}}
+{{- $auth := .Values.auth -}}
+- name: GOMEMLIMIT
+  valueFrom: { resourceFieldRef: { resource: limits.memory } }
+{{- if eq $auth.kind "user" }}
+- name: NATS_USER
+  valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "user" $auth.userKey }} } }
+- name: NATS_PASSWORD
+  valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "password" $auth.passwordKey }} } }
+{{- else if eq $auth.kind "token" }}
+- name: NATS_TOKEN
+  valueFrom: { secretKeyRef: { name: {{ $auth.secret }}, key: {{ default "token" $auth.tokenKey }} } }
+{{- end }}
+{{- end -}}

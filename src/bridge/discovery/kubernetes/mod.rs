@@ -1,0 +1,364 @@
+//! Engines that the Kubernetes API knows: a list, and then a watch.
+//!
+//! | source | engines are | file |
+//! |---|---|---|
+//! | `kubernetes:SELECTOR` | pods with these labels | `pods` |
+//! | `inferencepool:NAME` | the pods of an InferencePool, at its port, whatever its selector is by now | `pool` |
+//! | `endpointslices:SERVICE` | the endpoints of a Service, ready or not | `slices` |
+//!
+//! An engine has its pod's name, the address of its pod, and the pod's UID as its identity. It is gone as soon as its pod is being deleted:
+//! no request should go there any more. Pods that are not ready are asked all the same: how long a model loads, nobody knows.
+//!
+//! A watch may be behind, and another pod may have the address by then. So the API is asked for the one engine behind each new connection to
+//! it, before anything that comes over that is believed.
+
+mod pods;
+mod pool;
+mod slices;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kube::core::Status;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Config, Resource, ResourceExt};
+use kvatlas_client::Backoff;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout_at};
+
+use crate::daemon::http::{GivenEngine, NewServer};
+
+use super::super::spec::EngineDefaults;
+use super::spec::KubernetesPlace;
+use super::{FOUND_MAX, LookError, Reports};
+
+/// For so long the API answers one watch, in seconds; it is renewed then.
+const WATCH_SECONDS: u32 = 60;
+/// Silence on a watch after which its connection is given up.
+const SILENT_AFTER: Duration = Duration::from_secs(90);
+/// For so long changes are gathered: of a burst, each is not told alone.
+const GATHERED_FOR: Duration = Duration::from_millis(20);
+/// Longest time for an answer about one engine.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The pauses between attempts to reach the API.
+const BACKOFF: Backoff = Backoff {
+    pause_min: Duration::from_millis(200),
+    pause_max: Duration::from_secs(5),
+};
+
+/// A kind of objects that are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Objects {
+    Pods,
+    InferencePools,
+    EndpointSlices,
+}
+
+impl Objects {
+    fn plural(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::InferencePools => "inferencepools",
+            Self::EndpointSlices => "endpointslices",
+        }
+    }
+
+    fn group(self) -> &'static str {
+        match self {
+            Self::Pods => "",
+            Self::InferencePools => pool::GROUP,
+            Self::EndpointSlices => "discovery.k8s.io",
+        }
+    }
+}
+
+/// The rule of a Role that lets the objects be read.
+impl fmt::Display for Objects {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (group, plural) = (self.group(), self.plural());
+        write!(
+            formatter,
+            "{{apiGroups: [\"{group}\"], resources: [{plural}], verbs: [get, list, watch]}}"
+        )
+    }
+}
+
+/// An error that keeps engines from being found, for now.
+#[derive(Debug, thiserror::Error)]
+enum KubernetesError {
+    #[error("it is not known where the Kubernetes API is: {0}")]
+    Config(#[from] kube::config::InferConfigError),
+    #[error("{0}")]
+    Client(#[from] kube::Error),
+    #[error("{0}")]
+    Watch(watcher::Error),
+    #[error("the API does not accept the token of the service account ({0})")]
+    Unauthorized(String),
+    #[error(
+        "the service account may not read {} in the namespace {namespace}: it needs a RoleBinding to a Role there with \
+         rules: [{objects}] ({text})",
+        objects.plural()
+    )]
+    Forbidden {
+        objects: Objects,
+        namespace: String,
+        text: String,
+    },
+    #[error("the API knows no {} of {}: install their definition ({text})", objects.plural(), objects.group())]
+    NoSuchKind { objects: Objects, text: String },
+}
+
+/// The namespace, and the objects that are read there.
+#[derive(Debug, Clone)]
+struct Reading {
+    objects: Objects,
+    namespace: String,
+}
+
+impl Reading {
+    fn of_watch(&self, error: watcher::Error) -> KubernetesError {
+        let status = match &error {
+            watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+            | watcher::Error::WatchFailed(kube::Error::Api(status)) => status,
+            watcher::Error::WatchError(status) => status,
+            _ => return KubernetesError::Watch(error),
+        };
+        self.of_status(status).unwrap_or(KubernetesError::Watch(error))
+    }
+
+    fn of_look(&self, error: kube::Error) -> LookError {
+        let refused = match &error {
+            kube::Error::Api(status) => self.of_status(status),
+            _ => None,
+        };
+        let error = refused.unwrap_or(KubernetesError::Client(error));
+        LookError::Unanswered(error.to_string())
+    }
+
+    /// The error where the API refuses to answer for want of a right, or does not know what is asked for.
+    fn of_status(&self, status: &Status) -> Option<KubernetesError> {
+        let (objects, text) = (self.objects, status.message.clone());
+        match status.code {
+            401 => Some(KubernetesError::Unauthorized(text)),
+            403 => Some(KubernetesError::Forbidden {
+                objects,
+                namespace: self.namespace.clone(),
+                text,
+            }),
+            404 => Some(KubernetesError::NoSuchKind { objects, text }),
+            _ => None,
+        }
+    }
+}
+
+/// Looks for engines for ever.
+pub(super) async fn run(place: &KubernetesPlace, defaults: &EngineDefaults, reports: &Reports) {
+    let mut failures = 0;
+    let (client, namespace) = loop {
+        match connect(place).await {
+            Ok(connected) => break connected,
+            Err(error) => reports.fail(&error),
+        }
+        failures += 1;
+        tokio::time::sleep(BACKOFF.pause(failures)).await;
+    };
+    match place {
+        KubernetesPlace::Pods(place) => pods::run(client, namespace, place, defaults, reports).await,
+        KubernetesPlace::InferencePool(place) => pool::run(client, namespace, place, defaults, reports).await,
+        KubernetesPlace::EndpointSlices(place) => {
+            slices::run(client, namespace, place, defaults, reports).await
+        }
+    }
+}
+
+/// The way to the API, and the namespace in which is looked.
+async fn connect(place: &KubernetesPlace) -> Result<(Client, String), KubernetesError> {
+    let mut config = Config::infer().await?;
+    config.read_timeout = Some(SILENT_AFTER);
+    let namespace = place.namespace().map(str::to_owned);
+    let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
+    Ok((Client::try_from(config)?, namespace))
+}
+
+/// Watches objects for ever, and hands what they are to `take` whenever that has changed.
+async fn watch<K, T: Clone>(
+    api: Api<K>,
+    config: watcher::Config,
+    reading: &Reading,
+    reports: &Reports,
+    read: impl Fn(&K) -> T,
+    mut take: impl FnMut(&Known<T>),
+) where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    let mut events = Box::pin(watcher(api, config.timeout(WATCH_SECONDS)));
+    let mut known = Known::default();
+    let mut failures = 0;
+    // The stream goes on after errors, from where it was or with a list.
+    while let Some(event) = events.next().await {
+        let mut next = Some(event);
+        let until = Instant::now() + GATHERED_FOR;
+        while let Some(event) = next {
+            match event {
+                Ok(event) => {
+                    failures = 0;
+                    known.apply(event, &read);
+                }
+                Err(error) => {
+                    failures += 1;
+                    reports.fail(&reading.of_watch(error));
+                }
+            }
+            next = match failures {
+                0 => timeout_at(until, events.next()).await.ok().flatten(),
+                _ => None,
+            };
+        }
+        if failures > 0 {
+            tokio::time::sleep(BACKOFF.pause(failures)).await;
+        } else if known.is_complete {
+            take(&known);
+        }
+    }
+}
+
+/// The objects that are known, by their names, with their UIDs.
+struct Known<T> {
+    known: BTreeMap<String, (Option<String>, T)>,
+    /// The objects of a list that is not complete yet.
+    listed: Option<BTreeMap<String, (Option<String>, T)>>,
+    /// Set once a list was complete.
+    is_complete: bool,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            listed: None,
+            is_complete: false,
+        }
+    }
+}
+
+impl<T> Known<T> {
+    fn apply<K: Resource>(&mut self, event: Event<K>, read: impl Fn(&K) -> T) {
+        let put = |objects: &mut BTreeMap<_, _>, object: &K| {
+            let name = object.name_any();
+            if objects.len() <= FOUND_MAX || objects.contains_key(&name) {
+                objects.insert(name, (object.uid(), read(object)));
+            }
+        };
+        match event {
+            Event::Init => self.listed = Some(BTreeMap::new()),
+            Event::InitApply(object) => put(self.listed.get_or_insert_default(), &object),
+            Event::InitDone => {
+                self.known = self.listed.take().unwrap_or_default();
+                self.is_complete = true;
+            }
+            Event::Apply(object) => put(&mut self.known, &object),
+            Event::Delete(object) => {
+                let name = object.name_any();
+                // Another object may have the name by now.
+                if self.known.get(&name).is_some_and(|(uid, _)| *uid == object.uid()) {
+                    self.known.remove(&name);
+                }
+            }
+        }
+    }
+
+    fn values(&self) -> impl Iterator<Item = &T> {
+        self.known.values().map(|(_, value)| value)
+    }
+}
+
+/// The engines of objects. Of several of one name, as of an endpoint with addresses of both families, the first is taken.
+fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
+    let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
+    for server in servers {
+        named.entry(&server.instance).or_insert(server);
+    }
+    let servers = named.into_values().cloned();
+    servers.map(GivenEngine::Server).collect()
+}
+
+/// Whether an engine that was found is still one of `servers`.
+fn confirm(server: &NewServer, mut servers: impl Iterator<Item = NewServer>) -> Result<(), LookError> {
+    let is_same = |now: NewServer| {
+        now.instance == server.instance
+            && now.url == server.url
+            && now.discovered.identity == server.discovered.identity
+    };
+    match servers.any(is_same) {
+        true => Ok(()),
+        false => Err(LookError::Gone),
+    }
+}
+
+/// An answer that did not come in time.
+fn unanswered() -> LookError {
+    LookError::Unanswered(format!("no answer within {LOOK_PATIENCE:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": name, "uid": uid}})).unwrap()
+    }
+
+    #[test]
+    fn a_list_replaces_what_was_known_once_it_is_complete() {
+        let mut known = Known::default();
+        let uid = |pod: &Pod| pod.uid().unwrap();
+        let uids = |known: &Known<String>| known.values().cloned().collect::<Vec<_>>();
+        known.apply(Event::Init, uid);
+        known.apply(Event::InitApply(pod("a", "1")), uid);
+        known.apply(Event::InitApply(pod("b", "2")), uid);
+        assert!(!known.is_complete);
+        known.apply(Event::InitDone, uid);
+        assert!(known.is_complete);
+        assert_eq!(uids(&known), ["1", "2"]);
+        known.apply(Event::Init, uid);
+        known.apply(Event::InitApply(pod("b", "2")), uid);
+        assert_eq!(uids(&known), ["1", "2"]);
+        known.apply(Event::InitDone, uid);
+        assert_eq!(uids(&known), ["2"]);
+        // A pod of a StatefulSet comes back under its name before the old one is told to be gone.
+        known.apply(Event::Apply(pod("b", "3")), uid);
+        known.apply(Event::Delete(pod("b", "2")), uid);
+        assert_eq!(uids(&known), ["3"]);
+        known.apply(Event::Delete(pod("b", "3")), uid);
+        assert_eq!(uids(&known), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rights_that_are_missing_are_named() {
+        let reading = Reading {
+            objects: Objects::EndpointSlices,
+            namespace: "llm".to_owned(),
+        };
+        let status = |code: u16| -> Status {
+            serde_json::from_value(json!({"status": "Failure", "message": "x", "reason": "y", "code": code}))
+                .unwrap()
+        };
+        let text = |code| reading.of_status(&status(code)).map(|error| error.to_string());
+        let forbidden = text(403).unwrap();
+        let rule =
+            r#"{apiGroups: ["discovery.k8s.io"], resources: [endpointslices], verbs: [get, list, watch]}"#;
+        assert!(
+            forbidden.contains(rule) && forbidden.contains("llm"),
+            "{forbidden}"
+        );
+        assert!(text(404).unwrap().contains("install their definition"));
+        assert_eq!(text(500), None);
+    }
+}

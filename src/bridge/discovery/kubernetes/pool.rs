@@ -1,0 +1,191 @@
+//! The pods of an InferencePool, of the Gateway API's extension for inference: its selector and its port are watched, and followed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::super::super::spec::EngineDefaults;
+use super::super::Reports;
+use super::super::spec::{PodsPlace, PoolPlace};
+use super::pods::{SharedPlace, look, watch_pods};
+use super::{Objects, Reading};
+
+/// The group of InferencePools.
+pub(super) const GROUP: &str = "inference.networking.k8s.io";
+
+/// Looks for the pods of the pool of `place` for ever.
+pub(super) async fn run(
+    client: Client,
+    namespace: String,
+    place: &PoolPlace,
+    defaults: &EngineDefaults,
+    reports: &Reports,
+) {
+    let (told, pool) = watch::channel(None);
+    let watching = watch_pool(client.clone(), &namespace, place, reports, told);
+    let following = follow_pool(client, &namespace, pool, defaults, reports);
+    tokio::join!(watching, following);
+}
+
+/// Tells which pods are the pool's, whenever that changes. In words, why there are none.
+async fn watch_pool(
+    client: Client,
+    namespace: &str,
+    place: &PoolPlace,
+    reports: &Reports,
+    told: watch::Sender<Option<Result<PodsPlace, String>>>,
+) {
+    let kind = GroupVersionKind::gvk(GROUP, "v1", "InferencePool");
+    let resource = ApiResource::from_gvk_with_plural(&kind, Objects::InferencePools.plural());
+    let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
+    let config = watcher::Config::default().fields(&format!("metadata.name={}", place.name));
+    let reading = Reading {
+        objects: Objects::InferencePools,
+        namespace: namespace.to_owned(),
+    };
+    let read = |pool: &DynamicObject| pods_of(&pool.data);
+    super::watch(api, config, &reading, reports, read, |known| {
+        let pods = known.values().next().cloned();
+        let pods = pods.unwrap_or_else(|| {
+            Err(format!(
+                "there is no InferencePool {} in the namespace {namespace}",
+                place.name
+            ))
+        });
+        told.send_if_modified(|before| {
+            let is_news = before.as_ref() != Some(&pods);
+            *before = Some(pods);
+            is_news
+        });
+    })
+    .await;
+}
+
+/// Follows the pods that are the pool's by now.
+async fn follow_pool(
+    client: Client,
+    namespace: &str,
+    mut pool: watch::Receiver<Option<Result<PodsPlace, String>>>,
+    defaults: &EngineDefaults,
+    reports: &Reports,
+) {
+    let mut shared: Option<SharedPlace> = None;
+    loop {
+        let pods = pool.borrow_and_update().clone();
+        let changed = match pods {
+            None => pool.changed().await,
+            Some(Err(error)) => {
+                // Nobody is in it.
+                reports.know(Vec::new());
+                reports.fail(&error);
+                pool.changed().await
+            }
+            Some(Ok(place)) => {
+                let known = shared.get_or_insert_with(|| {
+                    let shared = Arc::new(Mutex::new(place.clone()));
+                    reports.answer_by(look(client.clone(), namespace, Arc::clone(&shared), defaults));
+                    shared
+                });
+                *known.lock() = place.clone();
+                let pods = watch_pods(client.clone(), namespace.to_owned(), &place, defaults, reports);
+                // Until the pods of another selector are listed, those that are known stay.
+                tokio::select! {
+                    changed = pool.changed() => changed,
+                    () = pods => Ok(()),
+                }
+            }
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+/// The pods of a pool; an error in words where they cannot be followed.
+fn pods_of(pool: &Value) -> Result<PodsPlace, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Spec {
+        selector: Selector,
+        target_ports: Vec<Port>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Selector {
+        match_labels: BTreeMap<String, String>,
+    }
+    #[derive(Deserialize)]
+    struct Port {
+        number: u16,
+    }
+
+    let spec = pool.get("spec").cloned().unwrap_or_default();
+    let spec: Spec =
+        serde_json::from_value(spec).map_err(|error| format!("the InferencePool cannot be read: {error}"))?;
+    let labels: Vec<String> = spec
+        .selector
+        .match_labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    if labels.is_empty() {
+        return Err("the InferencePool selects no labels".to_owned());
+    }
+    match spec.target_ports.as_slice() {
+        [Port { number: number @ 1.. }] => Ok(PodsPlace {
+            selector: labels.join(","),
+            namespace: None,
+            port: Some(*number),
+        }),
+        ports => Err(format!(
+            "the InferencePool has {} target ports; pods with one are followed. Find them by their labels: kubernetes:{}",
+            ports.len(),
+            labels.join(",")
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pool_selects_pods_and_has_a_port() {
+        let pool = |labels: Value, ports: Value| {
+            pods_of(
+                &json!({"spec": {"selector": {"matchLabels": labels}, "targetPorts": ports, "endpointPickerRef": {"name": "epp"}}}),
+            )
+        };
+        let labels = json!({"app": "vllm", "role": "decode"});
+        let expected = PodsPlace {
+            selector: "app=vllm,role=decode".to_owned(),
+            namespace: None,
+            port: Some(8000),
+        };
+        assert_eq!(pool(labels.clone(), json!([{"number": 8000}])), Ok(expected));
+        for (labels, ports, words) in [
+            (json!({}), json!([{"number": 8000}]), "no labels"),
+            (
+                labels.clone(),
+                json!([{"number": 8000}, {"number": 8001}]),
+                "2 target ports",
+            ),
+            (labels.clone(), json!([]), "0 target ports"),
+            (labels.clone(), json!([{"number": 70000}]), "cannot be read"),
+            (json!(null), json!([{"number": 8000}]), "cannot be read"),
+        ] {
+            let error = pool(labels, ports).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(pods_of(&json!({})).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! The endpoints of a Service, by its EndpointSlices.
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use kube::api::ListParams;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use tokio::time::timeout;
+
+use crate::daemon::http::{Discovered, NewServer};
+
+use super::super::super::http::authority;
+use super::super::super::spec::EngineDefaults;
+use super::super::spec::ServicePlace;
+use super::super::{Look, Reports, SERVER_PORT, server_at};
+use super::pods::PORT_NAME;
+use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
+
+/// The label by which a slice tells its Service.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Looks for the endpoints of `place` for ever.
+pub(super) async fn run(
+    client: Client,
+    namespace: String,
+    place: &ServicePlace,
+    defaults: &EngineDefaults,
+    reports: &Reports,
+) {
+    let api: Api<EndpointSlice> = Api::namespaced(client, &namespace);
+    let selector = format!("{SERVICE_LABEL}={}", place.service);
+    let reading = Reading {
+        objects: Objects::EndpointSlices,
+        namespace,
+    };
+    reports.answer_by(look(api.clone(), reading.clone(), &selector, place, defaults));
+    let config = watcher::Config::default().labels(&selector);
+    let read = |slice: &EndpointSlice| servers_of(slice, place, defaults);
+    watch(api, config, &reading, reports, read, |known| {
+        reports.know(engines(known.values().flatten()));
+    })
+    .await;
+}
+
+/// Looks at the endpoints as they are now.
+fn look(
+    api: Api<EndpointSlice>,
+    reading: Reading,
+    selector: &str,
+    place: &ServicePlace,
+    defaults: &EngineDefaults,
+) -> Look {
+    let parameters = ListParams::default().labels(selector);
+    let (place, defaults) = (place.clone(), defaults.clone());
+    Box::new(move |server| {
+        let (api, reading, parameters) = (api.clone(), reading.clone(), parameters.clone());
+        let (place, defaults) = (place.clone(), defaults.clone());
+        Box::pin(async move {
+            let asked = timeout(LOOK_PATIENCE, api.list(&parameters)).await;
+            let slices = asked.map_err(|_| unanswered())?;
+            let slices = slices.map_err(|error| reading.of_look(error))?.into_iter();
+            confirm(
+                &server,
+                slices.flat_map(|slice| servers_of(&slice, &place, &defaults)),
+            )
+        })
+    })
+}
+
+/// The engines of a slice: its endpoints that are not about to end.
+fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefaults) -> Vec<NewServer> {
+    let port = place
+        .port
+        .or_else(|| port_of(slice.ports.as_deref().unwrap_or_default()));
+    let port = port.unwrap_or(SERVER_PORT);
+    let endpoints = slice.endpoints.iter();
+    endpoints
+        .filter_map(|endpoint| server_of(endpoint, port, defaults))
+        .collect()
+}
+
+/// The engine at an endpoint; none where it is about to end.
+fn server_of(endpoint: &Endpoint, port: u16, defaults: &EngineDefaults) -> Option<NewServer> {
+    let conditions = endpoint.conditions.as_ref();
+    if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
+        return None;
+    }
+    // They are all one's: the first one counts.
+    let host = endpoint.addresses.first().filter(|address| !address.is_empty())?;
+    let pod = endpoint.target_ref.as_ref();
+    let name = pod.and_then(|pod| pod.name.clone());
+    let discovered = Discovered {
+        identity: pod.and_then(|pod| pod.uid.clone()).unwrap_or_default(),
+        ..Discovered::default()
+    };
+    let name = name.unwrap_or_else(|| authority(host, port));
+    Some(server_at(name, host, port, discovered, defaults))
+}
+
+/// The port called `http`, or else the only one.
+fn port_of(ports: &[EndpointPort]) -> Option<u16> {
+    let named = ports.iter().find(|port| port.name.as_deref() == Some(PORT_NAME));
+    let only = match ports {
+        [only] => Some(only),
+        _ => None,
+    };
+    u16::try_from(named.or(only)?.port?).ok().filter(|port| *port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn names(ports: &Value, endpoints: &Value, port: Option<u16>) -> Vec<(String, String, String)> {
+        let slice =
+            json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+        let slice = serde_json::from_value(slice).unwrap();
+        let place = ServicePlace {
+            service: "vllm".to_owned(),
+            namespace: None,
+            port,
+        };
+        let servers = servers_of(&slice, &place, &EngineDefaults::default()).into_iter();
+        servers
+            .map(|server| (server.instance, server.url, server.discovered.identity))
+            .collect()
+    }
+
+    #[test]
+    fn endpoints_are_engines_until_they_end() {
+        let endpoints = json!([
+            {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": "vllm-0", "uid": "u0"}, "conditions": {"ready": false}},
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": true, "terminating": true}},
+            {"addresses": ["10.0.0.3"]},
+            {"addresses": []},
+        ]);
+        let text = |name: &str, url: &str, uid: &str| (name.to_owned(), url.to_owned(), uid.to_owned());
+        let one = json!([{"port": 8100}]);
+        assert_eq!(
+            names(&one, &endpoints, None),
+            [
+                text("vllm-0", "http://10.0.0.1:8100", "u0"),
+                text("10.0.0.3:8100", "http://10.0.0.3:8100", ""),
+            ]
+        );
+        let several = json!([{"port": 5557, "name": "events"}, {"port": 8200, "name": "http"}]);
+        assert_eq!(names(&several, &endpoints, None)[0].1, "http://10.0.0.1:8200");
+        assert_eq!(
+            names(&several, &endpoints, Some(9000))[0].1,
+            "http://10.0.0.1:9000"
+        );
+        assert_eq!(names(&json!([]), &endpoints, None)[0].1, "http://10.0.0.1:8000");
+    }
+}

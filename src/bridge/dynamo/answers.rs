@@ -1,0 +1,235 @@
+//! Answers of a worker to the question for what it knows, and the questions that lead to a whole state.
+//!
+//! A dump is not of one moment: it has all events up to its number, and may have some of those behind. So each dump is followed by a question
+//! from its number on, and only both together are a state: that behind the last event of the second answer.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::task::spawn_blocking;
+
+use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, Format};
+
+use super::holder_of;
+use super::questions::{ANSWER_BYTES_MAX, Asker, QuestionError, Room};
+use super::records::SourceRecord;
+
+/// Most questions for one state: while a worker stores faster than it can be asked, there is none.
+const ROUNDS_MAX: usize = 4;
+
+/// Why a worker's state cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum AnswerError {
+    /// The way there and back.
+    #[error(transparent)]
+    Question(#[from] QuestionError),
+    /// The worker has answered, and not with what it knows.
+    #[error("the worker answers: {0}")]
+    Worker(String),
+    /// The worker's answer is of another form.
+    #[error("the answer cannot be read: {0}")]
+    Form(String),
+    /// Events of an answer are about somebody else.
+    #[error("the answer tells of another worker")]
+    Foreign,
+    /// The numbers of two answers contradict each other.
+    #[error("the worker counts backwards: event {newest} is its last, and {known} is known")]
+    Backwards {
+        /// The newest event by the last answer.
+        newest: u64,
+        /// The last event of the answer before.
+        known: u64,
+    },
+    /// Each dump was outdated when the next answer came.
+    #[error("the worker stores faster than it can be asked")]
+    TooFast,
+}
+
+/// Events of an answer.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) batch: EngineBatch,
+    /// The number of the last event that is in it.
+    pub(super) last: u64,
+}
+
+/// All that is missing of a worker's state.
+#[derive(Debug)]
+pub(in super::super) struct Caught {
+    _room: Room,
+    /// Everything that the worker has, where what was known of it does not reach.
+    pub(super) base: Option<Part>,
+    /// The events behind.
+    pub(super) tail: Option<Part>,
+    /// The number of the worker's last event.
+    pub(super) newest: u64,
+}
+
+/// One answer. Events are a list in JSON.
+#[derive(Debug)]
+enum Answer {
+    /// All that the worker has, up to an event.
+    Dump(Bytes, u64),
+    /// The events from the one asked for up to this one.
+    Events(Bytes, u64),
+    /// The number asked for has not been given yet.
+    TooNew(u64),
+}
+
+/// Asks for what a worker knows from event `start` on, which it has to have given already; for all without.
+pub(super) async fn catch_up(
+    asker: &Asker,
+    record: &SourceRecord,
+    start: Option<u64>,
+) -> Result<Caught, AnswerError> {
+    let (mut start, mut base, mut room): (_, Option<Part>, _) = (start, None, Room::default());
+    for _ in 0..ROUNDS_MAX {
+        let answer = read_answer(&asker.ask(record, start, &mut room).await?)?;
+        let known = base.as_ref().map(|dump| dump.last);
+        let (tail, newest) = match (answer, known) {
+            (Answer::Events(events, last), _) => (Some(decode(events, last, record).await?), last),
+            // Nothing has happened since the dump before.
+            (Answer::Dump(_, last), Some(known)) if last == known => (None, last),
+            (Answer::Dump(events, last), _) => {
+                start = Some(last);
+                base = Some(decode(events, last, record).await?);
+                continue;
+            }
+            (Answer::TooNew(newest), Some(known)) => return Err(AnswerError::Backwards { newest, known }),
+            (Answer::TooNew(_), None) => {
+                // It counts anew: what was known of it does not count.
+                start = None;
+                continue;
+            }
+        };
+        return Ok(Caught {
+            _room: room,
+            base,
+            tail,
+            newest,
+        });
+    }
+    Err(AnswerError::TooFast)
+}
+
+/// Decodes events, which have to be of the worker that was asked.
+async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<Part, AnswerError> {
+    let decoding = spawn_blocking(move || {
+        let limits = DecodeLimits {
+            payload_bytes_max: ANSWER_BYTES_MAX,
+            ..DecodeLimits::default()
+        };
+        let mut batch = EngineBatch::default();
+        let decoded = Decoder::new(Format::Dynamo, limits).decode(&events, &mut batch);
+        decoded.map(|()| batch)
+    });
+    let unreadable = |error: &dyn std::fmt::Display| AnswerError::Form(error.to_string());
+    let decoded = decoding.await.map_err(|error| unreadable(&error))?;
+    let batch = decoded.map_err(|error| unreadable(&error))?;
+    let mut holders = batch.events().iter().map(|event| holder_of(&batch, event));
+    match holders
+        .all(|holder| holder.is_some_and(|(worker, rank)| worker == record.worker && rank == record.rank))
+    {
+        true => Ok(Part { batch, last }),
+        false => Err(AnswerError::Foreign),
+    }
+}
+
+fn read_answer(answer: &Bytes) -> Result<Answer, AnswerError> {
+    #[derive(Deserialize)]
+    enum Told<'a> {
+        TreeDump {
+            #[serde(borrow)]
+            events: &'a RawValue,
+            last_event_id: u64,
+            reset_scope: Option<String>,
+        },
+        Events {
+            #[serde(borrow)]
+            events: &'a RawValue,
+            last_event_id: u64,
+        },
+        TooNew {
+            newest_available: u64,
+        },
+        TreeDumpFailed {
+            message: String,
+        },
+        InvalidRange {
+            start_id: u64,
+            end_id: u64,
+        },
+        Error(String),
+    }
+
+    let told: Told<'_> =
+        serde_json::from_slice(answer).map_err(|error| AnswerError::Form(error.to_string()))?;
+    let part = |events: &RawValue| answer.slice_ref(events.get().as_bytes());
+    match told {
+        Told::TreeDump {
+            events,
+            last_event_id,
+            reset_scope,
+        } => match reset_scope.as_deref() {
+            None | Some("all") => Ok(Answer::Dump(part(events), last_event_id)),
+            Some(scope) => Err(AnswerError::Form(format!("a dump of {scope} only"))),
+        },
+        Told::Events {
+            events,
+            last_event_id,
+        } => Ok(Answer::Events(part(events), last_event_id)),
+        Told::TooNew { newest_available } => Ok(Answer::TooNew(newest_available)),
+        Told::TreeDumpFailed { message } => Err(AnswerError::Worker(format!("the dump failed: {message}"))),
+        Told::InvalidRange { start_id, end_id } => Err(AnswerError::Worker(format!(
+            "the range from {start_id} to {end_id} is none"
+        ))),
+        Told::Error(error) => Err(AnswerError::Worker(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &'static str) -> Result<Answer, AnswerError> {
+        read_answer(&Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn answers_are_read_by_their_names() {
+        let Ok(Answer::Dump(events, 9)) =
+            read(r#"{"TreeDump":{"events":[{"a":1}],"last_event_id":9,"reset_scope":"all"}}"#)
+        else {
+            panic!("no dump");
+        };
+        assert_eq!(events, &br#"[{"a":1}]"#[..]);
+        assert!(matches!(
+            read(r#"{"TreeDump":{"events":[],"last_event_id":0}}"#),
+            Ok(Answer::Dump(_, 0))
+        ));
+        assert!(matches!(
+            read(r#"{"Events":{"events":[],"last_event_id":3}}"#),
+            Ok(Answer::Events(_, 3))
+        ));
+        let too_new = r#"{"TooNew":{"requested_start":3000,"requested_end":10,"newest_available":10}}"#;
+        assert!(matches!(read(too_new), Ok(Answer::TooNew(10))));
+        for (text, part) in [
+            (
+                r#"{"TreeDumpFailed":{"last_event_id":1,"message":"busy"}}"#,
+                "busy",
+            ),
+            (r#"{"InvalidRange":{"start_id":3,"end_id":1}}"#, "from 3 to 1"),
+            (r#"{"Error":"dp_rank mismatch"}"#, "dp_rank mismatch"),
+            (
+                r#"{"TreeDump":{"events":[],"last_event_id":1,"reset_scope":"worker"}}"#,
+                "worker only",
+            ),
+            (r#"{"Status":{}}"#, "cannot be read"),
+            (r#"{"TreeDump":{"events":[]}}"#, "cannot be read"),
+            ("[]", "cannot be read"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! How far the events of one worker are known that can be asked.
+//!
+//! ```text
+//!            message goes on                    hole, doubt, late start
+//!   ┌───────────────────────────┐  ┌──────────────────────────────────────────────┐
+//!   ▼                           │  │                                              ▼
+//! whole ────────────────────────┘──┘                                 out of sight, messages wait
+//!   ▲                                                                             │
+//!   └── the answer and what has waited reach the last number that was heard of ───┘
+//! ```
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use kvatlas_client::Backoff;
+use kvatlas_core::wire::Rank;
+use kvatlas_engines::{EngineBatch, EngineChange, Reason};
+
+use super::super::follower::FollowOptions;
+use super::records::SourceRecord;
+
+/// So many intervals may pass between two questions to a worker of whom nothing was heard: each makes it write two lines into its log.
+const QUIET_INTERVALS: u32 = 5;
+/// So many intervals may pass between two questions for everything that left a doubt.
+const DUMP_INTERVALS_MAX: u32 = 60;
+
+/// When workers are asked.
+#[derive(Debug, Clone)]
+pub(super) struct Pace {
+    /// Between the last message and the question whether it was the last.
+    interval: Duration,
+    /// Since the last sign of life, until a worker that does not answer is out of sight.
+    pub(super) silent_after: Duration,
+    /// Between questions without an answer of use.
+    backoff: Backoff,
+    /// Between questions for everything whose answers leave a doubt.
+    dump_backoff: Backoff,
+}
+
+impl Pace {
+    pub(super) fn new(options: &FollowOptions) -> Self {
+        Self {
+            interval: options.poll_interval,
+            silent_after: options.silent_after,
+            backoff: options.backoff,
+            dump_backoff: Backoff {
+                pause_min: options.poll_interval,
+                pause_max: options.poll_interval * DUMP_INTERVALS_MAX,
+            },
+        }
+    }
+
+    /// The time for which a worker that has answered is taken for alive.
+    pub(super) fn alive_for(&self) -> Duration {
+        self.interval * (QUIET_INTERVALS + 1) + self.silent_after
+    }
+
+    /// When a connection that was made now has shown that it is heard, if nothing came over it.
+    pub(super) fn settled_at(&self) -> Instant {
+        Instant::now() + self.interval
+    }
+}
+
+/// How far a worker's events are known.
+#[derive(Debug)]
+pub(super) struct Course {
+    pub(super) record: SourceRecord,
+    /// The number of its next event; none where what is known does not count.
+    pub(super) due: Option<u64>,
+    /// The largest number that was heard of.
+    heard: Option<u64>,
+    /// Whether all events up to the next number are applied, and none behind has come.
+    pub(super) is_whole: bool,
+    /// Whether a message came since the connection was made: it is heard.
+    pub(super) is_heard: bool,
+    /// Messages behind a hole.
+    pub(super) waiting: Vec<Bytes>,
+    /// Names the last question, if it is open.
+    pub(super) asked: Option<u64>,
+    ask_at: Instant,
+    failures: u32,
+    /// When it showed last that it lives.
+    pub(super) alive_at: Instant,
+    /// The error of the last question, in words.
+    pub(super) trouble: Option<String>,
+}
+
+impl Course {
+    /// A worker of which nothing is known.
+    pub(super) fn new(record: SourceRecord) -> Self {
+        let now = Instant::now();
+        Self {
+            record,
+            due: None,
+            heard: None,
+            is_whole: false,
+            is_heard: false,
+            waiting: Vec::new(),
+            asked: None,
+            ask_at: now,
+            failures: 0,
+            alive_at: now,
+            trouble: None,
+        }
+    }
+
+    /// Notes the numbers of a message.
+    pub(super) fn hear(&mut self, batch: &EngineBatch) {
+        let numbers = batch.numbers.iter().map(|number| Some(number.id));
+        self.heard = numbers.fold(self.heard, Option::max);
+    }
+
+    /// Something is missing, or in doubt. With `counts_anew`, the worker's numbers begin again.
+    pub(super) fn break_off(&mut self, counts_anew: bool) {
+        if counts_anew {
+            (self.due, self.heard) = (None, None);
+        }
+        if self.is_whole {
+            self.is_whole = false;
+            self.ask_at = Instant::now();
+        }
+    }
+
+    /// The connection broke: what was asked before says nothing of the next one.
+    pub(super) fn disconnect(&mut self) {
+        (self.is_heard, self.asked) = (false, None);
+        self.ask_at = Instant::now();
+    }
+
+    /// The first event to ask for, if it is time: the last one that is known, so that there is one. All of them where none is.
+    pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
+        if self.asked.is_some() || self.ask_at > Instant::now() {
+            return None;
+        }
+        self.asked = Some(name);
+        Some(self.due.map(|due| due.saturating_sub(1)))
+    }
+
+    /// The number behind the events of `batch`, where they go on from `due`; none where one is missing. Where `clears_all`, those before a clear
+    /// at the beginning may be.
+    pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
+        if batch.events().iter().any(|event| event.id.is_none()) {
+            return None;
+        }
+        let is_own = |rank: Option<Rank>| rank.unwrap_or_default() == self.record.rank;
+        let mut numbers = batch
+            .numbers
+            .iter()
+            .filter(|number| is_own(number.rank))
+            .peekable();
+        let first = numbers.peek().map(|number| number.id);
+        let clear = batch
+            .events()
+            .first()
+            .filter(|event| event.change == EngineChange::Cleared);
+        let begins = match clear.and_then(|event| event.id) {
+            Some(id) if clears_all && Some(id) == first => due.max(id),
+            _ => due,
+        };
+        numbers.try_fold(begins, |due, number| match number.id {
+            id if id < due => Some(due),
+            id if id == due => due.checked_add(1),
+            _ => None,
+        })
+    }
+
+    /// Whether no event is known of that has not been applied.
+    pub(super) fn is_complete(&self) -> bool {
+        self.due
+            .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
+    }
+
+    /// The last question has helped.
+    pub(super) fn is_healed(&mut self, pace: &Pace) {
+        (self.is_whole, self.failures, self.trouble) = (true, 0, None);
+        self.alive_at = Instant::now();
+        self.ask_at = self.alive_at + pace.interval * QUIET_INTERVALS;
+    }
+
+    /// The last question has not helped.
+    pub(super) fn has_failed(&mut self, trouble: String, pace: &Pace) {
+        self.fail(trouble, pace.backoff);
+    }
+
+    /// The answer to the last question leaves a doubt: the next one has to ask for everything.
+    pub(super) fn is_doubtful(&mut self, doubt: Reason, pace: &Pace) {
+        (self.is_whole, self.due) = (false, None);
+        self.fail(doubt.as_str().to_owned(), pace.dump_backoff);
+    }
+
+    fn fail(&mut self, trouble: String, backoff: Backoff) {
+        self.failures = self.failures.saturating_add(1);
+        self.ask_at = Instant::now() + backoff.pause(self.failures);
+        self.trouble = Some(trouble);
+    }
+
+    /// A message has come that goes on. It may not be the last one that was sent, which a question shows when no more come.
+    pub(super) fn is_alive(&mut self, pace: &Pace) {
+        self.alive_at = Instant::now();
+        self.ask_at = self.alive_at + pace.interval;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_engines::{DecodeLimits, Decoder, Format};
+    use serde_json::{Value, json};
+
+    use super::super::records::Target;
+    use super::*;
+
+    fn course() -> Course {
+        Course::new(SourceRecord {
+            subject: "s".to_owned(),
+            id: 7,
+            worker: kvatlas_core::wire::WorkerName::new("7").unwrap(),
+            rank: 0,
+            target: Target::Nats("t".to_owned()),
+        })
+    }
+
+    /// Clears with these numbers, in this order; none has none.
+    fn batch(numbers: &[Option<u64>]) -> EngineBatch {
+        let event = |id: &Option<u64>| json!({"worker_id": 7, "event": {"event_id": id, "data": "cleared", "dp_rank": 0}});
+        let events: Vec<Value> = numbers.iter().map(event).collect();
+        let mut batch = EngineBatch::default();
+        let mut decoder = Decoder::new(Format::Dynamo, DecodeLimits::default());
+        decoder
+            .decode(&serde_json::to_vec(&events).unwrap(), &mut batch)
+            .unwrap();
+        batch
+    }
+
+    #[test]
+    fn numbers_go_on_or_one_is_missing() {
+        let course = course();
+        let next = |due, numbers: &[u64], clears_all| {
+            let numbers: Vec<_> = numbers.iter().copied().map(Some).collect();
+            course.next_due(due, &batch(&numbers), clears_all)
+        };
+        assert_eq!(next(3, &[], false), Some(3));
+        assert_eq!(next(3, &[3, 4, 5], false), Some(6));
+        assert_eq!(next(3, &[1, 2, 3], false), Some(4));
+        assert_eq!(next(3, &[1, 2], false), Some(3));
+        assert_eq!(next(3, &[4], false), None);
+        assert_eq!(next(3, &[3, 5], false), None);
+        // A worker that counts from 0 may have lost that one.
+        assert_eq!(next(0, &[1], false), None);
+        assert_eq!(next(0, &[0, 1], false), Some(2));
+        // What a clear at the beginning has cleared need not be told.
+        assert_eq!(next(3, &[7, 8], true), Some(9));
+        assert_eq!(next(3, &[7, 9], true), None);
+        assert_eq!(next(3, &[2, 3], true), Some(4));
+        assert_eq!(course.next_due(3, &batch(&[Some(3), None]), false), None);
+    }
+
+    #[test]
+    fn what_was_heard_of_has_to_come() {
+        let mut course = course();
+        assert!(!course.is_complete());
+        course.due = Some(5);
+        course.hear(&batch(&[Some(4)]));
+        assert!(course.is_complete());
+        course.hear(&batch(&[Some(6), Some(5)]));
+        assert!(!course.is_complete());
+        course.due = Some(7);
+        assert!(course.is_complete());
+    }
+
+    #[test]
+    fn a_question_is_open_once_and_asks_for_what_is_known_last() {
+        let mut course = course();
+        assert_eq!(course.question(1), Some(None));
+        assert_eq!(course.question(2), None);
+        course.disconnect();
+        course.due = Some(5);
+        assert_eq!(course.question(3), Some(Some(4)));
+        course.asked = None;
+        course.has_failed("x".to_owned(), &Pace::new(&FollowOptions::default()));
+        assert_eq!(course.question(4), None);
+    }
+}

@@ -1,0 +1,438 @@
+//! Workers of an event plane that can be asked: what a hole, a doubt or a late start has left out is asked for.
+//!
+//! Such a worker is exact while the numbers of its own events go on. Otherwise it is out of sight, and what comes of it waits, until an answer
+//! and what has waited reach the last number that was heard of. A worker that says nothing is asked now and then: that shows that it
+//! lives, and what was lost last. A worker whose record is taken away is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{Rank, WorkerName};
+use kvatlas_engines::{EngineBatch, Reason};
+
+use super::super::relay::Relay;
+use super::super::stalls::Look;
+use super::answers::{AnswerError, Caught, Part};
+use super::course::{Course, Pace};
+use super::records::{Records, SourceRecord};
+use super::{Number, PUBLISHERS_MAX, PlaneEvents, holder_of};
+
+/// Most bytes of messages that wait, of all workers of a plane. Further ones are asked for once more.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Most publishers that are remembered as gone: what still comes of them is left out.
+const GONE_MAX: usize = 4096;
+
+/// The address of an event plane, by which the records of its publishers are known.
+#[derive(Debug, Clone)]
+pub(in super::super) struct PlaneAddress {
+    pub(in super::super) endpoint: String,
+    pub(in super::super) topic: String,
+}
+
+impl PlaneAddress {
+    /// Whether a publisher is heard there.
+    fn has(&self, records: &Records, publisher: u64, record: &SourceRecord) -> bool {
+        match self.endpoint.starts_with("nats://") {
+            true => record.subject == self.topic,
+            false => records.channels.get(&self.endpoint) == Some(&publisher),
+        }
+    }
+}
+
+/// A question to a worker.
+#[derive(Debug)]
+pub(in super::super) struct Asked {
+    publisher: u64,
+    /// The name of the question.
+    number: u64,
+    pub(super) record: SourceRecord,
+    /// The first event that is asked for; none for everything.
+    pub(super) start: Option<u64>,
+    asked_at: Instant,
+    look: Look,
+}
+
+/// The workers that can be asked, by their publishers.
+pub(super) struct Courses {
+    address: PlaneAddress,
+    pace: Pace,
+    records: Arc<Records>,
+    pub(super) all: BTreeMap<u64, Course>,
+    gone: BTreeSet<u64>,
+    questions: u64,
+    waiting_bytes: usize,
+    /// When a connection over which nothing has come is taken for heard.
+    settled_at: Instant,
+}
+
+impl Courses {
+    pub(super) fn new(address: PlaneAddress, pace: Pace) -> Self {
+        Self {
+            settled_at: pace.settled_at(),
+            address,
+            pace,
+            records: Arc::default(),
+            all: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            questions: 0,
+            waiting_bytes: 0,
+        }
+    }
+
+    /// Whether a publisher's worker is gone, by the records.
+    pub(super) fn is_gone(&self, publisher: u64) -> bool {
+        self.gone.contains(&publisher)
+    }
+
+    /// The connection broke.
+    pub(super) fn disconnect(&mut self) {
+        self.all.values_mut().for_each(Course::disconnect);
+    }
+
+    /// The errors of discovery and of questions, in words; none where nothing is wrong.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let failed = self.all.values().find_map(|course| {
+            let trouble = course.trouble.as_ref()?;
+            Some(format!(
+                "worker {}/{}: {trouble}",
+                course.record.worker, course.record.rank
+            ))
+        });
+        failed.or_else(|| self.records.trouble.clone())
+    }
+
+    /// The records that are about this plane: those of its publishers, and of those that were `heard`. Of a worker of whom two publishers tell,
+    /// nobody knows whom to believe.
+    fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
+        let records = &self.records;
+        let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
+        for record in records.sources.values() {
+            *publishers_of.entry((&record.worker, record.rank)).or_default() += 1;
+        }
+        let is_wanted = |publisher: &u64, record: &SourceRecord| {
+            let is_here = heard(*publisher) || self.address.has(records, *publisher, record);
+            is_here && publishers_of.get(&(&record.worker, record.rank)) == Some(&1)
+        };
+        let wanted = records
+            .sources
+            .iter()
+            .filter(|(publisher, record)| is_wanted(publisher, record));
+        let wanted = wanted.map(|(publisher, record)| (*publisher, record.clone()));
+        wanted.take(PUBLISHERS_MAX).collect()
+    }
+
+    /// Lets a message wait until what is missing before it is there. Where there is no room, it is asked for once more.
+    fn wait(&mut self, publisher: u64, message: &Bytes) {
+        let bytes = self.waiting_bytes.saturating_add(message.len());
+        if bytes <= WAITING_BYTES_MAX
+            && let Some(course) = self.all.get_mut(&publisher)
+        {
+            course.waiting.push(message.clone());
+            self.waiting_bytes = bytes;
+        }
+    }
+
+    fn take_waiting(&mut self, publisher: u64) -> Vec<Bytes> {
+        let course = self.all.get_mut(&publisher);
+        let waiting = course
+            .map(|course| std::mem::take(&mut course.waiting))
+            .unwrap_or_default();
+        let bytes: usize = waiting.iter().map(Bytes::len).sum();
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
+        waiting
+    }
+}
+
+impl PlaneEvents {
+    /// The subscription stands. Without a message, it is taken for heard from `settled_at` on.
+    pub(in super::super) fn connected(&mut self, settled_at: Option<Instant>) {
+        self.courses.settled_at = settled_at.unwrap_or_else(|| self.courses.pace.settled_at());
+    }
+
+    /// Takes over the records of discovery.
+    pub(in super::super) async fn take_records(
+        &mut self,
+        records: Arc<Records>,
+    ) -> Result<(), PublisherError> {
+        self.courses.records = records;
+        match self.courses.records.is_known {
+            true => self.apply_records().await,
+            false => Ok(()),
+        }
+    }
+
+    pub(super) async fn apply_records(&mut self) -> Result<(), PublisherError> {
+        let wanted = self
+            .courses
+            .wanted(|publisher| self.publishers.contains_key(&publisher));
+        let known: Vec<u64> = self.courses.all.keys().copied().collect();
+        for publisher in known
+            .into_iter()
+            .filter(|publisher| !wanted.contains_key(publisher))
+        {
+            self.end_course(publisher).await?;
+        }
+        for (publisher, record) in wanted {
+            self.courses.gone.remove(&publisher);
+            let known = self.courses.all.get(&publisher);
+            if known.is_some_and(|course| course.record == record) {
+                continue;
+            }
+            drop(self.courses.take_waiting(publisher));
+            self.courses.all.insert(publisher, Course::new(record.clone()));
+            if let Some(relay) = self.holders.get(&record.worker, record.rank).await {
+                relay.lost().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what is asked of a worker: it is gone, or nobody knows any more which publisher tells of it.
+    async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
+        drop(self.courses.take_waiting(publisher));
+        let Some(course) = self.courses.all.remove(&publisher) else {
+            return Ok(());
+        };
+        let SourceRecord { worker, rank, .. } = course.record;
+        if self.courses.records.sources.contains_key(&publisher) {
+            return match self.holders.get(&worker, rank).await {
+                Some(relay) => relay.lose(Reason::LostBatches).await,
+                None => Ok(()),
+            };
+        }
+        self.publishers.remove(&publisher);
+        if self.courses.gone.len() >= GONE_MAX {
+            self.courses.gone.pop_first();
+        }
+        self.courses.gone.insert(publisher);
+        self.holders.forget(&worker, rank).await
+    }
+
+    /// The next question that is due, if one is.
+    pub(in super::super) fn question(&mut self, look: Look) -> Option<Asked> {
+        let number = self.courses.questions.wrapping_add(1);
+        let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
+            let start = course.question(number)?;
+            Some((*publisher, course.record.clone(), start))
+        });
+        let (publisher, record, start) = due?;
+        self.courses.questions = number;
+        Some(Asked {
+            publisher,
+            number,
+            record,
+            start,
+            asked_at: Instant::now(),
+            look,
+        })
+    }
+
+    /// Takes a message of a publisher whose worker can be asked.
+    pub(super) async fn follow_course(
+        &mut self,
+        publisher: u64,
+        batch: &EngineBatch,
+        message: &Bytes,
+        number: Number,
+        is_behind: bool,
+    ) -> Result<(), PublisherError> {
+        let courses = &mut self.courses;
+        let Some(course) = courses.all.get_mut(&publisher) else {
+            return Ok(());
+        };
+        let counts_anew = matches!(number, Number::Anew | Number::Backwards);
+        if counts_anew {
+            course.break_off(true);
+        }
+        course.hear(batch);
+        course.is_heard |= !is_behind;
+        let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await else {
+            return Ok(());
+        };
+        let goes_on = course.is_whole && apply(relay, course, batch, false).await?;
+        if !goes_on || relay.doubt().is_some() {
+            course.break_off(false);
+            // Nothing is told of what waits.
+            relay.lost().await?;
+        }
+        if !goes_on {
+            courses.wait(publisher, message);
+            return Ok(());
+        }
+        if course.is_whole && !is_behind {
+            course.is_alive(&courses.pace);
+            relay.seen(courses.pace.alive_for()).await?;
+        }
+        Ok(())
+    }
+
+    /// A publisher tells of a worker that has another one by its record: either may be outdated, and what it tells is left out. Returns whether
+    /// there is such a record.
+    pub(super) async fn contradict_course(
+        &mut self,
+        worker: &WorkerName,
+        rank: Rank,
+    ) -> Result<bool, PublisherError> {
+        let mut courses = self.courses.all.values_mut();
+        let of_worker = |course: &&mut Course| course.record.worker == *worker && course.record.rank == rank;
+        let Some(course) = courses.find(of_worker) else {
+            return Ok(false);
+        };
+        course.break_off(true);
+        if let Some(relay) = self.holders.get(worker, rank).await {
+            relay.lost().await?;
+        }
+        Ok(true)
+    }
+
+    /// A message cannot be read, and may have been about any of them.
+    pub(super) async fn doubt_courses(&mut self) -> Result<(), PublisherError> {
+        for course in self.courses.all.values_mut() {
+            course.break_off(false);
+            if let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await {
+                relay.lost().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a question. `is_news` tells whether it shows anything about now, by the look that was taken when it was asked.
+    pub(in super::super) async fn answered(
+        &mut self,
+        asked: Asked,
+        answer: Result<Caught, AnswerError>,
+        is_news: impl FnOnce(Look) -> bool,
+    ) -> Result<(), PublisherError> {
+        let publisher = asked.publisher;
+        let settled_at = self.courses.settled_at;
+        let Some(course) = self.courses.all.get_mut(&publisher) else {
+            return Ok(());
+        };
+        // One from before the last connection, or about another record.
+        if course.asked != Some(asked.number) {
+            return Ok(());
+        }
+        course.asked = None;
+        let proves = is_news(asked.look) && (course.is_heard || asked.asked_at >= settled_at);
+        let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await else {
+            return Ok(());
+        };
+        let caught = match answer {
+            Ok(caught) => caught,
+            Err(error) => {
+                course.has_failed(error.to_string(), &self.courses.pace);
+                let is_silent = course.alive_at.elapsed() >= self.courses.pace.silent_after;
+                return match is_silent {
+                    true => relay.lost().await,
+                    false => Ok(()),
+                };
+            }
+        };
+        let counts_anew = asked.start.is_some_and(|start| caught.newest < start);
+        if counts_anew {
+            course.break_off(true);
+        }
+        let is_known = course.is_whole && course.due.is_some_and(|due| caught.newest < due);
+        let goes_on = is_known || catch_up(relay, course, &caught).await?;
+        if goes_on && !is_known {
+            self.apply_waiting(publisher).await?;
+        }
+        self.settle(publisher, goes_on, proves).await
+    }
+
+    /// Applies what has waited, as far as it goes on.
+    async fn apply_waiting(&mut self, publisher: u64) -> Result<(), PublisherError> {
+        let mut batch = EngineBatch::default();
+        for message in self.courses.take_waiting(publisher) {
+            // It was decoded once.
+            if self.decoder.decode(&message, &mut batch).is_err() {
+                continue;
+            }
+            let Some(course) = self.courses.all.get_mut(&publisher) else {
+                return Ok(());
+            };
+            if let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await {
+                // Where it does not go on, its numbers were heard of, and are asked for.
+                apply(relay, course, &batch, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides whether a worker is in sight again, behind an answer.
+    async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
+        let pace = &self.courses.pace;
+        let Some(course) = self.courses.all.get_mut(&publisher) else {
+            return Ok(());
+        };
+        let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await else {
+            return Ok(());
+        };
+        if let Some(doubt) = relay.doubt() {
+            course.is_doubtful(doubt, pace);
+            return relay.lost().await;
+        }
+        if !goes_on || !course.is_complete() {
+            if !goes_on {
+                course.due = None;
+            }
+            course.is_whole = false;
+            course.has_failed("events are missing in the answer".to_owned(), pace);
+            return relay.lost().await;
+        }
+        course.is_healed(pace);
+        if proves {
+            return relay.seen(pace.alive_for()).await;
+        }
+        // Asked again soon, it shows what was said before anyone heard.
+        course.is_alive(pace);
+        Ok(())
+    }
+}
+
+/// Applies the events of `batch` that are due. Returns whether they go on from what is known.
+async fn apply(
+    relay: &mut Relay,
+    course: &mut Course,
+    batch: &EngineBatch,
+    clears_all: bool,
+) -> Result<bool, PublisherError> {
+    let Some(due) = course.due else {
+        return Ok(false);
+    };
+    let Some(next) = course.next_due(due, batch, clears_all) else {
+        return Ok(false);
+    };
+    if next > due {
+        let own = (course.record.worker.clone(), course.record.rank);
+        let is_due = |id: Option<u64>| id.is_some_and(|id| id >= due);
+        relay
+            .apply_events(batch, |event| {
+                is_due(event.id) && holder_of(batch, event).as_ref() == Some(&own)
+            })
+            .await?;
+        course.due = Some(next);
+    }
+    Ok(true)
+}
+
+/// Applies an answer. Returns whether it goes on from what is known, and reaches its own last number.
+async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
+    if let Some(Part { batch, last }) = &caught.base {
+        // Out of sight until it is whole.
+        relay.lost().await?;
+        relay.restart(None).await?;
+        relay.apply_events(batch, |_| true).await?;
+        // A worker that has said nothing yet may begin with either number.
+        let has_begun = *last > 0 || !batch.events().is_empty();
+        course.due = Some(if has_begun { last.saturating_add(1) } else { 0 });
+    }
+    if let Some(Part { batch, last }) = &caught.tail {
+        let goes_on = apply(relay, course, batch, true).await?;
+        return Ok(goes_on && course.due.is_some_and(|due| due > *last));
+    }
+    Ok(course.due.is_some())
+}

@@ -1,0 +1,411 @@
+//! Records of Dynamo's discovery: which worker a publisher tells of, and where that worker is asked for all that it has.
+//!
+//! | key | record |
+//! |---|---|
+//! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
+//! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
+//!
+//! etcd has them under leases. A folder has a file for each, whose name is the percent-encoded rest of the key; its process touches it every
+//! few seconds.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
+use percent_encoding::percent_decode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
+
+use crate::daemon::config::Discovery;
+use crate::daemon::dynamo::{EtcdError, ask_etcd};
+use crate::daemon::metrics::LogGate;
+
+static UNREADABLE_GATE: LogGate = LogGate::new();
+
+const SOURCES: &str = "v1/event_sources/";
+const CHANNELS: &str = "v1/event_channels/";
+/// Time between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Most records of a kind.
+const RECORDS_MAX: usize = 8192;
+/// Most bytes of a record.
+const RECORD_BYTES_MAX: usize = 64 << 10;
+/// Longest answer of etcd, in bytes.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// A file that was not touched for so long is that of a process that is gone. Living ones touch theirs every few seconds.
+const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
+
+/// The place where a worker is asked for all that it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Target {
+    /// A listener at `HOST:PORT`, and the path of the endpoint there.
+    Tcp { address: String, path: String },
+    /// A subject of NATS.
+    Nats(String),
+}
+
+/// The worker that a publisher tells of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SourceRecord {
+    /// The subject on which its events come over NATS.
+    pub(super) subject: String,
+    pub(super) id: u64,
+    pub(super) worker: WorkerName,
+    pub(super) rank: Rank,
+    pub(super) target: Target,
+}
+
+/// All records of one place, as they were at the last look that succeeded.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in super::super) struct Records {
+    /// By their publishers' numbers.
+    pub(super) sources: BTreeMap<u64, SourceRecord>,
+    /// The publishers by the addresses at which they publish.
+    pub(super) channels: BTreeMap<String, u64>,
+    /// Whether a look has succeeded ever.
+    pub(super) is_known: bool,
+    /// The error of the last look, in words.
+    pub(super) trouble: Option<String>,
+}
+
+/// Why records cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum RecordsError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error("there are more than {RECORDS_MAX} records")]
+    TooMany,
+}
+
+/// A key and its value.
+type Pair = (String, Vec<u8>);
+
+/// The looks at places of discovery: one task for each place, for all who want to know.
+#[derive(Default)]
+pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
+
+impl RecordReaders {
+    /// The records of a place, as they change. `spawn` runs the task that looks, where there is none yet.
+    pub(in super::super) fn of(
+        &self,
+        discovery: &Discovery,
+        spawn: impl FnOnce(futures_util::future::BoxFuture<'static, ()>),
+    ) -> watch::Receiver<Arc<Records>> {
+        let mut readers = self.0.lock();
+        if let Some((_, records)) = readers.iter().find(|(other, _)| other == discovery) {
+            return records.clone();
+        }
+        let (known, records) = watch::channel(Arc::default());
+        spawn(Box::pin(look_for_ever(discovery.clone(), known)));
+        readers.push((discovery.clone(), records.clone()));
+        records
+    }
+}
+
+async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>) {
+    loop {
+        let before = Arc::clone(&known.borrow());
+        let looked = look(&discovery, &before).await;
+        known.send_if_modified(|records| {
+            let now = match looked {
+                Ok(now) => now,
+                // What was known stays.
+                Err(error) => Records {
+                    trouble: Some(format!("Dynamo's records cannot be read: {error}")),
+                    ..Records::clone(records)
+                },
+            };
+            let is_news = **records != now;
+            *records = Arc::new(now);
+            is_news
+        });
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// The records as they are now. Of one that cannot be read, that of `before` counts.
+async fn look(discovery: &Discovery, before: &Records) -> Result<Records, RecordsError> {
+    let (sources, channels) = match discovery {
+        Discovery::Etcd(authority) => (
+            range(authority, SOURCES).await?,
+            range(authority, CHANNELS).await?,
+        ),
+        Discovery::Files(folder) => {
+            let folder = folder.clone();
+            let reading = tokio::task::spawn_blocking(move || {
+                Ok::<_, RecordsError>((files(&folder, SOURCES)?, files(&folder, CHANNELS)?))
+            });
+            reading.await.map_err(io::Error::other)??
+        }
+    };
+    Ok(read_records(sources, channels, before))
+}
+
+/// All keys of etcd that begin with `prefix`.
+async fn range(authority: &str, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
+    // The first key behind all that begin so: `0` follows `/`.
+    let end = format!("{}0", prefix.trim_end_matches('/'));
+    let question =
+        json!({"key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end), "limit": RECORDS_MAX + 1});
+    let answer = ask_etcd(authority, "kv/range", &question, ANSWER_BYTES_MAX).await?;
+    let pairs = match answer.get("kvs") {
+        // Without any, the gateway leaves the list out.
+        None => return Ok(Vec::new()),
+        Some(Value::Array(pairs)) => pairs,
+        Some(_) => return Err(EtcdError::Answer.into()),
+    };
+    if pairs.len() > RECORDS_MAX {
+        return Err(RecordsError::TooMany);
+    }
+    let field = |pair: &Value, name| {
+        // An empty one is left out.
+        let text = pair.get(name).and_then(Value::as_str).unwrap_or_default();
+        STANDARD.decode(text).map_err(|_| EtcdError::Answer)
+    };
+    let pair = |pair: &Value| {
+        let key = String::from_utf8_lossy(&field(pair, "key")?).into_owned();
+        Ok((key, field(pair, "value")?))
+    };
+    pairs.iter().map(pair).collect()
+}
+
+/// All files of a folder of discovery whose keys begin with `prefix`.
+fn files(folder: &Path, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
+    let bucket = folder.join(prefix);
+    let entries = match std::fs::read_dir(&bucket) {
+        Ok(entries) => entries,
+        // No worker has begun yet; a folder that is not there at all is a mistake.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut pairs = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some(value) = read_file(&entry.path())? {
+            let name = entry.file_name();
+            let rest = percent_decode(name.as_encoded_bytes()).decode_utf8_lossy();
+            pairs.push((format!("{prefix}{rest}"), value));
+        }
+        if pairs.len() > RECORDS_MAX {
+            return Err(RecordsError::TooMany);
+        }
+    }
+    Ok(pairs)
+}
+
+/// The content of a record; none where it is gone, forsaken, or no record.
+fn read_file(path: &Path) -> Result<Option<Vec<u8>>, RecordsError> {
+    let read = || {
+        let metadata = std::fs::metadata(path)?;
+        let age = SystemTime::now().duration_since(metadata.modified()?);
+        let is_forsaken = age.is_ok_and(|age| age > FORSAKEN_AFTER);
+        let is_record = metadata.is_file() && metadata.len() <= RECORD_BYTES_MAX as u64;
+        (is_record && !is_forsaken)
+            .then(|| std::fs::read(path))
+            .transpose()
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => Ok(read?),
+    }
+}
+
+fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Records {
+    let read = |(key, value): Pair| match read_source(&key, &value) {
+        Ok(record) => record,
+        Err(error) => {
+            if let Some(suppressed) = UNREADABLE_GATE.admit() {
+                tracing::warn!(
+                    key,
+                    error,
+                    suppressed,
+                    "a record of Dynamo's discovery cannot be read"
+                );
+            }
+            // It may be written just now.
+            let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
+            Some((publisher, before.sources.get(&publisher)?.clone()))
+        }
+    };
+    Records {
+        sources: sources.into_iter().filter_map(read).collect(),
+        channels: channels
+            .into_iter()
+            .filter_map(|(_, value)| read_channel(&value))
+            .collect(),
+        is_known: true,
+        trouble: None,
+    }
+}
+
+/// The publisher and its worker; none where it cannot be asked. An error in words where the record is of another form.
+fn read_source(key: &str, value: &[u8]) -> Result<Option<(u64, SourceRecord)>, String> {
+    #[derive(Deserialize)]
+    struct Source {
+        publisher_id: u64,
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        worker: Worker,
+        recovery_target: Option<Recovery>,
+    }
+    #[derive(Deserialize)]
+    struct Worker {
+        worker_id: u64,
+        #[serde(default)]
+        dp_rank: Rank,
+    }
+    #[derive(Deserialize)]
+    struct Recovery {
+        transport: Transport,
+    }
+    #[derive(Deserialize)]
+    enum Transport {
+        #[serde(rename = "tcp")]
+        Tcp(String),
+        #[serde(rename = "nats_tcp")]
+        Nats(String),
+    }
+
+    let source: Source = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    let Some(recovery) = source.metadata.recovery_target else {
+        return Ok(None);
+    };
+    let target = match recovery.transport {
+        Transport::Nats(subject) => Target::Nats(subject),
+        Transport::Tcp(target) => {
+            let (address, path) = target.split_once('/').ok_or("the target has no path")?;
+            let (address, path) = (address.to_owned(), path.to_owned());
+            Target::Tcp { address, path }
+        }
+    };
+    let Worker { worker_id, dp_rank } = source.metadata.worker;
+    let record = SourceRecord {
+        subject: subject_of(key).ok_or("the key has no topic")?,
+        id: worker_id,
+        worker: worker_of_instance(&worker_id.to_string()).map_err(|error| error.to_string())?,
+        rank: dp_rank,
+        target,
+    };
+    Ok(Some((source.publisher_id, record)))
+}
+
+/// The subject of `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER`: the scope's words and the topic.
+fn subject_of(key: &str) -> Option<String> {
+    let (scope, rest) = key.strip_prefix(SOURCES)?.rsplit_once("/topic/")?;
+    let (topic, _publisher) = rest.split_once('/')?;
+    Some(format!("{}.{topic}", scope.replace('/', ".")))
+}
+
+/// The address of a publisher on ZeroMQ, and its number. A broker's, which others share, tells of no publisher.
+fn read_channel(value: &[u8]) -> Option<(String, u64)> {
+    let value: Value = serde_json::from_slice(value).ok()?;
+    let endpoint = value.pointer("/transport/config/endpoint")?.as_str()?;
+    Some((endpoint.to_owned(), value.get("instance_id")?.as_u64()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/17a8";
+
+    fn source(transport: &Value) -> Vec<u8> {
+        json!({
+            "type": "EventSource", "topic": "kv-events", "publisher_id": 6056,
+            "metadata": {
+                "worker": {"worker_id": 11_528_643_050_913_782_559_u64, "dp_rank": 1},
+                "recovery_target": {
+                    "component": "backend", "endpoint": "worker_kv_query_source_17a8", "namespace": "dynamo",
+                    "transport": transport, "request_plane_codec": "msgpack",
+                },
+            },
+        })
+        .to_string()
+        .into_bytes()
+    }
+
+    fn record(target: Target) -> SourceRecord {
+        SourceRecord {
+            subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events".to_owned(),
+            id: 11_528_643_050_913_782_559,
+            worker: WorkerName::new("11528643050913782559").unwrap(),
+            rank: 1,
+            target,
+        }
+    }
+
+    #[test]
+    fn records_say_where_a_worker_is_asked() {
+        let key = format!("{SOURCES}{KEY}");
+        let over_tcp =
+            source(&json!({"tcp": "10.0.0.7:34051/9ffd/dynamo/backend/worker_kv_query_source_17a8"}));
+        let target = Target::Tcp {
+            address: "10.0.0.7:34051".to_owned(),
+            path: "9ffd/dynamo/backend/worker_kv_query_source_17a8".to_owned(),
+        };
+        assert_eq!(read_source(&key, &over_tcp), Ok(Some((6056, record(target)))));
+        let over_nats = source(&json!({"nats_tcp": "dynamo_backend.x-99"}));
+        let target = Target::Nats("dynamo_backend.x-99".to_owned());
+        assert_eq!(read_source(&key, &over_nats), Ok(Some((6056, record(target)))));
+        // Its worker keeps no index of its own.
+        let none =
+            br#"{"publisher_id":1,"metadata":{"worker":{"worker_id":7,"dp_rank":0},"recovery_target":null}}"#;
+        assert_eq!(read_source(&key, none), Ok(None));
+        for (key, value) in [
+            (key.as_str(), b"{}".to_vec()),
+            (key.as_str(), source(&json!({"http": "x"}))),
+            (key.as_str(), source(&json!({"tcp": "x"}))),
+            ("v1/other", source(&json!({"nats_tcp": "x"}))),
+        ] {
+            assert!(read_source(key, &value).is_err(), "{key}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_has_the_records_of_living_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Discovery::Files(folder.path().to_owned());
+        let nothing = Records::default();
+        assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
+        let bucket = folder.path().join(SOURCES);
+        std::fs::create_dir_all(&bucket).unwrap();
+        let name = KEY.replace('/', "%2F").replace('-', "%2D");
+        let path = bucket.join(name);
+        std::fs::write(&path, source(&json!({"nats_tcp": "s"}))).unwrap();
+        std::fs::write(bucket.join("unreadable"), "x").unwrap();
+        let dead = bucket.join("dead%2Ftopic%2Fkv%2Devents%2F2");
+        std::fs::write(&dead, source(&json!({"nats_tcp": "t"}))).unwrap();
+        let long_ago = SystemTime::now() - FORSAKEN_AFTER * 2;
+        std::fs::File::open(&dead)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        let channels = folder.path().join(CHANNELS);
+        std::fs::create_dir_all(&channels).unwrap();
+        let channel =
+            json!({"instance_id": 6056, "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}});
+        std::fs::write(channels.join("a"), channel.to_string()).unwrap();
+        let records = look(&place, &nothing).await.unwrap();
+        let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
+        assert_eq!(records.sources, expected);
+        assert_eq!(records.channels, BTreeMap::from([("tcp://h:1".to_owned(), 6056)]));
+        // One that is written just now is as it was.
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(look(&place, &records).await.unwrap().sources, records.sources);
+        assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        assert!(look(&place, &records).await.is_err());
+    }
+}

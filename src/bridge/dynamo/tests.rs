@@ -1,0 +1,122 @@
+//! The event plane's messages, and what their numbers prove.
+
+use std::sync::Arc;
+
+use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
+use kvatlas_core::wire::{NamespaceName, Profile, Subjects};
+use kvatlas_engines::TranslatorSettings;
+use serde_json::json;
+
+use super::super::holders::StartRelay;
+use super::super::relay::{Relay, Way};
+use super::*;
+use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+use crate::daemon::metrics::BridgeMetrics;
+
+/// An event plane without discovery.
+fn plane(start: StartRelay) -> PlaneEvents {
+    let address = PlaneAddress {
+        endpoint: "nats://h:1".to_owned(),
+        topic: "t".to_owned(),
+    };
+    PlaneEvents::new(Holders::new(start), address, &FollowOptions::default())
+}
+
+fn frames(frames: &[&[u8]]) -> Vec<Bytes> {
+    frames.iter().map(|frame| Bytes::copy_from_slice(frame)).collect()
+}
+
+#[test]
+fn an_envelope_has_a_head() {
+    let message = frames(&[b"kv", &[0; 8], &[0; 8], b"\x01\0\0\0\x02ab"]);
+    assert_eq!(parse_plane_message(&message), Ok(Bytes::from_static(b"ab")));
+    for bad in [
+        &b"\x02\0\0\0\x02ab"[..],
+        b"\x01\0\0\0\x03ab",
+        b"\x01\0\0\0\x01ab",
+        b"\x01\0",
+        b"",
+    ] {
+        let message = frames(&[b"kv", &[0; 8], &[0; 8], bad]);
+        assert_eq!(parse_plane_message(&message), Err(PlaneFrameError::Head));
+    }
+    assert_eq!(
+        parse_plane_message(&frames(&[b"kv"])),
+        Err(PlaneFrameError::Count(1))
+    );
+}
+
+#[test]
+fn a_publishers_count_proves_what_is_missing() {
+    let mut publisher = Publisher::default();
+    assert_eq!(publisher.note(0, 10), Number::Next);
+    assert_eq!(publisher.note(0, 10), Number::Duplicate);
+    assert_eq!(publisher.note(1, 11), Number::Next);
+    assert_eq!(publisher.note(1, 11), Number::Duplicate);
+    assert_eq!(publisher.note(3, 13), Number::Hole);
+    assert_eq!(publisher.note(2, 12), Number::Backwards);
+    assert_eq!(publisher.note(4, 14), Number::Next);
+    assert_eq!(publisher.note(4, 15), Number::Backwards);
+    assert_eq!(Publisher::default().note(5, 15), Number::Hole);
+    assert_eq!(publisher.note(0, 20), Number::Anew);
+    assert_eq!(publisher.note(1, 21), Number::Next);
+}
+
+/// The events of a publisher: each worker has stored a block.
+fn message(publisher: u64, sequence: u64, workers: std::ops::Range<u64>) -> Bytes {
+    let block = json!({"block_hash": 1, "tokens_hash": 2});
+    let stored = json!({"stored": {"parent_hash": null, "blocks": [block]}});
+    let event = json!({"event_id": 0, "data": stored, "dp_rank": 0});
+    let events: Vec<_> = workers
+        .map(|worker| json!({"worker_id": worker, "event": event}))
+        .collect();
+    let payload = serde_json::to_vec(&events).unwrap();
+    let envelope = json!({"publisher_id": publisher, "sequence": sequence, "payload": payload});
+    serde_json::to_vec(&envelope).unwrap().into()
+}
+
+#[tokio::test]
+async fn holders_that_are_not_followed_take_no_room() {
+    let start: StartRelay = Box::new(|_, _| Box::pin(std::future::ready(Err("not here".to_owned()))));
+    let mut events = plane(start);
+    events.apply(&message(1, 0, 0..5), false).await.unwrap();
+    assert_eq!(events.publishers.len(), 1);
+    let kept = events.publishers.values().map(|known| known.holders.len());
+    assert_eq!(kept.sum::<usize>(), 0);
+}
+
+#[tokio::test]
+async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start(&server).await.unwrap();
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let metrics = Arc::new(BridgeMetrics::new());
+    let start: StartRelay = Box::new(move |worker, rank| {
+        let way = Way {
+            nats: nats.clone(),
+            subjects: Subjects::new("kvatlas").unwrap(),
+            holder: PublishedHolder {
+                namespace: NamespaceName::new("m").unwrap(),
+                worker,
+                rank,
+            },
+            options: PublisherOptions::default(),
+            profiles: tokio::sync::watch::channel(Profile::default()).1,
+            lease: None,
+        };
+        let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
+        Box::pin(Relay::start(Format::Dynamo, "w", settings, way, metrics))
+    });
+    let mut events = plane(start);
+    events.apply(&message(1, 0, 0..1), false).await.unwrap();
+    assert_eq!(events.holders.trouble(), None);
+    // Nobody takes the place of the others: each tells of somebody.
+    let worker = WorkerName::new("other").unwrap();
+    for number in 2..=PUBLISHERS_MAX as u64 {
+        let other = events.publishers.entry(number).or_default();
+        other.holders.insert((worker.clone(), 0));
+    }
+    // The worker is another process now.
+    events.apply(&message(9_999, 0, 0..1), false).await.unwrap();
+    assert_eq!(events.holders.trouble().as_deref(), Some("lost_batches"));
+}
