@@ -24,7 +24,7 @@
 //!    its server's name or its source vouches for it (`follower::identity`).
 //! 9. A worker of Dynamo's event plane is exact while its own numbers of events go on from a state that it was asked for (`dynamo::courses`).
 //! 10. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
-//!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
+//!     [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
 

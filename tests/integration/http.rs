@@ -269,7 +269,7 @@ async fn lookups_of_lmcache_name_the_nearest_tier() {
         json!({"tokens": []}),
         json!({"tokens": [3]}),
     ] {
-        assert_eq!(layout(&mut site, &nobody).await, (json!({}), true));
+        assert_eq!(layout(&mut site, &nobody).await.0, json!({}));
     }
     site.tell("7", 0, Tier::new(2).unwrap(), stored(5), 3).await;
     let (told, _) = layout(&mut site, &plain).await;

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engines"))
 from chart import RELEASE, Chart  # noqa: E402
 from cluster import NAMESPACE, Cluster  # noqa: E402
 from pods import Pods  # noqa: E402
+from pools import Pools  # noqa: E402
 from report import Report  # noqa: E402
 from site_of_pods import Site  # noqa: E402
 
@@ -38,6 +39,7 @@ def play(binaries: Path, folder: Path, short: bool, only: str) -> Report:
             site = Site(cluster, folder)
             try:
                 site.start()
+                Pools(report, cluster, site, folder, f"{RELEASE}-bridge").play()
                 Pods(report, cluster, site, folder, f"{RELEASE}-bridge", 8 if short else 60).play()
             finally:
                 site.stop()

@@ -51,9 +51,13 @@ class Site:
         self.broker.start()
         self.daemon.start()
 
+    def write_token(self, token: str) -> None:
+        """Gives bridges a token of a service account."""
+        self._token.write_text(token)
+
     def start_bridge(self, token: str) -> None:
         """Starts the bridge with a token of a service account, and waits until it shows its sources."""
-        self._token.write_text(token)
+        self.write_token(token)
         self.bridge.start()
         wait_until("the bridge shows its sources", lambda: bool(self.shown().get("sources")))
 

@@ -24,7 +24,13 @@ pub(in super::super) enum News {
     /// Discovery has changed.
     Records(Arc<Records>),
     /// A question has an answer, or none.
-    Answered(Asked, Result<Caught, AnswerError>),
+    Answered(Box<Answered>),
+}
+
+/// A question, and its answer.
+pub(in super::super) struct Answered {
+    asked: Asked,
+    answer: Result<Caught, AnswerError>,
 }
 
 /// The open questions of one connection to a plane. They end with this.
@@ -32,7 +38,7 @@ pub(in super::super) struct Healing {
     /// Absent where no discovery is given: nobody can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
     asker: Asker,
-    open: JoinSet<(Asked, Result<Caught, AnswerError>)>,
+    open: JoinSet<Box<Answered>>,
 }
 
 impl Healing {
@@ -66,7 +72,7 @@ impl Healing {
         };
         tokio::select! {
             records = changed => News::Records(records),
-            Some(Ok((asked, answer))) = self.open.join_next() => News::Answered(asked, answer),
+            Some(Ok(answered)) = self.open.join_next() => News::Answered(answered),
         }
     }
 
@@ -79,7 +85,8 @@ impl Healing {
     ) -> Result<(), PublisherError> {
         match news {
             News::Records(records) => events.take_records(records).await,
-            News::Answered(asked, answer) => {
+            News::Answered(answered) => {
+                let Answered { asked, answer } = *answered;
                 events.answered(asked, answer, |look| stalls.is_news(look)).await
             }
         }
@@ -92,8 +99,8 @@ impl Healing {
         {
             let asker = self.asker.clone();
             self.open.spawn(async move {
-                let caught = catch_up(&asker, &asked.record, asked.start).await;
-                (asked, caught)
+                let answer = catch_up(&asker, &asked.record, asked.start).await;
+                Box::new(Answered { asked, answer })
             });
         }
     }

@@ -150,7 +150,9 @@ async fn answer(index: &Mutex<Index>, request: &[u8]) {
 fn of_another(told: &Value) -> Value {
     let mut told = told.clone();
     for answer in ["TreeDump", "Events"] {
-        let events = told.get_mut(answer).and_then(|answer| answer["events"].as_array_mut());
+        let events = told
+            .get_mut(answer)
+            .and_then(|answer| answer["events"].as_array_mut());
         for event in events.into_iter().flatten() {
             event["worker_id"] = json!(8);
         }
@@ -428,7 +430,8 @@ async fn an_answer_with_a_fault_leaves_the_worker_out_of_sight() {
         worker.index.lock().fault = Some(fault);
         worker.has(&stored(1, blocks, 1));
         let next = worker.has(&stored(1, blocks + 1, 1));
-        site.tell(1, worker.index.lock().last(), &[next]).await;
+        let number = worker.index.lock().last();
+        site.tell(1, number, &[next]).await;
         site.settles("7", blocks as u64, &LOST).await;
         eventually(&format!("{fault:?} is named"), async || {
             site.trouble()

@@ -180,7 +180,7 @@ mod tests {
                 "2 target ports",
             ),
             (labels.clone(), json!([]), "0 target ports"),
-            (labels.clone(), json!([{"number": 70000}]), "cannot be read"),
+            (labels, json!([{"number": 70000}]), "cannot be read"),
             (json!(null), json!([{"number": 8000}]), "cannot be read"),
         ] {
             let error = pool(labels, ports).unwrap_err();
