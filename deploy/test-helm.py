@@ -322,10 +322,10 @@ def check_rights(items: list[dict[str, Any]], values: Values) -> None:
     roles = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "Role"}
     bindings = {item["metadata"]["namespace"]: item for item in items if item["kind"] == "RoleBinding"}
     assert set(roles) == set(bindings) == set(wanted), (set(roles), wanted)
-    for namespace, read in wanted.items():
+    for namespace, granted in wanted.items():
         rules = roles[namespace]["rules"]
         assert all(rule["verbs"] == ["get", "list", "watch"] for rule in rules)
-        assert {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]} == read, rules
+        assert {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]} == granted, rules
         assert bindings[namespace]["roleRef"]["name"] == roles[namespace]["metadata"]["name"]
         [subject] = bindings[namespace]["subjects"]
         assert subject["name"] in accounts and subject["namespace"] == "inference"
