@@ -113,8 +113,8 @@ impl Table {
     ) -> Vec<(Arc<HolderId>, usize)> {
         let mut found: Vec<(Arc<HolderId>, usize)> = Vec::new();
         // How many leading blocks at least so many claims each.
-        let mut depth_of = |claims: usize, from: usize| {
-            let (mut low, mut high) = (from, len);
+        let mut depth_of = |claims: usize| {
+            let (mut low, mut high) = (0, len);
             while low < high {
                 let middle = usize::midpoint(low, high);
                 match self.claims.get(&block(middle)) {
@@ -126,7 +126,7 @@ impl Table {
         };
         let mut depths: Vec<usize> = Vec::new();
         for claims in 1..=HOLDERS_MAX {
-            match depth_of(claims, 0) {
+            match depth_of(claims) {
                 0 => break,
                 depth => depths.push(depth),
             }
