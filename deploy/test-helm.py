@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,8 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 
 CHART = Path(__file__).resolve().parent / "helm/kvatlas"
 KVATLAS = os.environ["KVATLAS_BIN"]
-NATS_SERVER = os.environ.get("NATS_SERVER_BIN", "nats-server")
+FETCHED = Path(__file__).resolve().parents[1] / ".tools/nats-server"
+NATS_SERVER = os.environ.get("NATS_SERVER_BIN") or shutil.which("nats-server") or str(FETCHED)
 KUBERNETES = ["1.27", "1.37"]
 SETTINGS = CHART.parent.parent / "settings.md"
 ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
