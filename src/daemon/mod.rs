@@ -27,6 +27,7 @@
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
 //! | `listener.rs` | one listener within limits, which `admin`, `http`, `redis` and `grpc` use |
 //! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
+//! | `reports.rs` | taking what routers tell over NATS, which `outcomes` and `queries` use |
 //! | `instance.rs` | the name by which people tell this daemon from others |
 //!
 //! # The way of one batch
@@ -137,6 +138,7 @@ mod page;
 mod pages;
 mod queries;
 mod redis;
+mod reports;
 mod resync;
 pub mod runbook;
 mod shared;

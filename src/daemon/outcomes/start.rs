@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Message;
-use futures_util::StreamExt;
 
 use kvatlas_core::wire::{OutcomeReport, Subjects};
 
 use super::{Outcomes, REPORT_BYTES_MAX};
-use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
+use crate::daemon::broker::ConnectError;
 use crate::daemon::metrics::labels::Connection;
+use crate::daemon::reports::{Told, start_reports};
 use crate::daemon::shared::{Shared, Stage};
-
-/// Reports that may wait on the connection; what does not fit is dropped, and counted as of a slow consumer.
-const WAITING_MAX: usize = 1024;
 
 /// Begins to hear outcomes, as a task of `stage`. Replicas share them by `queue_group`; each shard hears all, and counts those of its own
 /// workers.
@@ -23,30 +20,15 @@ pub(crate) async fn start_outcomes(
     stage: &Stage,
     queue_group: &str,
 ) -> Result<(), ConnectError> {
-    let buffer = Buffer::of_messages(WAITING_MAX);
-    let client = connect_counted(&shared.nats, Connection::Outcomes, "outcomes", buffer, |_| {}).await?;
-    let group = queue_group.to_owned();
+    let told = Told {
+        connection: Connection::Outcomes,
+        subjects: shared.subjects.all_outcomes(),
+        group: Some(queue_group.to_owned()),
+    };
     let (outcomes, subjects) = (Arc::clone(&shared.outcomes), shared.subjects.clone());
-    let (stop, name_bytes_max) = (stage.stop.clone(), shared.config.limits.max_name_bytes);
-    stage.tasks.spawn(async move {
-        let hear = async {
-            let subscribed = client.queue_subscribe(subjects.all_outcomes(), group).await;
-            let mut reports = match subscribed {
-                Ok(reports) => reports,
-                Err(error) => return tracing::error!(%error, "outcomes are not heard"),
-            };
-            while let Some(message) = reports.next().await {
-                hear(&outcomes, &subjects, &message, name_bytes_max);
-                // However many come, others have their turns.
-                tokio::task::consume_budget().await;
-            }
-        };
-        tokio::select! {
-            () = hear => {}
-            () = stop.cancelled() => {}
-        }
-    });
-    Ok(())
+    let name_bytes_max = shared.config.limits.max_name_bytes;
+    let take = move |message: &Message| hear(&outcomes, &subjects, message, name_bytes_max);
+    start_reports(shared, stage, told, take).await
 }
 
 fn hear(outcomes: &Outcomes, subjects: &Subjects, message: &Message, name_bytes_max: usize) {

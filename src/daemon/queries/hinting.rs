@@ -3,19 +3,16 @@
 use std::time::Instant;
 
 use async_nats::Message;
-use futures_util::StreamExt;
 
 use kvatlas_core::wire::{HintReport, Subjects, WireLimits};
 
 use super::Answerer;
-use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
+use crate::daemon::broker::ConnectError;
 use crate::daemon::config::Live;
 use crate::daemon::hints::Hints;
 use crate::daemon::metrics::labels::Connection;
+use crate::daemon::reports::{Told, start_reports};
 use crate::daemon::shared::{Shared, Stage};
-
-/// Reports that may wait on the connection; what does not fit is dropped, and counted as of a slow consumer.
-const WAITING_MAX: usize = 1024;
 
 /// Begins to hear hints as a task of `stage`, where the settings take some. Each replica hears all of them: whichever is asked next knows them.
 pub(super) async fn start_hints(
@@ -26,28 +23,14 @@ pub(super) async fn start_hints(
     let Some(hints) = shared.hints.clone() else {
         return Ok(());
     };
-    let buffer = Buffer::of_messages(WAITING_MAX);
-    let client = connect_counted(&shared.nats, Connection::Hints, "hints", buffer, |_| {}).await?;
+    let told = Told {
+        connection: Connection::Hints,
+        subjects: shared.subjects.all_hints(),
+        group: None,
+    };
     let (subjects, limits) = (shared.subjects.clone(), shared.query_limits.clone());
-    let stop = stage.stop.clone();
-    stage.tasks.spawn(async move {
-        let hear = async {
-            let mut reports = match client.subscribe(subjects.all_hints()).await {
-                Ok(reports) => reports,
-                Err(error) => return tracing::error!(%error, "hints are not heard"),
-            };
-            while let Some(message) = reports.next().await {
-                hear(&answerer, &hints, &subjects, &limits, &message);
-                // However many come, others have their turns.
-                tokio::task::consume_budget().await;
-            }
-        };
-        tokio::select! {
-            () = hear => {}
-            () = stop.cancelled() => {}
-        }
-    });
-    Ok(())
+    let take = move |message: &Message| hear(&answerer, &hints, &subjects, &limits, message);
+    start_reports(shared, stage, told, take).await
 }
 
 fn hear(
