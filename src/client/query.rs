@@ -155,12 +155,12 @@ impl QueryClient {
         outcomes: Vec<Outcome>,
     ) -> Result<(), ClientError> {
         let subject = self.subjects.outcome(namespace);
-        for part in outcomes.chunks(OUTCOMES_MAX) {
-            let payload = OutcomeReport::new(part.to_vec()).encode();
-            let published = self.nats.publish(subject.clone(), payload.into()).await;
-            published.map_err(|error| ClientError::Connection(error.to_string()))?;
-        }
-        Ok(())
+        let reports = outcomes.chunks(OUTCOMES_MAX);
+        self.publish(
+            &subject,
+            reports.map(|part| OutcomeReport::new(part.to_vec()).encode()),
+        )
+        .await
     }
 
     /// Tells daemons where requests are sent, before their events do. They are kept where `hints.ttl_ms` says for how long, and queries with
@@ -172,9 +172,18 @@ impl QueryClient {
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
         // Each may be as long as a query, and so may a message.
-        for hint in hints {
-            let payload = HintReport(vec![hint]).encode();
-            let published = self.nats.publish(subject.clone(), payload.into()).await;
+        let reports = hints.into_iter().map(|hint| HintReport(vec![hint]).encode());
+        self.publish(&subject, reports).await
+    }
+
+    /// Publishes reports, which nobody replies to.
+    async fn publish(
+        &self,
+        subject: &str,
+        reports: impl Iterator<Item = Vec<u8>>,
+    ) -> Result<(), ClientError> {
+        for payload in reports {
+            let published = self.nats.publish(subject.to_owned(), payload.into()).await;
             published.map_err(|error| ClientError::Connection(error.to_string()))?;
         }
         Ok(())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -218,10 +218,8 @@ class QueryClient:
         :raises ConnectionFailedError: where the connection takes nothing.
         """
         subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
-        for begin in range(0, len(outcomes), OUTCOMES_MAX):
-            payload = encode_outcomes(outcomes[begin : begin + OUTCOMES_MAX])
-            with self._errors(subject, payload, self.patience):
-                await self._nats.publish(subject, payload)
+        parts = (outcomes[begin : begin + OUTCOMES_MAX] for begin in range(0, len(outcomes), OUTCOMES_MAX))
+        await self._publish(subject, map(encode_outcomes, parts))
 
     async def hint(
         self,
@@ -236,9 +234,12 @@ class QueryClient:
         :raises ConnectionFailedError: where the connection takes nothing.
         """
         subject = self._subjects.hint(namespace_of(namespace, model, tenant))
-        for hint in hints:
-            # Each may be as long as a query, and so may a message.
-            payload = encode_hint(hint)
+        # Each may be as long as a query, and so may a message.
+        await self._publish(subject, map(encode_hint, hints))
+
+    async def _publish(self, subject: str, payloads: Iterable[bytes]) -> None:
+        """Publishes reports, which nobody replies to."""
+        for payload in payloads:
             with self._errors(subject, payload, self.patience):
                 await self._nats.publish(subject, payload)
 
