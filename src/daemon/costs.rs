@@ -98,7 +98,7 @@ impl ToldCost {
     }
 
     /// The cost of whatever is wrong with a namespace.
-    pub(crate) fn of_namespace(cost: Cost) -> Self {
+    fn of_namespace(cost: Cost) -> Self {
         Self {
             text: cost.of_all(),
             cost,
@@ -180,10 +180,11 @@ impl Costs {
         Some(marks.cost())
     }
 
-    /// The answers about a namespace lately.
-    pub(crate) fn of_namespace(&self, namespace: &NamespaceName) -> Option<Cost> {
+    /// The answers about a namespace lately, and how many of them were not exact.
+    pub(crate) fn of_namespace(&self, namespace: &NamespaceName) -> Option<ToldCost> {
         let book = self.book.lock();
-        book.namespaces.get(namespace).map(|known| known.all.cost())
+        let known = book.namespaces.get(namespace)?;
+        Some(ToldCost::of_namespace(known.all.cost()))
     }
 
     /// The holders that most answers list as other than exact, so many at most, the worst first.
@@ -294,7 +295,7 @@ mod tests {
         assert_eq!(costs.worst(9), [(namespace.name.clone(), id("a"), cost)]);
         let all = costs.of_namespace(&namespace.name).unwrap();
         assert_eq!(
-            (all.of_all().as_str(), all.queries),
+            (all.text.as_str(), all.cost.queries),
             ("50 % of answers inexact", 100)
         );
         // What was answered more than two spans ago is over.

@@ -328,10 +328,7 @@ impl AdminSource for DaemonView {
                 troubles: Troubles::of(namespace, now_us),
                 chain_conflicts: sizes.chain_conflicts,
                 broken_promises: self.outcomes.broken_promises(&namespace.name, Instant::now()),
-                cost: self
-                    .costs
-                    .of_namespace(&namespace.name)
-                    .map(ToldCost::of_namespace),
+                cost: self.costs.of_namespace(&namespace.name),
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();

@@ -245,11 +245,7 @@ impl Page {
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
             broken_promises: self.looked.outcomes.broken_promises(&namespace.name, now),
-            cost: self
-                .looked
-                .costs
-                .of_namespace(&namespace.name)
-                .map(ToldCost::of_namespace),
+            cost: self.looked.costs.of_namespace(&namespace.name),
             troubles: Troubles::of(namespace, unix_time_us()),
         }
     }
