@@ -88,10 +88,12 @@ macro_rules! label_values {
 }
 
 mod grpc;
+mod http;
 mod redis;
 mod told;
 
 pub use grpc::{GrpcMethod, GrpcOutcome};
+pub use http::{HttpOutcome, HttpRoute};
 pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
 pub use told::{HintDrop, OutcomeRefusal};
 
@@ -124,106 +126,6 @@ label_values! {
         LaneFull => "lane_full",
         /// The lane that has to apply the batch takes no more work.
         LaneStopped => "lane_stopped",
-    }
-}
-
-label_values! {
-    /// A route of the query listener.
-    HttpRoute: "route" {
-        /// `/v1/query`.
-        V1Query => "contract_query",
-        /// `/v1/status`.
-        V1Status => "contract_status",
-        /// `/v1/models`.
-        V1Models => "contract_models",
-        /// `/v1/outcomes`.
-        V1Outcomes => "contract_outcomes",
-        /// `/v1/hints`.
-        V1Hints => "contract_hints",
-        /// `/query`.
-        Query => "query",
-        /// `/query_by_hash`.
-        QueryByHash => "query_by_hash",
-        /// `/lookup`.
-        Lookup => "lookup",
-        /// `/register`.
-        Register => "register",
-        /// `/unregister`.
-        Unregister => "unregister",
-        /// `/workers`.
-        Workers => "workers",
-        /// `/dump`.
-        Dump => "dump",
-        /// `/health`.
-        Health => "health",
-        /// `/metrics`.
-        Metrics => "metrics",
-        /// `/openapi.json`.
-        OpenApi => "openapi",
-        /// There is no such route.
-        Other => "other",
-    }
-}
-
-impl HttpRoute {
-    /// The route of a path.
-    pub fn of_path(path: &str) -> Self {
-        match path {
-            "/v1/query" => Self::V1Query,
-            "/v1/status" => Self::V1Status,
-            "/v1/models" => Self::V1Models,
-            "/v1/outcomes" => Self::V1Outcomes,
-            "/v1/hints" => Self::V1Hints,
-            "/query" => Self::Query,
-            "/query_by_hash" => Self::QueryByHash,
-            "/lookup" => Self::Lookup,
-            "/register" => Self::Register,
-            "/unregister" => Self::Unregister,
-            "/workers" => Self::Workers,
-            "/dump" => Self::Dump,
-            "/health" => Self::Health,
-            "/metrics" => Self::Metrics,
-            "/openapi.json" => Self::OpenApi,
-            _ => Self::Other,
-        }
-    }
-}
-
-label_values! {
-    /// How a request to the query listener ended, by its status.
-    HttpOutcome: "outcome" {
-        /// 2xx.
-        Ok => "ok",
-        /// 400, 405.
-        Refused => "refused",
-        /// 401.
-        Unauthorized => "unauthorized",
-        /// 404.
-        NotFound => "not_found",
-        /// 408.
-        TimedOut => "timed_out",
-        /// 409.
-        Conflict => "conflict",
-        /// 413.
-        TooLarge => "too_large",
-        /// 5xx.
-        Unavailable => "unavailable",
-    }
-}
-
-impl HttpOutcome {
-    /// The outcome that a status stands for.
-    pub fn of_status(status: u16) -> Self {
-        match status {
-            200..=299 => Self::Ok,
-            401 => Self::Unauthorized,
-            404 => Self::NotFound,
-            408 => Self::TimedOut,
-            409 => Self::Conflict,
-            413 => Self::TooLarge,
-            500.. => Self::Unavailable,
-            _ => Self::Refused,
-        }
     }
 }
 

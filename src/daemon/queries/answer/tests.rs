@@ -8,6 +8,8 @@ use kvatlas_core::wire::{
 
 use super::*;
 
+mod usable;
+
 pub(super) fn answerer() -> Answerer {
     let namespaces = Namespaces::new(
         Capacity::UNBOUNDED,
@@ -254,148 +256,6 @@ fn chosen_blocks_are_answered_with_bounds() {
         refined.unseen_blocks_max, 5,
         "so b holds exactly the five that it holds at least"
     );
-}
-
-/// A holder of ten blocks, of which the first four and the eighth are resumable on the device, and the last two lie on the host.
-fn partly_resumable(answerer: &Answerer) {
-    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
-    let worker = WorkerName::new("partly").unwrap();
-    let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
-    let hashes: Vec<SequenceHash> = (100..110).map(SequenceHash).collect();
-    let on_device = StoredBlocks {
-        resumable: Resumable::from_flags((0..8).map(|block| block < 4 || block == 7)),
-        ..StoredBlocks::by_sequence(None, None, hashes[..8].to_vec())
-    };
-    let on_host = StoredBlocks::by_sequence(Some(hashes[7]), None, hashes[8..].to_vec());
-    writer.apply(Event::Stored(on_device), Tier::DEVICE, 0);
-    writer.apply(Event::Stored(on_host), Tier::new(1).unwrap(), 0);
-}
-
-#[test]
-fn an_answer_says_how_many_blocks_a_request_can_reuse() {
-    let answerer = answerer();
-    partly_resumable(&answerer);
-    let ask = |blocks: u64, token_count| {
-        let query = SingleQuery {
-            token_count,
-            options: QueryOptions {
-                tiers: true,
-                ..QueryOptions::default()
-            },
-            ..SingleQuery::new(QueryKey::SequenceHashes(
-                (100..100 + blocks).map(SequenceHash).collect(),
-            ))
-        };
-        let payload = QueryRequest::Single(query).encode();
-        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
-        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
-        let [holder] = &reply.holders[..] else {
-            panic!("{reply:?}")
-        };
-        (
-            (holder.matched_blocks, holder.usable_blocks),
-            (holder.device_blocks, holder.device_usable_blocks),
-            (holder.host_blocks, holder.host_usable_blocks),
-        )
-    };
-    assert_eq!(
-        ask(10, None),
-        ((10, None), (Some(8), None), (Some(10), None)),
-        "what is usable is not said where it is all"
-    );
-    assert_eq!(
-        ask(7, None),
-        ((7, Some(4)), (Some(7), Some(4)), (Some(7), Some(4)))
-    );
-    // Blocks have 16 tokens, and the last token is computed anyway.
-    assert_eq!(ask(10, Some(161)).0, (10, None));
-    assert_eq!(
-        ask(10, Some(160)),
-        ((10, Some(9)), (Some(8), None), (Some(10), Some(9)))
-    );
-    assert_eq!(ask(8, Some(128)).0, (8, Some(4)));
-    assert_eq!(ask(2, Some(0)).0, (2, Some(0)));
-}
-
-#[test]
-fn an_explanation_names_what_limits_a_holder() {
-    let answerer = answerer();
-    partly_resumable(&answerer);
-    let limit = |blocks: u64, token_count| {
-        let query = SingleQuery {
-            token_count,
-            options: QueryOptions {
-                explain: true,
-                ..QueryOptions::default()
-            },
-            ..SingleQuery::new(QueryKey::SequenceHashes(
-                (100..100 + blocks).map(SequenceHash).collect(),
-            ))
-        };
-        let payload = QueryRequest::Single(query).encode();
-        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
-        QueryReply::decode(&answer.unwrap().payload).unwrap().holders[0].limited_by
-    };
-    assert_eq!(limit(10, None), None);
-    assert_eq!(limit(12, None), Some(Limit::FullAttention));
-    assert_eq!(limit(7, None), Some(Limit::WindowOrState));
-    assert_eq!(limit(10, Some(160)), Some(Limit::LastToken));
-    // The last token forbids the eighth block, and the windows those before it.
-    assert_eq!(limit(8, Some(128)), Some(Limit::WindowOrState));
-    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
-    let holders = namespace
-        .indexer
-        .holders_of(&[WorkerName::new("partly").unwrap()]);
-    let holder = holders.first().unwrap();
-    for (layers, expected) in [
-        ("windows", Limit::Window),
-        ("states", Limit::State),
-        ("windows+states", Limit::WindowOrState),
-    ] {
-        holder.status.set_profile(Profile {
-            address: None,
-            labels: Labels::NONE.with(LAYERS_LABEL, layers).unwrap(),
-        });
-        assert_eq!(limit(7, None), Some(expected));
-        assert_eq!(limit(12, None), Some(Limit::FullAttention));
-    }
-}
-
-#[test]
-fn dialects_answer_what_a_request_reuses_or_what_full_attention_has() {
-    let usable = answerer();
-    partly_resumable(&usable);
-    let matched = usable.clone().deep_as(Depth::Matched);
-    let name = NamespaceName::new("n").unwrap();
-    let key = QueryKey::SequenceHashes((100..107).map(SequenceHash).collect());
-    let depths = |answerer: &Answerer| {
-        let found = answerer.find(&name, &key, None).unwrap();
-        let prompt = found.prompt();
-        let holder = &found.holders[0];
-        assert_eq!((prompt.matched_blocks, prompt.usable_blocks), (7, 4));
-        (holder.blocks, holder.near_blocks)
-    };
-    assert_eq!(depths(&usable), (4, [4, 4]));
-    assert_eq!(depths(&matched), (7, [7, 7]));
-}
-
-#[test]
-fn chosen_blocks_have_a_lower_bound_of_what_is_usable() {
-    let answerer = answerer();
-    partly_resumable(&answerer);
-    for (positions, expected) in [([0, 6], (7, Some(4))), ([0, 7], (8, None)), ([1, 30], (2, None))] {
-        let query = SingleQuery {
-            positions: Some(positions.map(|at| Position::new(at).unwrap()).to_vec()),
-            ..SingleQuery::new(QueryKey::SequenceHashes(
-                positions.map(|at| SequenceHash(100 + at)).to_vec(),
-            ))
-        };
-        let payload = QueryRequest::Single(query).encode();
-        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
-        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
-        let found = &reply.holders[0];
-        assert_eq!((found.matched_blocks, found.usable_blocks), expected);
-    }
 }
 
 #[test]
