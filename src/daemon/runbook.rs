@@ -36,7 +36,7 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
 /// The words that stand for a culprit in the pages' commands.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// As [`mend_of`], with the culprit's own words in its commands.
+/// The advice of [`mend_of`], with the culprit's own words in its commands.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,
     title: &str,

@@ -244,7 +244,7 @@ async fn dialects_count_tokens() {
     assert_eq!(asked["instances"]["7"]["gpu"], 16);
 }
 
-/// What `/lookup` says of a prompt, and whether that is certain.
+/// The layout that `/lookup` tells of a prompt, and whether that is certain.
 async fn layout(site: &mut Site, body: &Value) -> (Value, bool) {
     let answer = site.http.post("/lookup", body).await;
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));

@@ -17,7 +17,7 @@ use super::records::SourceRecord;
 /// Most questions for one state: while a worker stores faster than it can be asked, there is none.
 const ROUNDS_MAX: usize = 4;
 
-/// Why a worker's state cannot be had.
+/// The reason why a worker's state cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum AnswerError {
     /// The way there and back.

@@ -1,4 +1,4 @@
-//! How far the events of one worker are known that can be asked.
+//! The course of one worker that can be asked: how far its events are known.
 //!
 //! ```text
 //!            message goes on                    hole, doubt, late start
@@ -25,7 +25,7 @@ const QUIET_INTERVALS: u32 = 5;
 /// So many intervals may pass between two questions for everything that left a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
-/// When workers are asked.
+/// The times at which workers are asked.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     /// Between the last message and the question whether it was the last.
@@ -56,13 +56,13 @@ impl Pace {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// When a connection that was made now has shown that it is heard, if nothing came over it.
+    /// The time at which a connection that was made now has shown that it is heard, if nothing came over it.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
 }
 
-/// How far a worker's events are known.
+/// The course of a worker's events: how far they are known.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) record: SourceRecord,
@@ -70,9 +70,9 @@ pub(super) struct Course {
     pub(super) due: Option<u64>,
     /// The largest number that was heard of.
     heard: Option<u64>,
-    /// Whether all events up to the next number are applied, and none behind has come.
+    /// Set while all events up to the next number are applied, and none behind has come.
     pub(super) is_whole: bool,
-    /// Whether a message came since the connection was made: it is heard.
+    /// Set once a message came since the connection was made: it is heard.
     pub(super) is_heard: bool,
     /// Messages behind a hole.
     pub(super) waiting: Vec<Bytes>,
@@ -80,7 +80,7 @@ pub(super) struct Course {
     pub(super) asked: Option<u64>,
     ask_at: Instant,
     failures: u32,
-    /// When it showed last that it lives.
+    /// The last time that it showed that it lives.
     pub(super) alive_at: Instant,
     /// The error of the last question, in words.
     pub(super) trouble: Option<String>,
@@ -165,7 +165,7 @@ impl Course {
         })
     }
 
-    /// Whether no event is known of that has not been applied.
+    /// Tells whether all events that are known of have been applied.
     pub(super) fn is_complete(&self) -> bool {
         self.due
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))

@@ -33,7 +33,7 @@ pub(in super::super) struct PlaneAddress {
 }
 
 impl PlaneAddress {
-    /// Whether a publisher is heard there.
+    /// Tells whether a publisher is heard there.
     fn has(&self, records: &Records, publisher: u64, record: &SourceRecord) -> bool {
         match self.endpoint.starts_with("nats://") {
             true => record.subject == self.topic,
@@ -64,7 +64,7 @@ pub(super) struct Courses {
     gone: BTreeSet<u64>,
     questions: u64,
     waiting_bytes: usize,
-    /// When a connection over which nothing has come is taken for heard.
+    /// The time at which a connection over which nothing has come is taken for heard.
     settled_at: Instant,
 }
 
@@ -82,7 +82,7 @@ impl Courses {
         }
     }
 
-    /// Whether a publisher's worker is gone, by the records.
+    /// Tells whether a publisher's worker is gone, by the records.
     pub(super) fn is_gone(&self, publisher: u64) -> bool {
         self.gone.contains(&publisher)
     }

@@ -37,7 +37,7 @@ const HEADER_BYTES_MAX: usize = 64 << 10;
 /// So many times the patience for a connection may pass until an answer is there: a worker makes one dump at a time.
 const ANSWER_PATIENCES: u32 = 15;
 
-/// Why a question has no answer.
+/// The reason why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum QuestionError {
     /// A connection.
@@ -78,7 +78,7 @@ pub(super) struct Room(Option<OwnedSemaphorePermit>);
 pub(super) struct Asker {
     /// The connection to the NATS server of the request plane.
     nats: Client,
-    /// How long a connection, and an acknowledgement, may take.
+    /// The time that a connection, and an acknowledgement, may take.
     patience: Duration,
     large: Arc<Semaphore>,
 }

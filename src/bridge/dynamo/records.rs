@@ -70,13 +70,13 @@ pub(in super::super) struct Records {
     pub(super) sources: BTreeMap<u64, SourceRecord>,
     /// The publishers by the addresses at which they publish.
     pub(super) channels: BTreeMap<String, u64>,
-    /// Whether a look has succeeded ever.
+    /// Set once a look has succeeded.
     pub(super) is_known: bool,
     /// The error of the last look, in words.
     pub(super) trouble: Option<String>,
 }
 
-/// Why records cannot be read.
+/// The reason why records cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum RecordsError {
     #[error("{0}")]

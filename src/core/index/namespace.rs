@@ -30,7 +30,7 @@ pub struct Namespace {
     empty_since_us: AtomicU64,
 }
 
-/// How many answers were given.
+/// A count of the answers that were given.
 #[derive(Debug, Default)]
 pub struct AnswerTally {
     all: AtomicU64,
@@ -46,7 +46,7 @@ impl AnswerTally {
         }
     }
 
-    /// How many there were, and how many of them were not exact.
+    /// The number of all answers, and of those that were not exact.
     pub fn counts(&self) -> (u64, u64) {
         // Those that are not exact first: an answer in between makes them fewer than they are, and never more than all.
         let inexact = self.inexact.load(Ordering::Relaxed);

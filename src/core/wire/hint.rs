@@ -43,7 +43,7 @@ impl HintReport {
     ///
     /// # Errors
     ///
-    /// Where it is no report of this version, or has more than a limit allows.
+    /// [`DecodeError`] where it is no report of this version, or has more than a limit allows.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut hints) = (None, None);

@@ -12,10 +12,10 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long etcd may take to answer.
+/// The time that etcd may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why etcd did not answer.
+/// The reason why etcd did not answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EtcdError {
     /// The connection.

@@ -130,7 +130,7 @@ impl Lengths {
         })
     }
 
-    /// Whether the parts are those that the sender has summed up.
+    /// Tells whether the parts are those that the sender has summed up.
     pub(crate) fn is_sum_of(&self, header: &[u8], body: &[u8]) -> bool {
         let mut summed = Xxh3::new();
         summed.update(header);

@@ -212,7 +212,7 @@ async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, 
 ///
 /// # Errors
 ///
-/// Those of the contract.
+/// The errors of the contract.
 pub(super) async fn find(
     shared: &Shared,
     index: &Index,

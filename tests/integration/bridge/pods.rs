@@ -87,7 +87,7 @@ impl Cluster {
     }
 }
 
-/// Whether a selector of labels, or of the name, is about an object.
+/// Tells whether a selector of labels, or of the name, is about an object.
 fn selects(selector: &str, object: &Value) -> bool {
     let mut pairs = selector.split(',').filter_map(|pair| pair.split_once('='));
     pairs.all(|(key, value)| match key {

@@ -286,7 +286,7 @@ fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine>
     servers.map(GivenEngine::Server).collect()
 }
 
-/// Whether an engine that was found is still one of `servers`.
+/// Checks that an engine that was found is still one of `servers`.
 fn confirm(server: &NewServer, mut servers: impl Iterator<Item = NewServer>) -> Result<(), LookError> {
     let is_same = |now: NewServer| {
         now.instance == server.instance

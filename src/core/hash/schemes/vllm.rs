@@ -22,8 +22,8 @@ fn digest(write: impl FnOnce(&mut Cbor<Sha256>)) -> [u8; 32] {
     cbor.0.finalize().into()
 }
 
-/// The hash of each full block of `tokens`, as events name it: the last eight bytes of SHA-256 over the canonical CBOR of the whole digest before it,
-/// the tokens, and what else makes the block differ, which is the salt with the first one. An empty `seed` is none.
+/// The hash of each full block of `tokens`, as events name it: the last eight bytes of SHA-256 over canonical CBOR. That has the whole digest before it,
+/// the tokens, and with the first block the salt. An empty `seed` is none.
 pub(super) fn blocks(
     tokens: &[Token],
     block_size: usize,

@@ -21,7 +21,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a hint was not kept, or went before its time.
+    /// The reason why a hint was not kept, or went before its time.
     HintDrop: "reason" {
         /// The payload, the subject or the prompt is none, or says too much.
         Undecodable => "undecodable",

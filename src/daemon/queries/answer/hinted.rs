@@ -25,7 +25,7 @@ impl Answerer {
     ///
     /// # Errors
     ///
-    /// Where the settings take no hints, there are too many, the namespace is not known, or a prompt is none.
+    /// [`WireError`] where the settings take no hints, there are too many, the namespace is not known, or a prompt is none.
     pub(crate) fn take_hints(
         &self,
         name: &NamespaceName,

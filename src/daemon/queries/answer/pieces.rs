@@ -85,7 +85,7 @@ impl Answerer {
     }
 }
 
-/// When a piece of the work at hand began.
+/// A piece of the work at hand, by when it began.
 struct Piece(Instant);
 
 impl Piece {
@@ -98,7 +98,7 @@ impl Piece {
     }
 }
 
-/// Whether a query of the request is a compressed chain.
+/// Tells whether a query of the request is a compressed chain.
 fn has_bounds(request: &QueryRequest) -> bool {
     let queries = match request {
         QueryRequest::Single(query) => std::slice::from_ref(query),
