@@ -27,7 +27,12 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     if let Some(Err(error)) = server.block_size.map(BlockSize::new) {
         return invalid(format!("block_size: {error}"));
     }
-    match ServerAddress::parse(&server.url).filter(|address| address.path == "/") {
+    if server.is_grpc()
+        && let Err(error) = grpc::parse_endpoint(&server.url)
+    {
+        return invalid(format!("endpoint: {error}"));
+    }
+    match ServerAddress::of_server(&server.url).filter(|address| address.path == "/") {
         Some(address) => Ok(address),
         None => invalid(format!(
             "endpoint {:?} is not http://HOST:PORT or https://HOST:PORT",

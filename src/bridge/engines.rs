@@ -467,6 +467,7 @@ impl Bridge {
         let task = async move {
             if engine.is_source() {
                 let task = SourceTask {
+                    origin,
                     records: inner.records_of(&engine),
                     options: inner.options.follow.clone(),
                     clock: inner.options.clock.clone(),
@@ -502,6 +503,7 @@ impl Bridge {
                 says_goodbye,
                 keeper: begun.keeper,
                 unseen_since: Some(Instant::now()),
+                process: None,
             };
             Box::pin(task.run()).await;
             inner.forget_unless_followed(&engine);

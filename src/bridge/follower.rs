@@ -9,6 +9,7 @@ use kvatlas_engines::Reason;
 use crate::daemon::metrics::LogGate;
 
 use super::continuity::{Continuity, Heard, Published};
+use super::dynamo::AnswerPorts;
 use super::frames::Numbered;
 use super::relay::Relay;
 use super::sockets::{Replay, SocketError};
@@ -24,7 +25,7 @@ use asking::Verified;
 use identity::Identity;
 
 /// How engines are followed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct FollowOptions {
     /// How long a connection, and each message of a replay, may take.
     pub patience: Duration,
@@ -38,6 +39,8 @@ pub struct FollowOptions {
     pub blocks_max: usize,
     /// Silence after which another process at an engine's sockets is not taken for that engine any more.
     pub give_up_after: Duration,
+    /// The ports at which workers of Dynamo answer.
+    pub answer_ports: AnswerPorts,
 }
 
 impl Default for FollowOptions {
@@ -53,6 +56,7 @@ impl Default for FollowOptions {
             blocks_max: 1 << 22,
             // As long as daemons keep a holder of whom nothing is heard.
             give_up_after: Duration::from_secs(600),
+            answer_ports: AnswerPorts::default(),
         }
     }
 }

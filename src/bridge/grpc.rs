@@ -1,8 +1,10 @@
-//! The gRPC connection of [`SubscribedEvents`](super::subscribed::SubscribedEvents): a channel, one server-streaming call.
+//! Connections to engines' servers over gRPC: questions with one answer, and the stream of
+//! [`SubscribedEvents`](super::subscribed::SubscribedEvents).
 
 use std::time::Duration;
 
 use kvatlas_engines::Format;
+use kvatlas_engines::described::Ask;
 use kvatlas_engines::subscribe::{KvEventFrame, SubscribeRequest};
 use tokio::time::timeout;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -14,6 +16,10 @@ use super::subscribed::method_path;
 
 /// Longest frame, in bytes: a chunk of a snapshot has 2,048 blocks, so that blocks of thousands of tokens fit.
 const FRAME_BYTES_MAX: usize = 64 << 20;
+/// Longest description of an engine, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Number of a batch that no server has seen. A subscription behind it is refused before anything is sent.
+const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
 /// Silence of the connection after which the server is asked for a sign of life.
 const PING_AFTER: Duration = Duration::from_secs(1);
 
@@ -51,6 +57,13 @@ pub(super) enum GrpcError {
     /// The server has ended the stream.
     #[error("the server has ended the stream")]
     Ended,
+}
+
+impl GrpcError {
+    /// Tells whether the server does not have the method that it was asked by.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, Self::Off(_))
+    }
 }
 
 impl From<Status> for GrpcError {
@@ -98,32 +111,63 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<Endpoint, GrpcError> {
     })
 }
 
-/// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
-pub(super) async fn subscribe(
-    endpoint: &str,
-    format: Format,
-    patience: Duration,
-) -> Result<Streaming<KvEventFrame>, GrpcError> {
-    let path = method_path(format).ok_or(GrpcError::Format(format))?;
+/// Connects to the server at `endpoint`.
+pub(super) async fn connect(endpoint: &str, patience: Duration) -> Result<Channel, GrpcError> {
     let endpoint = parse_endpoint(endpoint)?
         .connect_timeout(patience)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(patience)
         .keep_alive_while_idle(true);
+    Ok(endpoint.connect().await?)
+}
+
+/// Asks a question that has one answer.
+pub(super) async fn ask<Answer>(channel: &Channel, path: &'static str) -> Result<Answer, GrpcError>
+where
+    Answer: prost::Message + Default + 'static,
+{
+    let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+    client.ready().await?;
+    let codec: ProstCodec<Ask, Answer> = ProstCodec::default();
+    let asked = client.unary(Request::new(Ask {}), PathAndQuery::from_static(path), codec);
+    Ok(asked.await?.into_inner())
+}
+
+/// Tells whether the server hands on events as those of `format` do.
+pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, GrpcError> {
+    match open(channel, format, NEVER_SEEN).await {
+        Ok(_) | Err(GrpcError::Lost(_)) => Ok(true),
+        Err(error) if error.is_absent() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
+pub(super) async fn subscribe(
+    endpoint: &str,
+    format: Format,
+    patience: Duration,
+) -> Result<Streaming<KvEventFrame>, GrpcError> {
     let subscribing = async {
-        let channel: Channel = endpoint.connect().await?;
-        let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
-        client.ready().await?;
-        let codec: ProstCodec<SubscribeRequest, KvEventFrame> = ProstCodec::default();
-        let request = Request::new(SubscribeRequest::default());
-        let response = client
-            .server_streaming(request, PathAndQuery::from_static(path), codec)
-            .await?;
-        Ok(response.into_inner())
+        let channel = connect(endpoint, patience).await?;
+        open(&channel, format, 0).await
     };
     let subscribed = timeout(patience, subscribing).await;
     subscribed.map_err(|_| GrpcError::TimedOut(patience))?
+}
+
+/// Subscribes behind the batch with the number `seen`; from the start with 0.
+async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<KvEventFrame>, GrpcError> {
+    let path = method_path(format).ok_or(GrpcError::Format(format))?;
+    let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(FRAME_BYTES_MAX);
+    client.ready().await?;
+    let codec: ProstCodec<SubscribeRequest, KvEventFrame> = ProstCodec::default();
+    let request = Request::new(SubscribeRequest {
+        start_sequence_number: seen,
+    });
+    let response = client.server_streaming(request, PathAndQuery::from_static(path), codec);
+    Ok(response.await?.into_inner())
 }
 
 /// The next frame.

@@ -76,6 +76,14 @@ impl ServerAddress {
         })
     }
 
+    /// The address in the URL of an engine's server, which may speak gRPC: `grpc://HOST:PORT`, or `grpcs://HOST:PORT`.
+    pub(super) fn of_server(url: &str) -> Option<Self> {
+        match url.strip_prefix("grpc") {
+            Some(rest) => Self::parse(&format!("http{rest}")),
+            None => Self::parse(url),
+        }
+    }
+
     /// Host and port, as a URL has them.
     pub(super) fn authority(&self) -> String {
         authority(&self.host, self.port)

@@ -60,6 +60,7 @@ mod topics;
 mod walker;
 
 pub use discovery::{Discover, DiscoverError, DiscoverOptions, SourceState};
+pub use dynamo::AnswerPorts;
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::{Client, Message};
-use bytes::Bytes;
 use futures_util::StreamExt;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -15,11 +14,14 @@ use tokio::time::timeout;
 
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION};
 use kvatlas_engines::Format;
+use kvatlas_engines::described::Flushed;
 
+use crate::daemon::http::NewEngine;
 use crate::daemon::instance_name;
 use crate::daemon::metrics::LogGate;
 
 use super::engines::{Bridge, Named};
+use super::grpc::{self, GrpcError};
 use super::http::{HttpConnection, HttpError, ServerAddress};
 
 static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
@@ -58,28 +60,59 @@ enum ResetError {
     },
     #[error("POST {url}: {error}")]
     Http { url: String, error: HttpError },
-    #[error("POST {0}: no answer within {PATIENCE:?}")]
+    #[error("{url}: {error}")]
+    Grpc { url: String, error: GrpcError },
+    #[error("{0} is not served")]
+    AbsentMethod(String),
+    #[error("{0}: no answer within {PATIENCE:?}")]
     TimedOut(String),
 }
 
 /// A server to ask, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
-    address: ServerAddress,
+    way: Way,
     path: &'static str,
     format: Format,
 }
 
+/// The protocol of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Way {
+    Http(ServerAddress),
+    /// The URL of one that hands on events over gRPC.
+    Grpc(String),
+}
+
 impl Target {
     fn url(&self) -> String {
-        let scheme = if self.address.is_secure { "https" } else { "http" };
-        format!("{scheme}://{}{}", self.address.authority(), self.path)
+        match &self.way {
+            Way::Http(address) => {
+                let scheme = if address.is_secure { "https" } else { "http" };
+                format!("{scheme}://{}{}", address.authority(), self.path)
+            }
+            Way::Grpc(url) => format!("{url}{}", self.path),
+        }
     }
 
     /// Has the server's engine drop its cache.
     async fn reset(&self) -> Result<(), ResetError> {
-        let asked = timeout(PATIENCE, self.ask()).await;
-        let asked = asked.map_err(|_| ResetError::TimedOut(self.url()))?;
+        let asked = async {
+            match &self.way {
+                Way::Http(address) => self.post(address).await,
+                Way::Grpc(url) => self.flush(url).await,
+            }
+        };
+        let asked = timeout(PATIENCE, asked).await;
+        asked.map_err(|_| ResetError::TimedOut(self.url()))?
+    }
+
+    async fn post(&self, address: &ServerAddress) -> Result<(), ResetError> {
+        let asked = async {
+            let mut connection = HttpConnection::open(address).await?;
+            connection.ask(Method::POST, self.path).await
+        };
+        let asked: Result<_, HttpError> = asked.await;
         let (status, body) = asked.map_err(|error| ResetError::Http {
             url: self.url(),
             error,
@@ -87,9 +120,22 @@ impl Target {
         self.judge(status, &body)
     }
 
-    async fn ask(&self) -> Result<(StatusCode, Bytes), HttpError> {
-        let mut connection = HttpConnection::open(&self.address).await?;
-        connection.ask(Method::POST, self.path).await
+    async fn flush(&self, url: &str) -> Result<(), ResetError> {
+        let asked = async {
+            let channel = grpc::connect(url, PATIENCE).await?;
+            grpc::ask::<Flushed>(&channel, self.path).await
+        };
+        match asked.await {
+            Ok(Flushed { success: true, .. }) => Ok(()),
+            Ok(Flushed { message, .. }) => {
+                Err(ResetError::Busy(message.chars().take(ANSWER_CHARS_MAX).collect()))
+            }
+            Err(error) if error.is_absent() => Err(ResetError::AbsentMethod(self.url())),
+            Err(error) => Err(ResetError::Grpc {
+                url: self.url(),
+                error,
+            }),
+        }
     }
 
     /// The meaning of an answer. vLLM refuses with status 200, SGLang with 400.
@@ -194,31 +240,49 @@ impl Bridge {
 
     fn target_of(&self, named: &Named) -> Result<Target, ResetError> {
         let Named { engine, server } = named;
-        let path = match engine.format {
-            Format::Vllm => "/reset_prefix_cache",
-            Format::Sglang => "/flush_cache",
-            format => return Err(ResetError::NoEndpoint(format)),
-        };
-        let address = match (server, &engine.profile.address) {
-            (Some(url), _) => ServerAddress::parse(url).ok_or(ResetError::NoServer)?,
-            (None, Some(told)) => {
-                let told = told.as_str();
-                let address = ServerAddress::parse(told);
-                let address = address.or_else(|| ServerAddress::parse(&format!("http://{told}")));
-                let address = address.ok_or(ResetError::NoServer)?;
-                // It may have come with a registration, of which only the sockets were looked at.
-                if !self.allows_host(&address.host) {
-                    return Err(ResetError::Host(told.to_owned()));
-                }
-                address
-            }
-            (None, None) => return Err(ResetError::NoServer),
+        let path = reset_path(engine.format, engine.is_grpc());
+        let path = path.ok_or(ResetError::NoEndpoint(engine.format))?;
+        let way = match engine.is_grpc() {
+            true => Way::Grpc(engine.endpoint.clone()),
+            false => Way::Http(self.http_address(engine, server.as_deref())?),
         };
         Ok(Target {
-            address,
+            way,
             path,
             format: engine.format,
         })
+    }
+
+    /// The address where an engine is asked over HTTP: that of the `server` which has told of it, or where requests for it go.
+    fn http_address(&self, engine: &NewEngine, server: Option<&str>) -> Result<ServerAddress, ResetError> {
+        if let Some(address) = server.and_then(ServerAddress::parse) {
+            return Ok(address);
+        }
+        let told = engine
+            .profile
+            .address
+            .as_ref()
+            .ok_or(ResetError::NoServer)?
+            .as_str();
+        let address = ServerAddress::parse(told).or_else(|| ServerAddress::parse(&format!("http://{told}")));
+        let address = address.ok_or(ResetError::NoServer)?;
+        // It may have come with a registration, of which only the sockets were looked at.
+        match self.allows_host(&address.host) {
+            true => Ok(address),
+            false => Err(ResetError::Host(told.to_owned())),
+        }
+    }
+}
+
+/// The path by which an engine of this format drops its cache; none where it has none.
+fn reset_path(format: Format, is_grpc: bool) -> Option<&'static str> {
+    match (format, is_grpc) {
+        (Format::Vllm, false) => Some("/reset_prefix_cache"),
+        (Format::Sglang, false) => Some("/flush_cache"),
+        (Format::Vllm, true) => Some("/vllm.grpc.engine.VllmEngine/FlushCache"),
+        (Format::Sglang, true) => Some("/sglang.grpc.scheduler.SglangScheduler/FlushCache"),
+        (Format::TokenSpeed, true) => Some("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/FlushCache"),
+        _ => None,
     }
 }
 
@@ -228,7 +292,7 @@ mod tests {
 
     fn judged(format: Format, status: u16, body: &str) -> Result<(), String> {
         let target = Target {
-            address: ServerAddress::parse("http://gpu-0:8000").unwrap(),
+            way: Way::Http(ServerAddress::parse("http://gpu-0:8000").unwrap()),
             path: "/x",
             format,
         };

@@ -24,6 +24,7 @@ use super::follower::FollowOptions;
 use super::grpc::{self, GrpcError};
 use super::holders::Holders;
 use super::progress::{SharedProgress, log_untold};
+use super::server::Origin;
 use super::sockets::{SocketError, Subscription};
 use super::stalls::{BridgeClock, StallWatch};
 use super::subscribed::{StreamError, SubscribedEvents};
@@ -74,6 +75,8 @@ impl SourceError {
 /// Follows one source.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
+    /// The server that has told of it, if one has: it has to tell the same behind each new connection.
+    pub(super) origin: Option<Origin>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
     pub(super) progress: SharedProgress,
@@ -151,6 +154,9 @@ impl SourceTask {
                 return self.progress.ended(&self.engine, &error);
             }
             self.progress.out_of_sight(&self.engine, &error);
+            if let Some(origin) = &self.origin {
+                origin.ask_again();
+            }
             if source.lost().await.is_err() || self.look_at_records(&mut source).await.is_err() {
                 return;
             }
@@ -319,6 +325,9 @@ impl SourceTask {
     ) -> Result<Infallible, SourceError> {
         let (engine, patience) = (&self.engine, self.options.patience);
         let mut stream = grpc::subscribe(&engine.endpoint, engine.format, patience).await?;
+        if let Some(origin) = &self.origin {
+            origin.confirmed().await;
+        }
         *failures = 0;
         events.connected().await?;
         let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);

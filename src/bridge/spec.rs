@@ -27,7 +27,7 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub enum SpecError {
     /// A flag is not of the form.
     #[error(
-        "--engine {text:?}: {reason}; write http://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
+        "--engine {text:?}: {reason}; write http://HOST:PORT or grpc://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
          rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
          groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE, \
          discovery=PLACE"
@@ -326,7 +326,7 @@ impl EngineText {
             return Err(format!("a server tells its sockets and topics; leave {key} out"));
         }
         let name = match self.name.is_empty() {
-            true => ServerAddress::parse(&self.endpoint).map(|address| address.authority()),
+            true => ServerAddress::of_server(&self.endpoint).map(|address| address.authority()),
             false => Some(self.name),
         };
         let server = NewServer {

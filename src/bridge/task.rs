@@ -41,6 +41,8 @@ pub(super) struct EngineTask {
     pub(super) keeper: Option<Keeper>,
     /// Since when the engine is out of sight; none while it is in sight.
     pub(super) unseen_since: Option<Instant>,
+    /// The name of the engine's process, as its server told it behind the last connection; none where it tells none.
+    pub(super) process: Option<String>,
 }
 
 impl EngineTask {
@@ -145,6 +147,9 @@ impl EngineTask {
         if let Some(silence) = self.long_silence() {
             self.follower.was_long_silent(silence);
         }
+        if self.is_replaced() {
+            self.follower.was_replaced().await?;
+        }
         self.follower.connected().await?;
         (self.unseen_since, *failures) = (None, 0);
         self.note_followed();
@@ -230,6 +235,13 @@ impl EngineTask {
         let is_long = silence >= self.options.give_up_after;
         let is_vouched_for = self.origin.as_ref().is_some_and(Origin::vouches);
         (is_long && !is_vouched_for).then_some(silence)
+    }
+
+    /// Takes note of which process the server tells of. Returns whether it is another one than before.
+    fn is_replaced(&mut self) -> bool {
+        let told = self.origin.as_ref().and_then(Origin::process);
+        let before = std::mem::replace(&mut self.process, told);
+        before.is_some() && self.process.is_some() && before != self.process
     }
 
     fn note_lost(&mut self, error: &FollowError) {

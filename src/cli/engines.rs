@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use kvatlas::bridge::{
-    AllowedHosts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults, FollowOptions,
-    LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory, parse_engine,
-    parse_engines_file,
+    AllowedHosts, AnswerPorts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults,
+    FollowOptions, LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory,
+    parse_engine, parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{GivenEngine, follow_patiently};
@@ -28,7 +28,7 @@ const SOURCE: &str = "flags";
 /// Which engines to follow.
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
-    /// Follow an engine: http://HOST:PORT of its server, which is asked for the rest. Or NAME=tcp://HOST:PORT and, joined by commas,
+    /// Follow an engine: http://HOST:PORT or grpc://HOST:PORT of its server, which is asked for the rest. Or NAME=tcp://HOST:PORT and, joined by commas,
     /// replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND,
     /// hybrid=true, eagle=true, divergent_hits=true; of dynamo discovery=PLACE. May be given many times.
     #[arg(long = "engine", value_name = "ENGINE")]
@@ -38,7 +38,8 @@ pub(super) struct EngineArguments {
     file: Option<PathBuf>,
     /// Find engines, and follow those that are there: dns:NAME[:PORT], file:PATH (as --engines-file, or a folder of such files; read again
     /// when it changes), kubernetes:SELECTOR[@NAMESPACE][:PORT], the pods with these labels,
-    /// inferencepool:[NAMESPACE/]NAME, the pods of a pool, or endpointslices:[NAMESPACE/]SERVICE[:PORT]. May be given many times.
+    /// inferencepool:[NAMESPACE/]NAME, the pods of a pool, endpointslices:[NAMESPACE/]SERVICE[:PORT], or dynamo:etcd:http://HOST:PORT, the
+    /// publishers in Dynamo's records. May be given many times.
     #[arg(long = "discover", value_name = "SOURCE")]
     sources: Vec<Discover>,
     /// The model that engines serve, unless they say. An engine's server has to serve it.
@@ -80,6 +81,9 @@ pub(super) struct EngineArguments {
     /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 112.
     #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
     republish_max_bytes: usize,
+    /// Ports at which Dynamo's workers answer, such as 7300-7315, for a firewall that lets them in [default: any that are free].
+    #[arg(long, value_name = "PORT[-PORT]")]
+    answer_ports: Option<AnswerPorts>,
     /// Silence after which another process at an engine's sockets is in doubt until it clears, unless its name is the address of its server,
     /// or its source knows it by more than that: 600, 2.5s or 500ms.
     #[arg(long, value_name = "TIME", default_value = "600s", value_parser = parse_time)]
@@ -176,6 +180,7 @@ impl EngineArguments {
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
                 give_up_after: self.give_up_after,
+                answer_ports: self.answer_ports.clone().unwrap_or_default(),
                 ..FollowOptions::default()
             },
             namespaces,

@@ -12,6 +12,7 @@
 
 mod batch;
 mod decoder;
+pub mod described;
 mod limits;
 mod mirror;
 mod reason;

@@ -17,7 +17,7 @@ use crate::daemon::http::{Discovered, GivenEngine, NewServer};
 use super::super::http::authority;
 use super::super::spec::EngineDefaults;
 use super::spec::DnsPlace;
-use super::{Reports, SERVER_PORT, server_at};
+use super::{Reports, SERVER_PORT, ServerPort, server_at};
 
 /// So many answers in a row lack an engine that is gone.
 const MISSED_MAX: u32 = 3;
@@ -125,7 +125,10 @@ async fn addresses(
         server_at(
             authority(&host, port),
             &host,
-            port,
+            ServerPort {
+                number: port,
+                is_grpc: false,
+            },
             Discovered::default(),
             defaults,
         )
@@ -170,7 +173,11 @@ async fn records(
         servers.push(server_at(
             label.to_owned(),
             &address.to_string(),
-            port,
+            ServerPort {
+                number: port,
+                // As the service of the records is called.
+                is_grpc: name.starts_with("_grpc."),
+            },
             discovered,
             defaults,
         ));
@@ -185,7 +192,11 @@ mod tests {
     #[test]
     fn an_engine_is_gone_when_several_answers_in_a_row_lack_it() {
         let defaults = EngineDefaults::default();
-        let server = |name: &str| server_at(name.to_owned(), name, 1, Discovered::default(), &defaults);
+        let port = ServerPort {
+            number: 1,
+            is_grpc: false,
+        };
+        let server = |name: &str| server_at(name.to_owned(), name, port, Discovered::default(), &defaults);
         let mut known = Known::default();
         let mut answered = |names: &[&str]| -> Vec<String> {
             let engines = known.answered(names.iter().map(|name| server(name)).collect());

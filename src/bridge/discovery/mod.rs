@@ -1,4 +1,4 @@
-//! Engines are found: by DNS, in files that are watched, as pods of Kubernetes.
+//! Engines are found: by DNS, in files that are watched, as pods of Kubernetes, in the records of Dynamo.
 //!
 //! A source yields the whole set of engines that it knows now, again whenever that changes. One place, [`Bridge::replace`], makes the
 //! differences: what is new is followed, what has changed (its identity, too) begins anew, what is gone is forgotten at once. A source that
@@ -10,9 +10,11 @@
 //! | `file:PATH` | what the file says | every second whether it has changed |
 //! | `kubernetes:SELECTOR` | pods: names, addresses, UIDs, labels | by a watch |
 //! | `inferencepool:NAME` | the pods of a pool | by two watches |
+//! | `dynamo:PLACE` | publishers of Dynamo's event planes | every second |
 //! | `endpointslices:SERVICE` | the endpoints of a Service: names, addresses, UIDs | by a watch |
 
 mod dns;
+mod dynamo;
 mod file;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
@@ -55,7 +57,7 @@ const SERVER_PORT: u16 = 8000;
 pub struct DiscoverOptions {
     /// Between two questions to DNS.
     pub dns_interval: Duration,
-    /// Between two looks at files.
+    /// Between two looks at files, and at records of Dynamo.
     pub file_interval: Duration,
 }
 
@@ -212,6 +214,11 @@ impl Bridge {
                     file::run(&path, &defaults, options.file_interval, &reports).await
                 });
             }
+            Place::Dynamo(place) => {
+                self.spawn_source(async move {
+                    dynamo::run(&place, &defaults, options.file_interval, &reports).await
+                });
+            }
             #[cfg(feature = "kubernetes")]
             Place::Kubernetes(place) => {
                 self.spawn_source(async move { kubernetes::run(&place, &defaults, &reports).await });
@@ -249,18 +256,27 @@ async fn apply(bridge: Bridge, reports: Reports) {
     }
 }
 
+/// A port at which an engine's server is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ServerPort {
+    number: u16,
+    /// Asked over gRPC instead of HTTP.
+    is_grpc: bool,
+}
+
 /// A server at an address that a source has found. Its requests go there, too.
 fn server_at(
     name: String,
     host: &str,
-    port: u16,
+    port: ServerPort,
     discovered: Discovered,
     defaults: &EngineDefaults,
 ) -> NewServer {
-    let authority = authority(host, port);
+    let authority = authority(host, port.number);
+    let scheme = if port.is_grpc { "grpc" } else { "http" };
     NewServer {
         instance: name,
-        url: format!("http://{authority}"),
+        url: format!("{scheme}://{authority}"),
         discovered,
         profile: Profile {
             address: Address::new(&authority).ok(),

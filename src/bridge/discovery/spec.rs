@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::daemon::config::{Component, Discovery, NoComponent, NoDiscovery};
 use crate::daemon::metrics::labels::EngineSource;
 
 /// A source of engines, as it was given.
@@ -19,6 +20,7 @@ pub struct Discover {
 pub(super) enum Place {
     Dns(DnsPlace),
     File(PathBuf),
+    Dynamo(DynamoPlace),
     #[cfg(feature = "kubernetes")]
     Kubernetes(KubernetesPlace),
 }
@@ -81,15 +83,37 @@ pub(super) struct PodsPlace {
     pub(super) selector: String,
     /// The namespace; none for that of the bridge's own pod.
     pub(super) namespace: Option<String>,
-    /// The port of all engines; none where the pod's containers tell it.
-    pub(super) port: Option<u16>,
+    /// The ports of all engines; none where the pod's containers tell it.
+    pub(super) ports: Vec<u16>,
+    /// The servers speak gRPC, whatever containers call their ports.
+    pub(super) is_grpc: bool,
+}
+
+#[cfg(feature = "kubernetes")]
+impl PodsPlace {
+    /// Tells whether a pod has several engines, which are called by the indices of their ports.
+    pub(super) fn is_ranked(&self) -> bool {
+        self.ports.len() > 1
+    }
+}
+
+/// Records of Dynamo's discovery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DynamoPlace {
+    /// The place where they are.
+    pub(super) records: Discovery,
+    /// The NATS server of event planes over NATS.
+    pub(super) nats: Option<String>,
+    /// The component whose publishers are looked for; none for all.
+    pub(super) component: Option<Component>,
 }
 
 /// A text that is no source of engines.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?}: {reason}; write dns:NAME[:PORT][@SERVER:PORT], file:PATH, kubernetes:SELECTOR[@NAMESPACE][:PORT], \
-     inferencepool:[NAMESPACE/]NAME or endpointslices:[NAMESPACE/]SERVICE[:PORT]"
+     inferencepool:[NAMESPACE/]NAME, endpointslices:[NAMESPACE/]SERVICE[:PORT] or \
+     dynamo:etcd:http://HOST:PORT[,nats=nats://HOST:PORT][,component=NAMESPACE.NAME]"
 )]
 pub struct DiscoverError {
     text: String,
@@ -106,6 +130,7 @@ impl Discover {
         match self.place {
             Place::Dns(_) => EngineSource::Dns,
             Place::File(_) => EngineSource::File,
+            Place::Dynamo(_) => EngineSource::Dynamo,
             #[cfg(feature = "kubernetes")]
             Place::Kubernetes(_) => EngineSource::Kubernetes,
         }
@@ -133,6 +158,7 @@ impl FromStr for Discover {
             "dns" => parse_dns(rest).map(Place::Dns),
             "file" if rest.is_empty() => Err("the path is missing".to_owned()),
             "file" => Ok(Place::File(PathBuf::from(rest))),
+            "dynamo" => DynamoPlace::parse(rest).map(Place::Dynamo),
             "kubernetes" | "inferencepool" | "endpointslices" => parse_kubernetes(kind, rest),
             _ => Err(format!("{kind:?} is no kind")),
         };
@@ -140,6 +166,53 @@ impl FromStr for Discover {
             text: text.to_owned(),
             place: place.map_err(failed)?,
         })
+    }
+}
+
+impl DynamoPlace {
+    /// Reads a place of records, and behind it `nats=URL` and `component=NAMESPACE.NAME`.
+    pub(super) fn parse(rest: &str) -> Result<Self, String> {
+        let mut parts = rest.split(',');
+        let records = parts.next().unwrap_or_default();
+        let mut place = Self {
+            records: records
+                .parse()
+                .map_err(|error: NoDiscovery| format!("{records:?} is {error}"))?,
+            nats: None,
+            component: None,
+        };
+        for part in parts {
+            let twice = match part.split_once('=') {
+                Some(("nats", url)) => place.nats.replace(url.to_owned()).is_some(),
+                Some(("component", name)) => {
+                    let component = name.parse();
+                    let component =
+                        component.map_err(|error: NoComponent| format!("component is {name:?}: {error}"))?;
+                    place.component.replace(component).is_some()
+                }
+                _ => {
+                    return Err(format!(
+                        "{part:?} is neither nats=URL nor component=NAMESPACE.NAME"
+                    ));
+                }
+            };
+            if twice {
+                return Err(format!("{part:?} is given twice"));
+            }
+        }
+        Ok(place)
+    }
+
+    /// Tells whether publishers of a scope, such as `namespace/n/component/c/endpoint/e`, are looked for.
+    pub(super) fn is_meant(&self, scope: &str) -> bool {
+        self.component
+            .as_ref()
+            .is_none_or(|Component { namespace, name }| {
+                let own = format!("namespace/{namespace}/component/{name}");
+                scope
+                    .strip_prefix(&own)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
     }
 }
 
@@ -234,7 +307,8 @@ fn parse_pods(rest: &str) -> Result<PodsPlace, String> {
     Ok(PodsPlace {
         selector: selector.to_owned(),
         namespace,
-        port,
+        ports: port.into_iter().collect(),
+        is_grpc: false,
     })
 }
 
@@ -281,7 +355,8 @@ mod tests {
             Place::Kubernetes(KubernetesPlace::Pods(PodsPlace {
                 selector: selector.to_owned(),
                 namespace: namespace.map(str::to_owned),
-                port,
+                ports: Option::into_iter(port).collect(),
+                is_grpc: false,
             }))
         };
         let selector = "app.kubernetes.io/name=vllm,role in (decode, mixed)";
@@ -330,6 +405,10 @@ mod tests {
             ("dns:a:0", "no port"),
             ("dns:a@b", "no ADDRESS:PORT"),
             ("file:", "path is missing"),
+            ("dynamo:", "etcd:http://HOST:PORT"),
+            ("dynamo:file:/d,nats", "neither nats=URL"),
+            ("dynamo:file:/d,component=a", "NAMESPACE.COMPONENT"),
+            ("dynamo:file:/d,nats=nats://a:1,nats=nats://a:1", "twice"),
         ] {
             let error = text.parse::<Discover>().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

@@ -54,7 +54,7 @@ impl Healing {
         }
         Self {
             records,
-            asker: Asker::new(nats, options.patience),
+            asker: Asker::new(nats, options.patience, options.answer_ports.clone()),
             open: JoinSet::new(),
         }
     }

@@ -9,6 +9,7 @@
 //! | file | what |
 //! |---|---|
 //! | `records` | discovery: which worker a publisher tells of, and where that one is asked |
+//! | `ports` | the ports at which workers answer |
 //! | `questions` | one question over the request plane, and its answer |
 //! | `answers` | from answers to what is missing |
 //! | `course` | how far the events of one worker are known |
@@ -34,6 +35,7 @@ mod answers;
 mod course;
 mod courses;
 mod healing;
+mod ports;
 mod questions;
 mod records;
 
@@ -42,7 +44,8 @@ use courses::Courses;
 
 pub(super) use courses::PlaneAddress;
 pub(super) use healing::{Healing, News};
-pub(super) use records::{RecordReaders, Records};
+pub use ports::AnswerPorts;
+pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static FULL_GATE: LogGate = LogGate::new();

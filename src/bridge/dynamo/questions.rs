@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can guess. Whoever
-//! connects and does not name the subject is turned away. One large answer at a time is in memory; others wait for it.
+//! connects and does not name the subject is turned away. The listener's port is free, or one of those that are given. One large answer at a time is in memory; others wait for it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,6 +26,7 @@ use tokio::time::timeout;
 
 use crate::daemon::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
+use super::ports::{AnswerPorts, Port};
 use super::records::{SourceRecord, Target};
 
 /// Longest answer, in bytes: JSON takes about a hundred for a block.
@@ -81,13 +82,15 @@ pub(super) struct Asker {
     /// The time that a connection, and an acknowledgement, may take.
     patience: Duration,
     large: Arc<Semaphore>,
+    ports: AnswerPorts,
 }
 
 impl Asker {
-    pub(super) fn new(nats: Client, patience: Duration) -> Self {
+    pub(super) fn new(nats: Client, patience: Duration, ports: AnswerPorts) -> Self {
         Self {
             nats,
             patience,
+            ports,
             large: Arc::new(Semaphore::new(1)),
         }
     }
@@ -123,7 +126,7 @@ impl Asker {
     ) -> Result<Bytes, QuestionError> {
         let mut worker = self.in_time(TcpStream::connect(address)).await??;
         worker.set_nodelay(true)?;
-        let place = Place::new(worker.local_addr()?.ip()).await?;
+        let place = Place::new(worker.local_addr()?.ip(), self.ports.take().await).await?;
         let (headers, request) = (place.headers(path), place.request(question));
         let length = |part: &[u8]| u16::try_from(part.len()).map_err(|_| QuestionError::Path(path.len()));
         let payload_length = u32::try_from(request.len()).map_err(|_| QuestionError::TooLarge)?;
@@ -153,7 +156,7 @@ impl Asker {
         let own = self.nats.server_info().client_ip.parse();
         let own =
             own.map_err(|_| QuestionError::Nats("the server does not tell the client's address".to_owned()))?;
-        let place = Place::new(own).await?;
+        let place = Place::new(own, self.ports.take().await).await?;
         let asking = self.nats.request(subject.to_owned(), place.request(question));
         let asked = self.in_time(asking).await?;
         asked.map_err(|error| QuestionError::Nats(error.to_string()))?;
@@ -201,19 +204,20 @@ struct Place {
     address: SocketAddr,
     /// Names the answer: nobody can guess it.
     subject: String,
+    _port: Port,
 }
 
 impl Place {
     /// A listener that others reach at `own`.
-    async fn new(own: IpAddr) -> io::Result<Self> {
-        let listener = match TcpListener::bind((own, 0)).await {
+    async fn new(own: IpAddr, port: Port) -> io::Result<Self> {
+        let listener = match TcpListener::bind((own, port.number)).await {
             // Behind an address translation, the machine does not have that address.
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
                 let any: IpAddr = match own {
                     IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
                     IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
                 };
-                TcpListener::bind((any, 0)).await?
+                TcpListener::bind((any, port.number)).await?
             }
             bound => bound?,
         };
@@ -223,6 +227,7 @@ impl Place {
             listener,
             address,
             subject,
+            _port: port,
         })
     }
 

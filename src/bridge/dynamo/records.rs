@@ -31,7 +31,7 @@ use crate::daemon::metrics::LogGate;
 static UNREADABLE_GATE: LogGate = LogGate::new();
 
 const SOURCES: &str = "v1/event_sources/";
-const CHANNELS: &str = "v1/event_channels/";
+pub(in super::super) const CHANNELS: &str = "v1/event_channels/";
 /// Time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Most records of a kind.
@@ -78,7 +78,7 @@ pub(in super::super) struct Records {
 
 /// The reason why records cannot be read.
 #[derive(Debug, thiserror::Error)]
-enum RecordsError {
+pub(in super::super) enum RecordsError {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error(transparent)]
@@ -88,7 +88,7 @@ enum RecordsError {
 }
 
 /// A key and its value.
-type Pair = (String, Vec<u8>);
+pub(in super::super) type Pair = (String, Vec<u8>);
 
 /// The looks at places of discovery: one task for each place, for all who want to know.
 #[derive(Default)]
@@ -135,20 +135,24 @@ async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>)
 
 /// The records as they are now. Of one that cannot be read, that of `before` counts.
 async fn look(discovery: &Discovery, before: &Records) -> Result<Records, RecordsError> {
-    let (sources, channels) = match discovery {
-        Discovery::Etcd(authority) => (
-            range(authority, SOURCES).await?,
-            range(authority, CHANNELS).await?,
-        ),
+    let sources = look_at(discovery, SOURCES).await?;
+    let channels = look_at(discovery, CHANNELS).await?;
+    Ok(read_records(sources, channels, before))
+}
+
+/// All records whose keys begin with `prefix`.
+pub(in super::super) async fn look_at(
+    discovery: &Discovery,
+    prefix: &'static str,
+) -> Result<Vec<Pair>, RecordsError> {
+    match discovery {
+        Discovery::Etcd(authority) => range(authority, prefix).await,
         Discovery::Files(folder) => {
             let folder = folder.clone();
-            let reading = tokio::task::spawn_blocking(move || {
-                Ok::<_, RecordsError>((files(&folder, SOURCES)?, files(&folder, CHANNELS)?))
-            });
-            reading.await.map_err(io::Error::other)??
+            let reading = tokio::task::spawn_blocking(move || files(&folder, prefix));
+            reading.await.map_err(io::Error::other)?
         }
-    };
-    Ok(read_records(sources, channels, before))
+    }
 }
 
 /// All keys of etcd that begin with `prefix`.

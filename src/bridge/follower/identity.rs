@@ -33,6 +33,14 @@ impl Follower {
         }
     }
 
+    /// Another process is there by now, as the engine's server tells: nothing of the old one is left.
+    pub(in crate::bridge) async fn was_replaced(&mut self) -> Result<(), FollowError> {
+        self.short_replay = None;
+        self.restart(None).await?;
+        self.continuity.restart();
+        Ok(())
+    }
+
     /// Begins with another process, of which nothing is known, with this `doubt`.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {

@@ -5,6 +5,8 @@
 //! | vLLM | `GET /kv_event_sources` | by rank, its publisher's sockets and topic; `{}` where events are off |
 //! | SGLang | `GET /server_info` | `kv_events`: the first rank's ports, topic, block size; null where events are off |
 //! | both | `GET /v1/models` | the names under which models and adapters are served |
+//!
+//! Those over gRPC are in [`control`](super::control).
 
 use std::collections::BTreeMap;
 
@@ -29,9 +31,9 @@ const SGLANG_HINT: &str = "start the engine with --kv-events-config '{\"publishe
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AnswerError {
     /// The answer is not of the form.
-    #[error("the answer to GET {path} is not understood: {reason}")]
+    #[error("the answer to {path} is not understood: {reason}")]
     Form {
-        /// The path that was asked for.
+        /// The path that was asked for, with its method.
         path: &'static str,
         /// The mistake in it.
         reason: String,
@@ -85,35 +87,48 @@ pub(super) struct Publishers {
     pub(super) sockets: Vec<Sockets>,
 }
 
+/// A publisher, as vLLM describes it.
 #[derive(Deserialize)]
-struct VllmSource {
+pub(super) struct VllmSource {
     #[serde(default)]
-    enable_kv_cache_events: bool,
+    pub(super) enable_kv_cache_events: bool,
     #[serde(default)]
-    publisher: Option<String>,
+    pub(super) publisher: Option<String>,
     #[serde(default)]
-    endpoint: Option<String>,
+    pub(super) endpoint: Option<String>,
     #[serde(default)]
-    replay_endpoint: Option<String>,
+    pub(super) replay_endpoint: Option<String>,
     #[serde(default)]
-    topic: Option<String>,
+    pub(super) topic: Option<String>,
 }
 
 /// Reads vLLM's answer to `GET /kv_event_sources`; `host` is that of the server's URL.
 pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
-        path: "/kv_event_sources",
+        path: "GET /kv_event_sources",
         reason,
     };
     let sources: BTreeMap<String, VllmSource> =
         serde_json::from_slice(body).map_err(|error| failed(error.to_string()))?;
+    let by_rank = sources.into_iter().map(|(rank, source)| {
+        let rank: Rank = rank.parse().map_err(|_| failed(format!("{rank:?} is no rank")))?;
+        Ok((rank, source))
+    });
+    vllm_publishers(by_rank.collect::<Result<_, AnswerError>>()?, host, failed)
+}
+
+/// The publishers that vLLM describes, by rank; `failed` makes an error of a fault in its answer.
+pub(super) fn vllm_publishers(
+    sources: Vec<(Rank, VllmSource)>,
+    host: &str,
+    failed: impl Fn(String) -> AnswerError,
+) -> Result<Publishers, AnswerError> {
     if sources.len() > RANKS_MAX {
         return Err(failed(format!("it has {} ranks", sources.len())));
     }
     let off = AnswerError::Off { hint: VLLM_HINT };
     let mut sockets = Vec::with_capacity(sources.len());
     for (rank, source) in sources {
-        let rank: Rank = rank.parse().map_err(|_| failed(format!("{rank:?} is no rank")))?;
         let is_followed = source.enable_kv_cache_events && source.publisher.as_deref() == Some("zmq");
         let endpoint = source.endpoint.as_deref().filter(|_| is_followed);
         let endpoint = endpoint.ok_or_else(|| off.clone())?;
@@ -206,7 +221,7 @@ struct SglangEvents {
 /// Reads SGLang's answer to `GET /server_info`; `host` is that of the server's URL.
 pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
-        path: "/server_info",
+        path: "GET /server_info",
         reason,
     };
     let info: SglangInfo = serde_json::from_slice(body).map_err(|error| failed(error.to_string()))?;
@@ -266,14 +281,22 @@ struct Model {
 /// Reads the answer to `GET /v1/models`: the `given` model where it is served, or else the first; adapters are none.
 pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, AnswerError> {
     let models: Models = serde_json::from_slice(body).map_err(|error| AnswerError::Form {
-        path: "/v1/models",
+        path: "GET /v1/models",
         reason: error.to_string(),
     })?;
-    let mut served = models.data.into_iter().filter(|model| model.parent.is_none());
-    let first = served.next().ok_or(AnswerError::NoModel)?.id;
+    let served = models.data.into_iter().filter(|model| model.parent.is_none());
+    choose_model(served.map(|model| model.id), given)
+}
+
+/// The model that an engine is followed as: the `given` one where it is among those that are `served`, or else the first of these.
+pub(super) fn choose_model(
+    mut served: impl Iterator<Item = String>,
+    given: Option<&str>,
+) -> Result<String, AnswerError> {
+    let first = served.next().ok_or(AnswerError::NoModel)?;
     match given {
         None => Ok(first),
-        Some(given) if first == given || served.any(|model| model.id == given) => Ok(given.to_owned()),
+        Some(given) if first == given || served.any(|model| model == given) => Ok(given.to_owned()),
         Some(given) => Err(AnswerError::OtherModel {
             given: given.to_owned(),
             served: first,

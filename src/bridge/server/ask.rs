@@ -10,8 +10,10 @@ use tokio::time::timeout;
 
 use crate::daemon::http::NewServer;
 
+use super::super::grpc::GrpcError;
 use super::super::http::{HttpConnection, HttpError, ServerAddress};
 use super::answers::{AnswerError, Publishers, read_model, read_sglang, read_vllm};
+use super::control::ask_grpc;
 
 const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
@@ -42,6 +44,18 @@ pub(super) enum AskError {
     /// Models are told to those only who have a key.
     #[error("GET {MODELS_PATH} needs a key: say which model the engine has, with model=NAME or --model")]
     Locked,
+    /// The way there and back over gRPC.
+    #[error(transparent)]
+    Grpc(#[from] GrpcError),
+    /// The server has neither events nor sockets to tell of.
+    #[error(
+        "neither SubscribeKvEvents nor vLLM's GetKvEventSources is served: start the engine with --kv-events-config, or name its sockets, \
+         NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
+    )]
+    NoEvents,
+    /// The server hands on events, and does not say of which model.
+    #[error("the server does not tell its model: say which one the engine has, with model=NAME or --model")]
+    Untold,
     /// An answer by which the engine cannot be followed.
     #[error(transparent)]
     Answer(#[from] AnswerError),
@@ -59,8 +73,10 @@ impl AskError {
 pub(super) struct Described {
     pub(super) model: String,
     pub(super) publishers: Publishers,
-    /// The address that has answered.
-    pub(super) peer: IpAddr,
+    /// The addresses of the server: the one that has answered is among them.
+    pub(super) peers: Vec<IpAddr>,
+    /// The name of the engine's process, where the server tells one: another process has another.
+    pub(super) process: Option<String>,
 }
 
 /// Asks a server, within `patience` in all.
@@ -69,11 +85,17 @@ pub(super) async fn ask(
     address: &ServerAddress,
     patience: Duration,
 ) -> Result<Described, AskError> {
-    let asked = timeout(patience, ask_all(server, address)).await;
+    let asked = async {
+        match server.is_grpc() {
+            true => ask_grpc(server, address, patience).await,
+            false => ask_http(server, address).await,
+        }
+    };
+    let asked = timeout(patience, asked).await;
     asked.map_err(|_| AskError::TimedOut(patience))?
 }
 
-async fn ask_all(server: &NewServer, address: &ServerAddress) -> Result<Described, AskError> {
+async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Described, AskError> {
     let mut questions = Questions {
         address,
         connection: HttpConnection::open(address).await?,
@@ -83,7 +105,8 @@ async fn ask_all(server: &NewServer, address: &ServerAddress) -> Result<Describe
     Ok(Described {
         model,
         publishers,
-        peer: questions.connection.peer().ip(),
+        peers: vec![questions.connection.peer().ip()],
+        process: None,
     })
 }
 

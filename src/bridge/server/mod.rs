@@ -8,16 +8,20 @@
 //!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
 //! ```
 //!
+//! A server over HTTP tells of ZeroMQ publishers. One over gRPC may hand on events itself, or else tells of the same.
+//!
 //! An answer counts for the connections that stood when the question left. So nothing that comes over a new connection is believed before
 //! the server behind it has shown that it is the same engine: the same model, topics, block size and sockets. Of two engines that are alike in
 //! all of that, only the source tells that has found them: it is asked, too.
 
 mod answers;
 mod ask;
+mod control;
 mod size;
 
 use std::fmt::Display;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +41,7 @@ use super::hosts::host_of;
 use super::http::ServerAddress;
 use super::sockets::SocketError;
 use ask::{AskError, Described, ask};
-use size::first_size;
+use size::{SizeError, first_size};
 
 /// Bursts are let through: each of many servers is worth a line at a start.
 static TROUBLE_GATE: LogGate = LogGate::of_bursts(64);
@@ -80,6 +84,8 @@ struct Shared {
     progress: Mutex<ServerProgress>,
     /// The address and labels of its engine, which may change while it is asked.
     profile: Mutex<Profile>,
+    /// The name of the engine's process, as it was told last.
+    process: Mutex<Option<String>>,
 }
 
 /// A server that tells of publishers. Clones share it.
@@ -119,11 +125,16 @@ impl Origin {
         }
     }
 
+    /// The name of the engine's process, as the server has told it last; none where it tells none.
+    pub(super) fn process(&self) -> Option<String> {
+        self.handle.shared.process.lock().clone()
+    }
+
     /// Tells whether another process at this address is the same engine to whoever named it: by an identity that its source confirms, or because its
     /// name is nothing but its address.
     pub(super) fn vouches(&self) -> bool {
         let server = &self.handle.server;
-        let address = ServerAddress::parse(&server.url);
+        let address = ServerAddress::of_server(&server.url);
         let is_name = |address: ServerAddress| address.authority() == server.instance;
         !server.discovered.identity.is_empty() || address.is_some_and(is_name)
     }
@@ -159,6 +170,7 @@ impl ServerHandle {
                 wanted: watch::Sender::new(0),
                 answered: watch::Sender::new(0),
                 progress: Mutex::default(),
+                process: Mutex::default(),
             }),
         }
     }
@@ -282,15 +294,16 @@ impl ServerTask {
             self.check_hosts(engine, &described)?;
         }
         self.bridge.confirm_found(server).await?;
+        *self.handle.shared.process.lock() = described.process;
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)
     }
 
     /// A server may name sockets on its own machine, and where the operator allows.
     fn check_hosts(&self, engine: &NewEngine, described: &Described) -> Result<(), RegisterRefusal> {
-        let peer = described.peer.to_canonical().to_string();
         for endpoint in engine.endpoints() {
             let host = host_of(endpoint).unwrap_or_default();
-            let is_own = host == self.address.host || host == peer;
+            let is_peer = |peer: &IpAddr| host == peer.to_canonical().to_string();
+            let is_own = host == self.address.host || described.peers.iter().any(is_peer);
             if !is_own && !self.bridge.allows_host(&host) {
                 let endpoint = endpoint.to_owned();
                 return Err(RegisterRefusal::Host { host, endpoint });
@@ -318,7 +331,11 @@ impl ServerTask {
         tokio::select! {
             size = first => size.map_err(|error| {
                 let mut hints = described.publishers.sockets.iter().map(|sockets| sockets.refused_hint);
-                ServerError::Size(explain(&error, hints.find_map(|hint| hint)))
+                let hint = hints.find_map(|hint| hint);
+                ServerError::Size(match &error {
+                    SizeError::Socket(error) => explain(error, hint),
+                    error => error.to_string(),
+                })
             }),
             size = of_others => Ok(size),
         }

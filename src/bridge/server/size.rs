@@ -6,18 +6,29 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use kvatlas_engines::{Content, DecodeLimits, Decoder, EngineBatch, EngineChange, Format};
 
+use crate::daemon::http::GivenEngine;
 use crate::daemon::metrics::BridgeMetrics;
 
 use super::super::frames::ReplayMessage;
+use super::super::grpc::{self, GrpcError};
 use super::super::sockets::{Replay, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
+
+/// An error that keeps the first block from being seen.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SizeError {
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error(transparent)]
+    Grpc(#[from] GrpcError),
+}
 
 /// Waits for the first block that one of the publishers tells of, and returns how many tokens it has.
 pub(super) async fn first_size(
     publishers: &Publishers,
     patience: Duration,
     metrics: &Arc<BridgeMetrics>,
-) -> Result<u32, SocketError> {
+) -> Result<u32, SizeError> {
     let waiting = publishers
         .sockets
         .iter()
@@ -32,13 +43,23 @@ async fn size_of(
     format: Format,
     patience: Duration,
     metrics: &Arc<BridgeMetrics>,
-) -> Result<u32, SocketError> {
+) -> Result<u32, SizeError> {
     let mut listener = Listener {
         decoder: Decoder::new(format, DecodeLimits::default()),
         batch: EngineBatch::default(),
     };
-    // First, so that nothing is published unseen while the replay is read.
     let Sockets { endpoint, topic, .. } = sockets;
+    if GivenEngine::is_url(endpoint) {
+        let mut frames = grpc::subscribe(endpoint, format, patience).await?;
+        loop {
+            let frame = grpc::next(&mut frames).await?;
+            frame.read(&DecodeLimits::default(), &mut listener.batch);
+            if let Some(size) = size_in(&listener.batch) {
+                return Ok(size);
+            }
+        }
+    }
+    // First, so that nothing is published unseen while the replay is read.
     let mut subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
     if let Some(endpoint) = &sockets.replay {
         match listener.replayed(endpoint, patience, metrics).await {
@@ -83,23 +104,28 @@ impl Listener {
         }
     }
 
-    /// The size that a payload tells; none where it tells of no block. Blocks of groups of layers beside main attention do not count, and
-    /// of several sizes the largest does: a smaller one is a part of a block.
+    /// The size that a payload tells; none where it tells of no block.
     fn told(&mut self, payload: &[u8]) -> Option<u32> {
         self.decoder.decode(payload, &mut self.batch).ok()?;
-        let sizes = self.batch.events().iter().filter_map(|event| {
-            let EngineChange::Stored(stored) = event.change else {
-                return None;
-            };
-            let told = match (stored.block_size, stored.content) {
-                (Some(size), _) => u32::try_from(size).ok(),
-                (None, Content::Tokens { step, .. }) => u32::try_from(step).ok(),
-                (None, _) => None,
-            };
-            told.filter(|size| *size > 0 && !stored.group.is_beside_main())
-        });
-        sizes.max()
+        size_in(&self.batch)
     }
+}
+
+/// The size of the blocks in a batch; none where it has none. Blocks of groups of layers beside main attention do not count, and of several
+/// sizes the largest does: a smaller one is a part of a block.
+fn size_in(batch: &EngineBatch) -> Option<u32> {
+    let sizes = batch.events().iter().filter_map(|event| {
+        let EngineChange::Stored(stored) = event.change else {
+            return None;
+        };
+        let told = match (stored.block_size, stored.content) {
+            (Some(size), _) => u32::try_from(size).ok(),
+            (None, Content::Tokens { step, .. }) => u32::try_from(step).ok(),
+            (None, _) => None,
+        };
+        told.filter(|size| *size > 0 && !stored.group.is_beside_main())
+    });
+    sizes.max()
 }
 
 #[cfg(test)]

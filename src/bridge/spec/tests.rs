@@ -108,6 +108,20 @@ fn an_address_of_a_server_is_enough() {
 }
 
 #[test]
+fn a_server_over_grpc_is_asked_the_rest_as_well() {
+    let unsaid = EngineDefaults::default();
+    for format in ["vllm", "sglang", "tokenspeed", "tensorrt-llm"] {
+        let asked = server(&format!("grpc://h:50051,format={format}"), &unsaid);
+        assert_eq!(
+            (asked.instance.as_str(), asked.url.as_str()),
+            ("h:50051", "grpc://h:50051")
+        );
+        assert_eq!((asked.model, asked.block_size), (None, None));
+    }
+    assert_eq!(server("a=grpcs://h:443", &unsaid).instance, "a");
+}
+
+#[test]
 fn sources_are_named_by_their_format() {
     for text in [
         "a=http://h:8000,format=tensorrt-llm",
@@ -180,6 +194,10 @@ fn mistakes_are_named() {
         ),
         ("a=http://h:1,replay=tcp://h:2", "leave replay out"),
         ("http://h:1,ranks=2", "leave ranks out"),
+        ("grpc://h:1,rank=1", "leave rank out"),
+        ("grpc://h", "grpc://HOST:PORT"),
+        ("a=grpc://h:1/x", "grpc://HOST:PORT"),
+        ("a=grpc://h:1,format=mooncake", "not served over gRPC"),
         ("a=http://h:1/v1", "http://HOST:PORT"),
         ("a=http://me@h:1", "http://HOST:PORT"),
         ("http://h:1,block_size=0", "block_size"),

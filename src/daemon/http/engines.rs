@@ -76,7 +76,7 @@ impl NewEngine {
 
     /// Whether its server hands on events over gRPC.
     pub fn is_grpc(&self) -> bool {
-        self.endpoint.starts_with("grpc://") || self.endpoint.starts_with("grpcs://")
+        is_grpc(&self.endpoint)
     }
 
     /// The endpoints that the bridge connects to for it.
@@ -90,12 +90,17 @@ impl NewEngine {
     }
 }
 
+/// Tells whether an address is that of a server that speaks gRPC.
+fn is_grpc(address: &str) -> bool {
+    address.starts_with("grpc://") || address.starts_with("grpcs://")
+}
+
 /// An engine that is named by the address of its server, and asked the rest. Written down like [`NewEngine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
     /// The name that gateways have for the instance.
     pub instance: String,
-    /// `http://HOST:PORT`, or `https://HOST:PORT`.
+    /// `http://HOST:PORT` or `grpc://HOST:PORT`; with TLS `https://HOST:PORT` or `grpcs://HOST:PORT`.
     pub url: String,
     /// The model that it has to serve; none for the first one that it names.
     pub model: Option<String>,
@@ -148,6 +153,11 @@ impl ServerKey {
 }
 
 impl NewServer {
+    /// Whether it speaks gRPC.
+    pub fn is_grpc(&self) -> bool {
+        is_grpc(&self.url)
+    }
+
     /// Its name.
     pub fn key(&self) -> ServerKey {
         ServerKey {
@@ -180,12 +190,16 @@ pub enum GivenEngine {
 impl GivenEngine {
     /// Tells whether a text begins as the URL of a server does.
     pub fn is_url(text: &str) -> bool {
-        text.starts_with("http://") || text.starts_with("https://")
+        text.starts_with("http://") || text.starts_with("https://") || is_grpc(text)
     }
 
-    /// Tells whether an endpoint is that of a server that is asked for its publishers. TensorRT-LLM's is asked for events.
+    /// Tells whether an endpoint is that of a server that is asked for its publishers. TensorRT-LLM's is asked for events where it speaks HTTP.
     pub fn is_server(endpoint: &str, format: Format) -> bool {
-        Self::is_url(endpoint) && matches!(format, Format::Vllm | Format::Sglang)
+        match format {
+            Format::Vllm | Format::Sglang => Self::is_url(endpoint),
+            Format::TensorRt | Format::TokenSpeed => is_grpc(endpoint),
+            Format::Dynamo | Format::Mooncake => false,
+        }
     }
 
     /// The endpoints that the bridge connects to for it, as far as they are known.

@@ -274,6 +274,8 @@ label_values! {
         Dns => "dns",
         /// Files.
         File => "file",
+        /// Records of Dynamo.
+        Dynamo => "dynamo",
         /// Pods of Kubernetes.
         Kubernetes => "kubernetes",
     }

@@ -3,6 +3,7 @@
 mod discovery;
 mod forms;
 mod frames;
+mod front_ends;
 mod lasting;
 mod life;
 mod pods;

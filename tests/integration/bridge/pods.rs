@@ -508,15 +508,20 @@ async fn the_pods_of_a_pool_are_followed_and_so_is_its_selector() {
         .lock()
         .put_other(POOLS, "llama", &pool("other", &[port(&servers[2])]));
     site.settles("other-0", 3, &[]).await;
-    api.cluster
-        .lock()
-        .put_other(POOLS, "llama", &pool("other", &[1, 2]));
-    source_says(&bridge, "2 target ports").await;
+    api.cluster.lock().put_other(
+        POOLS,
+        "llama",
+        &pool("other", &[port(&servers[1]), port(&servers[2])]),
+    );
+    // Ranks of one pod, each with a server of its own.
+    site.settles("other-0-rank-0", 2, &[]).await;
+    site.settles("other-0-rank-1", 3, &[]).await;
     is_gone(&site, "other-0").await;
     api.cluster
         .lock()
         .put_other(POOLS, "llama", &pool("other", &[port(&servers[2])]));
     site.settles("other-0", 3, &[]).await;
+    is_gone(&site, "other-0-rank-1").await;
     api.cluster.lock().delete_other(POOLS, "llama");
     is_gone(&site, "other-0").await;
     source_says(&bridge, "there is no InferencePool").await;

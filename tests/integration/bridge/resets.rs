@@ -10,7 +10,7 @@ use crate::support::process::kvatlas;
 use crate::support::subjects;
 
 /// The reply of the only bridge.
-async fn reset(site: &Site, engine: &str) -> AdminReply {
+pub(super) async fn reset(site: &Site, engine: &str) -> AdminReply {
     let request = AdminRequest {
         engine: Some(engine.to_owned()),
         ..AdminRequest::default()

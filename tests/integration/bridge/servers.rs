@@ -130,7 +130,7 @@ impl Server {
 }
 
 /// Follows what `--engine` says, where nothing else is given.
-fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
+pub(super) fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
     for engine in parse_engine(text, &EngineDefaults::default()).unwrap() {
         bridge.register_given(engine)?;
     }
@@ -138,7 +138,7 @@ fn follow(bridge: &Bridge, text: &str) -> Result<(), RegisterRefusal> {
 }
 
 /// Waits until the only server's trouble is one that `is_it`.
-async fn troubled(bridge: &Bridge, what: &str, is_it: impl Fn(&str) -> bool) -> ServerState {
+pub(super) async fn troubled(bridge: &Bridge, what: &str, is_it: impl Fn(&str) -> bool) -> ServerState {
     eventually(what, async || {
         let state = bridge.servers().remove(0);
         let is_it = state.last_error.as_deref().is_some_and(&is_it);

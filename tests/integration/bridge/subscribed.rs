@@ -8,18 +8,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::{Stream, StreamExt};
+use kvatlas::daemon::http::EngineRegistry;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::http;
-use tonic::server::{Grpc, NamedService, ServerStreamingService};
+use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
+use super::resets::reset;
+use super::servers::{follow, troubled};
 use super::{BLOCK, Site, follow_text, name_of, tokens};
-use crate::support::eventually;
 
 /// The messages as a server sends them; the product declares only what it reads.
 mod sent {
@@ -101,6 +103,28 @@ mod sent {
 
     #[derive(Clone, Copy, PartialEq, prost::Message)]
     pub(super) struct Cleared {}
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Model {
+        #[prost(string, tag = "1")]
+        pub(super) model_path: String,
+        #[prost(string, tag = "6")]
+        pub(super) served_model_name: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Flushed {
+        #[prost(bool, tag = "1")]
+        pub(super) success: bool,
+        #[prost(string, tag = "2")]
+        pub(super) message: String,
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Info {
+        #[prost(int32, tag = "12")]
+        pub(super) block_size: i32,
+    }
 }
 
 use sent::{Data, Frame};
@@ -114,6 +138,9 @@ struct Servicer {
     subscribers: Arc<Mutex<Vec<Sender>>>,
     subscriptions: Arc<AtomicUsize>,
     is_off: bool,
+    model: Option<sent::Model>,
+    info: Option<sent::Info>,
+    flushed: Arc<Mutex<Option<sent::Flushed>>>,
 }
 
 impl Servicer {
@@ -142,11 +169,10 @@ impl ServerStreamingService<sent::Subscribe> for Servicer {
         if self.is_off {
             return std::future::ready(Err(Status::unimplemented("no publisher")));
         }
-        assert_eq!(
-            request.into_inner().start_sequence_number,
-            0,
-            "a cursor has no incarnation"
-        );
+        if request.into_inner().start_sequence_number != 0 {
+            // As the genuine one does: a cursor has no incarnation.
+            return std::future::ready(Err(Status::out_of_range("resubscribe with zero")));
+        }
         self.subscriptions.fetch_add(1, Ordering::SeqCst);
         let (sender, mut receiver) = mpsc::unbounded_channel();
         for frame in self.history.lock().iter() {
@@ -156,6 +182,35 @@ impl ServerStreamingService<sent::Subscribe> for Servicer {
         let frames = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
         std::future::ready(Ok(Response::new(frames.boxed())))
     }
+}
+
+/// The answer to a question; absent where the server does not have the method.
+pub(super) struct Answer<Message>(pub(super) Option<Message>);
+
+/// A request without fields.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct Ask {}
+
+impl<Message: prost::Message + Clone> UnaryService<Ask> for Answer<Message> {
+    type Response = Message;
+    type Future = std::future::Ready<Result<Response<Message>, Status>>;
+
+    fn call(&mut self, _: Request<Ask>) -> Self::Future {
+        let answer = self.0.clone().map(Response::new);
+        std::future::ready(answer.ok_or_else(|| Status::unimplemented("")))
+    }
+}
+
+/// Answers a question.
+pub(super) async fn answered<Message>(
+    answer: Option<Message>,
+    request: http::Request<Body>,
+) -> http::Response<Body>
+where
+    Message: prost::Message + Default + Clone + 'static,
+{
+    let codec: ProstCodec<Message, Ask> = ProstCodec::default();
+    Grpc::new(codec).unary(Answer(answer), request).await
 }
 
 /// The service by the name that vLLM's has.
@@ -176,11 +231,18 @@ impl Service<http::Request<Body>> for VllmEngine {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        assert!(request.uri().path().ends_with("/SubscribeKvEvents"));
         let servicer = self.0.clone();
         Box::pin(async move {
             let codec: ProstCodec<Frame, sent::Subscribe> = ProstCodec::default();
-            Ok(Grpc::new(codec).server_streaming(servicer, request).await)
+            Ok(match request.uri().path().rsplit_once('/') {
+                Some((_, "GetModelInfo")) => answered(servicer.model, request).await,
+                Some((_, "GetServerInfo")) => answered(servicer.info, request).await,
+                Some((_, "FlushCache")) => {
+                    let flushed = servicer.flushed.lock().clone();
+                    answered(flushed, request).await
+                }
+                _ => Grpc::new(codec).server_streaming(servicer, request).await,
+            })
         })
     }
 }
@@ -357,11 +419,83 @@ async fn a_server_without_events_says_what_to_start() {
     };
     let served = serve(servicer).await;
     follow_text(&site.bridge, &format!("gpu-0=grpc://{}", served.address));
-    eventually("the reason is told", async || {
-        use kvatlas::daemon::http::EngineRegistry;
-        let engines = site.bridge.engines();
-        let error = engines.first()?.last_error.clone()?;
-        error.contains("--kv-events-config").then_some(())
+    troubled(&site.bridge, "the reason is told", |error| {
+        error.contains("--kv-events-config")
     })
     .await;
+}
+
+fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
+    let servicer = Servicer {
+        model: Some(sent::Model {
+            model_path: "/models/m".to_owned(),
+            served_model_name: model.to_owned(),
+        }),
+        info: Some(sent::Info { block_size }),
+        ..Servicer::default()
+    };
+    *servicer.history.lock() = history;
+    servicer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_hands_on_events_tells_model_and_block_size() {
+    let site = Site::new(&[]).await;
+    let block_size = i32::try_from(BLOCK).unwrap();
+    let served = serve(told("m", block_size, vec![frame(0, [stored(1, 0, 4)])])).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
+    site.settles("gpu-0", 4, &[]).await;
+    // One that does not know the size yet: its first block tells it, and another engine's does not.
+    let site = Site::new(&[]).await;
+    let served = serve(told("m", 0, vec![frame(0, [stored(2, 0, 3)])])).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
+    site.settles("gpu-0", 3, &[]).await;
+    assert_eq!(site.bridge.engines()[0].engine.block_size, BLOCK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_hands_on_events_of_another_model_is_refused_in_words() {
+    let site = Site::new(&[]).await;
+    let served = serve(told("other", 4, vec![frame(0, [stored(1, 0, 4)])])).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{},model=m", served.address)).unwrap();
+    let state = troubled(&site.bridge, "it says why", |error| {
+        error.contains("\"other\", not \"m\"")
+    })
+    .await;
+    assert!(state.engines.is_empty() && site.bridge.engines().is_empty());
+    // One that says nothing of its model has to be given one.
+    let site = Site::new(&[]).await;
+    let served = serve(Servicer::default()).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
+    troubled(&site.bridge, "it asks for the model", |error| {
+        error.contains("--model")
+    })
+    .await;
+}
+
+/// A server that hands on live events only is in doubt until its engine clears, which an operator can have.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_asked_to_drop_its_cache_over_grpc() {
+    let site = Site::new(&[]).await;
+    let served = followed(&site, vec![frame(52, [stored(1, 0, 2)])]).await;
+    site.settles("gpu-0", 2, &["upstream_gap"]).await;
+    let error = reset(&site, "gpu-0").await.error.unwrap();
+    assert!(error.contains("FlushCache is not served"), "{error}");
+    let answer = |success: bool, message: &str| {
+        *served.servicer.flushed.lock() = Some(sent::Flushed {
+            success,
+            message: message.to_owned(),
+        });
+    };
+    answer(false, "2 requests run");
+    let error = reset(&site, "gpu-0").await.error.unwrap();
+    assert!(
+        error.contains("while requests run") && error.contains("2 requests run"),
+        "{error}"
+    );
+    answer(true, "");
+    let reply = reset(&site, "gpu-0").await;
+    assert_eq!((reply.holders, reply.error), (1, None));
+    served.servicer.publish(&frame(53, [cleared(), stored(2, 0, 1)]));
+    site.settles("gpu-0", 1, &[]).await;
 }

@@ -3,7 +3,7 @@
 //! | source | engines are | file |
 //! |---|---|---|
 //! | `kubernetes:SELECTOR` | pods with these labels | `pods` |
-//! | `inferencepool:NAME` | the pods of an InferencePool, at its port, whatever its selector is by now | `pool` |
+//! | `inferencepool:NAME` | the pods of an InferencePool, at each of its ports, whatever its selector is by now | `pool` |
 //! | `endpointslices:SERVICE` | the endpoints of a Service, ready or not | `slices` |
 //!
 //! An engine has its pod's name, the address of its pod, and the pod's UID as its identity. It is gone as soon as its pod is being deleted:
@@ -14,6 +14,7 @@
 
 mod pods;
 mod pool;
+mod ports;
 mod slices;
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -13,11 +13,10 @@ use crate::daemon::http::{Discovered, NewServer};
 
 use super::super::super::spec::EngineDefaults;
 use super::super::spec::PodsPlace;
-use super::super::{Look, Reports, SERVER_PORT, server_at};
+use super::super::{Look, Reports, ServerPort, server_at};
+use super::ports::{declared, is_active, is_grpc, pod_of_ranked, ranked};
 use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
 
-/// The container's port that is taken where several are declared.
-pub(super) const PORT_NAME: &str = "http";
 /// Most bytes of a pod's labels that are kept.
 const LABEL_BYTES_MAX: usize = 4096;
 
@@ -48,7 +47,7 @@ pub(super) async fn watch_pods(
     let api: Api<Pod> = Api::namespaced(client, &namespace);
     let config = watcher::Config::default().labels(&place.selector);
     let reading = reading(namespace);
-    let read = |pod: &Pod| server_of(pod, place, defaults);
+    let read = |pod: &Pod| servers_of(pod, place, defaults);
     watch(api, config, &reading, reports, read, |known| {
         reports.know(engines(known.values().flatten()));
     })
@@ -70,51 +69,62 @@ pub(super) fn look(client: Client, namespace: &str, place: SharedPlace, defaults
         let (api, reading, defaults) = (api.clone(), reading.clone(), defaults.clone());
         let place = place.lock().clone();
         Box::pin(async move {
-            let asked = timeout(LOOK_PATIENCE, api.get_opt(&server.instance)).await;
+            let name = match place.is_ranked() {
+                true => pod_of_ranked(&server.instance),
+                false => &server.instance,
+            };
+            let asked = timeout(LOOK_PATIENCE, api.get_opt(name)).await;
             let pod = asked.map_err(|_| unanswered())?;
             let pod = pod.map_err(|error| reading.of_look(error))?;
-            let now = pod.and_then(|pod| server_of(&pod, &place, &defaults));
-            confirm(&server, now.into_iter())
+            let now = pod.map(|pod| servers_of(&pod, &place, &defaults));
+            confirm(&server, now.into_iter().flatten())
         })
     })
 }
 
-/// The engine of a pod; none where it has no address, has ended, or is being deleted.
-fn server_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Option<NewServer> {
-    let status = pod.status.as_ref()?;
-    let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+/// The engines of a pod: one, or of several ports one at each. None where it has no address, has ended, or is being deleted.
+fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<NewServer> {
+    let status = pod.status.as_ref();
+    let has_ended = matches!(
+        status.and_then(|status| status.phase.as_deref()),
+        Some("Succeeded" | "Failed")
+    );
+    let host = status.and_then(|status| status.pod_ip.as_deref());
+    let host = host.filter(|address| !address.is_empty());
+    let (Some(host), Some(name)) = (host, pod.metadata.name.as_deref()) else {
+        return Vec::new();
+    };
     if has_ended || pod.metadata.deletion_timestamp.is_some() {
-        return None;
+        return Vec::new();
     }
-    let host = status.pod_ip.as_deref().filter(|address| !address.is_empty())?;
-    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
-    let port = place
-        .port
-        .or_else(|| declared_port(containers.unwrap_or_default()));
     let discovered = Discovered {
         identity: pod.metadata.uid.clone().unwrap_or_default(),
         labels: bounded(pod.metadata.labels.as_ref()),
     };
-    let name = pod.metadata.name.clone()?;
-    Some(server_at(
-        name,
-        host,
-        port.unwrap_or(SERVER_PORT),
-        discovered,
-        defaults,
-    ))
+    let server = |(index, port): (usize, ServerPort)| {
+        let name = match place.is_ranked() {
+            true => ranked(name, index),
+            false => name.to_owned(),
+        };
+        server_at(name, host, port, discovered.clone(), defaults)
+    };
+    ports_of(pod, place).into_iter().map(server).collect()
 }
 
-/// The port called `http`, or else the only one that containers declare.
-fn declared_port(containers: &[Container]) -> Option<u16> {
-    let mut ports = containers
-        .iter()
-        .flat_map(|container| container.ports.iter().flatten());
-    let named = ports.clone().find(|port| port.name.as_deref() == Some(PORT_NAME));
-    let only = ports.next().filter(|_| ports.next().is_none());
-    u16::try_from(named.or(only)?.container_port)
-        .ok()
-        .filter(|port| *port > 0)
+/// The ports of a pod, with their indices among those of the place.
+fn ports_of(pod: &Pod, place: &PodsPlace) -> Vec<(usize, ServerPort)> {
+    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
+    let containers = containers.unwrap_or_default();
+    if place.ports.is_empty() {
+        return vec![(0, declared(containers))];
+    }
+    let given = place.ports.iter().copied().enumerate();
+    let active = given.filter(|(_, port)| is_active(pod.metadata.annotations.as_ref(), *port));
+    let port = |(index, number)| {
+        let is_grpc = place.is_grpc || is_grpc(containers, number);
+        (index, ServerPort { number, is_grpc })
+    };
+    active.map(port).collect()
 }
 
 /// The labels that fit, in the order of their keys.
@@ -141,7 +151,8 @@ mod tests {
     static PLACE: PodsPlace = PodsPlace {
         selector: String::new(),
         namespace: None,
-        port: None,
+        ports: Vec::new(),
+        is_grpc: false,
     };
 
     fn pod(name: &str, uid: &str, change: impl FnOnce(&mut Value)) -> Pod {
@@ -155,7 +166,7 @@ mod tests {
     }
 
     fn server(pod: &Pod, place: &PodsPlace) -> Option<NewServer> {
-        server_of(pod, place, &EngineDefaults::default())
+        servers_of(pod, place, &EngineDefaults::default()).pop()
     }
 
     #[test]
@@ -168,7 +179,7 @@ mod tests {
         assert_eq!(found.discovered.identity, "u1");
         assert_eq!(found.discovered.labels["app"], "vllm");
         let given = PodsPlace {
-            port: Some(9000),
+            ports: vec![9000],
             ..PLACE.clone()
         };
         let url = |change: fn(&mut Value), place| server(&pod("a", "u", change), place).unwrap().url;
@@ -177,23 +188,36 @@ mod tests {
             url(|pod| pod["status"]["podIP"] = json!("fd00::1"), &PLACE),
             "http://[fd00::1]:8100"
         );
-        // Of several ports, the one with the name; without one, the engine's usual.
-        let several = json!([{"containerPort": 5557}, {"containerPort": 8200, "name": "http"}]);
-        assert_eq!(
-            url(
-                |pod| pod["spec"]["containers"][0]["ports"] =
-                    json!([{"containerPort": 5557}, {"containerPort": 5558}]),
-                &PLACE
-            ),
-            "http://10.0.0.1:8000"
-        );
-        let named = pod("a", "u", |pod| pod["spec"]["containers"][0]["ports"] = several);
-        assert_eq!(server(&named, &PLACE).unwrap().url, "http://10.0.0.1:8200");
         let mut labels: BTreeMap<String, String> =
             (0..3).map(|key| (key.to_string(), "x".repeat(2000))).collect();
         assert_eq!(bounded(Some(&labels)).len(), 2);
         labels.clear();
         assert!(bounded(Some(&labels)).is_empty());
+    }
+
+    #[test]
+    fn each_of_several_ports_is_an_engine() {
+        let place = PodsPlace {
+            ports: vec![8000, 8001, 8002],
+            is_grpc: true,
+            ..PLACE.clone()
+        };
+        let found = |pod: &Pod| -> Vec<(String, String)> {
+            let servers = servers_of(pod, &place, &EngineDefaults::default()).into_iter();
+            servers.map(|server| (server.instance, server.url)).collect()
+        };
+        let engine = |name: &str, url: &str| (name.to_owned(), url.to_owned());
+        let all = [
+            engine("vllm-0-rank-0", "grpc://10.0.0.1:8000"),
+            engine("vllm-0-rank-1", "grpc://10.0.0.1:8001"),
+            engine("vllm-0-rank-2", "grpc://10.0.0.1:8002"),
+        ];
+        assert_eq!(found(&pod("vllm-0", "u", |_| {})), all);
+        // One that lacks a port keeps the others' names.
+        let lacking = pod("vllm-0", "u", |pod| {
+            pod["metadata"]["annotations"] = json!({"llm-d.ai/active-ports": "8000,8002"});
+        });
+        assert_eq!(found(&lacking), [all[0].clone(), all[2].clone()]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The pods of an InferencePool, of the Gateway API's extension for inference: its selector and its port are watched, and followed.
+//! The pods of an InferencePool, of the Gateway API's extension for inference: its selector and its ports are watched, and followed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +19,11 @@ use super::{Objects, Reading};
 
 /// The group of InferencePools.
 pub(super) const GROUP: &str = "inference.networking.k8s.io";
+
+/// The pool's protocol where its servers speak gRPC.
+const GRPC_PROTOCOL: &str = "kubernetes.io/h2c";
+/// Most target ports of a pool; the API allows eight.
+const PORTS_MAX: usize = 64;
 
 /// Looks for the pods of the pool of `place` for ever.
 pub(super) async fn run(
@@ -115,6 +120,7 @@ fn pods_of(pool: &Value) -> Result<PodsPlace, String> {
     struct Spec {
         selector: Selector,
         target_ports: Vec<Port>,
+        app_protocol: Option<String>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -138,18 +144,18 @@ fn pods_of(pool: &Value) -> Result<PodsPlace, String> {
     if labels.is_empty() {
         return Err("the InferencePool selects no labels".to_owned());
     }
-    match spec.target_ports.as_slice() {
-        [Port { number: number @ 1.. }] => Ok(PodsPlace {
-            selector: labels.join(","),
-            namespace: None,
-            port: Some(*number),
-        }),
-        ports => Err(format!(
-            "the InferencePool has {} target ports; pods with one are followed. Find them by their labels: kubernetes:{}",
-            ports.len(),
-            labels.join(",")
-        )),
+    let ports: Vec<u16> = spec.target_ports.iter().map(|port| port.number).collect();
+    if ports.is_empty() || ports.contains(&0) || ports.len() > PORTS_MAX {
+        return Err(format!(
+            "the InferencePool has no target ports that can be followed: {ports:?}"
+        ));
     }
+    Ok(PodsPlace {
+        selector: labels.join(","),
+        namespace: None,
+        ports,
+        is_grpc: spec.app_protocol.as_deref() == Some(GRPC_PROTOCOL),
+    })
 }
 
 #[cfg(test)]
@@ -169,17 +175,23 @@ mod tests {
         let expected = PodsPlace {
             selector: "app=vllm,role=decode".to_owned(),
             namespace: None,
-            port: Some(8000),
+            ports: vec![8000],
+            is_grpc: false,
         };
         assert_eq!(pool(labels.clone(), json!([{"number": 8000}])), Ok(expected));
+        // Data-parallel ranks, each with a port of its own.
+        let ranks = pool(labels.clone(), json!([{"number": 8000}, {"number": 8001}])).unwrap();
+        assert!(ranks.ports == [8000, 8001] && ranks.is_ranked());
+        let grpc = json!({"spec": {"selector": {"matchLabels": labels}, "targetPorts": [{"number": 1}], "appProtocol": "kubernetes.io/h2c"}});
+        assert!(pods_of(&grpc).unwrap().is_grpc);
         for (labels, ports, words) in [
             (json!({}), json!([{"number": 8000}]), "no labels"),
             (
                 labels.clone(),
-                json!([{"number": 8000}, {"number": 8001}]),
-                "2 target ports",
+                json!([{"number": 8000}, {"number": 0}]),
+                "no target ports",
             ),
-            (labels.clone(), json!([]), "0 target ports"),
+            (labels.clone(), json!([]), "no target ports"),
             (labels, json!([{"number": 70000}]), "cannot be read"),
             (json!(null), json!([{"number": 8000}]), "cannot be read"),
         ] {

@@ -11,8 +11,8 @@ use crate::daemon::http::{Discovered, NewServer};
 use super::super::super::http::authority;
 use super::super::super::spec::EngineDefaults;
 use super::super::spec::ServicePlace;
-use super::super::{Look, Reports, SERVER_PORT, server_at};
-use super::pods::PORT_NAME;
+use super::super::{Look, Reports, SERVER_PORT, ServerPort, server_at};
+use super::ports::{GRPC_NAME, HTTP_NAME};
 use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
 
 /// The label by which a slice tells its Service.
@@ -68,10 +68,7 @@ fn look(
 
 /// The engines of a slice: its endpoints that are not about to end.
 fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefaults) -> Vec<NewServer> {
-    let port = place
-        .port
-        .or_else(|| port_of(slice.ports.as_deref().unwrap_or_default()));
-    let port = port.unwrap_or(SERVER_PORT);
+    let port = port_of(slice.ports.as_deref().unwrap_or_default(), place.port);
     let endpoints = slice.endpoints.iter();
     endpoints
         .filter_map(|endpoint| server_of(endpoint, port, defaults))
@@ -79,7 +76,7 @@ fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefa
 }
 
 /// The engine at an endpoint; none where it is about to end.
-fn server_of(endpoint: &Endpoint, port: u16, defaults: &EngineDefaults) -> Option<NewServer> {
+fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -> Option<NewServer> {
     let conditions = endpoint.conditions.as_ref();
     if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
         return None;
@@ -92,18 +89,30 @@ fn server_of(endpoint: &Endpoint, port: u16, defaults: &EngineDefaults) -> Optio
         identity: pod.and_then(|pod| pod.uid.clone()).unwrap_or_default(),
         ..Discovered::default()
     };
-    let name = name.unwrap_or_else(|| authority(host, port));
+    let name = name.unwrap_or_else(|| authority(host, port.number));
     Some(server_at(name, host, port, discovered, defaults))
 }
 
-/// The port called `http`, or else the only one.
-fn port_of(ports: &[EndpointPort]) -> Option<u16> {
-    let named = ports.iter().find(|port| port.name.as_deref() == Some(PORT_NAME));
+/// The `given` port, or else that called `http` or `grpc`, or else the only one; the engine's usual one otherwise.
+fn port_of(ports: &[EndpointPort], given: Option<u16>) -> ServerPort {
+    let number_of = |port: &EndpointPort| u16::try_from(port.port?).ok().filter(|port| *port > 0);
+    let is_grpc = |port: &EndpointPort| port.name.as_deref() == Some(GRPC_NAME);
+    if let Some(number) = given {
+        let mut named = ports.iter().filter(|port| is_grpc(port));
+        let is_grpc = named.any(|port| number_of(port) == given);
+        return ServerPort { number, is_grpc };
+    }
+    let http = ports.iter().find(|port| port.name.as_deref() == Some(HTTP_NAME));
+    let named = http.or_else(|| ports.iter().find(|port| is_grpc(port)));
     let only = match ports {
         [only] => Some(only),
         _ => None,
     };
-    u16::try_from(named.or(only)?.port?).ok().filter(|port| *port > 0)
+    let found = named.or(only);
+    ServerPort {
+        number: found.and_then(number_of).unwrap_or(SERVER_PORT),
+        is_grpc: found.is_some_and(is_grpc),
+    }
 }
 
 #[cfg(test)]
@@ -151,5 +160,9 @@ mod tests {
             "http://10.0.0.1:9000"
         );
         assert_eq!(names(&json!([]), &endpoints, None)[0].1, "http://10.0.0.1:8000");
+        let grpc = json!([{"port": 5557, "name": "events"}, {"port": 50051, "name": "grpc"}]);
+        for given in [None, Some(50051)] {
+            assert_eq!(names(&grpc, &endpoints, given)[0].1, "grpc://10.0.0.1:50051");
+        }
     }
 }

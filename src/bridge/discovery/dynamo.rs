@@ -1,0 +1,355 @@
+//! Event planes of Dynamo, by the records of its discovery: who publishes, over what, and which model a component serves.
+//!
+//! | key | it says |
+//! |---|---|
+//! | `v1/event_channels/SCOPE/topic/kv-events/PUBLISHER` | the publisher's address on ZeroMQ, or its subject on NATS |
+//! | `v1/mdc/NAMESPACE/COMPONENT/ENDPOINT/INSTANCE` | the model of the endpoint, and the size of its blocks |
+//!
+//! On ZeroMQ each publisher is a plane of its own, and gone with its record. On NATS all publishers of an endpoint share one subject.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kvatlas_core::wire::{ModelKey, worker_of_instance};
+use kvatlas_engines::Format;
+use serde::Deserialize;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::daemon::http::{EngineKey, GivenEngine, NewEngine};
+
+use super::super::dynamo::{CHANNELS, Pair, RecordsError, look_at};
+use super::super::spec::EngineDefaults;
+use super::Reports;
+use super::spec::DynamoPlace;
+
+const MODELS: &str = "v1/mdc/";
+const TOPIC: &str = "kv-events";
+
+/// The way by which a publisher tells of its events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Transport {
+    /// Its address.
+    Zmq(String),
+    /// The first words of its subject.
+    Nats(String),
+}
+
+/// A publisher's record: its scope, such as `namespace/n/component/c/endpoint/e`, its number, and how it publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Channel {
+    scope: String,
+    publisher: String,
+    transport: Transport,
+}
+
+/// The model that an endpoint serves, and tokens in a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Card {
+    model: String,
+    block_size: Option<u32>,
+}
+
+/// Looks at the records of `place` for ever.
+pub(super) async fn run(
+    place: &DynamoPlace,
+    defaults: &EngineDefaults,
+    interval: Duration,
+    reports: &Reports,
+) {
+    let mut known = BTreeMap::new();
+    loop {
+        match look(place, &mut known).await {
+            Ok(cards) => {
+                let (engines, troubles) = engines(place, known.values(), &cards, defaults);
+                reports.know(engines);
+                if let Some(trouble) = troubles.first() {
+                    reports.fail(trouble);
+                }
+            }
+            Err(error) => reports.fail(&format!("Dynamo's records cannot be read: {error}")),
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+/// The cards by their scopes. Publishers are written to `known`, by their keys: one whose record cannot be read is as it was.
+async fn look(
+    place: &DynamoPlace,
+    known: &mut BTreeMap<String, Channel>,
+) -> Result<BTreeMap<String, Card>, RecordsError> {
+    let channels = look_at(&place.records, CHANNELS).await?;
+    let cards = look_at(&place.records, MODELS).await?;
+    let mut before = std::mem::take(known);
+    let is_of_plane = |(key, _): &Pair| key.contains(&format!("/topic/{TOPIC}/"));
+    for (key, value) in channels.into_iter().filter(is_of_plane) {
+        // It may be written just now.
+        if let Some(channel) = read_channel(&key, &value).or_else(|| before.remove(&key)) {
+            known.insert(key, channel);
+        }
+    }
+    Ok(cards.iter().filter_map(|(_, value)| read_card(value)).collect())
+}
+
+/// The engines of these publishers, and in words why some are not followed.
+fn engines<'a>(
+    place: &DynamoPlace,
+    channels: impl Iterator<Item = &'a Channel>,
+    cards: &BTreeMap<String, Card>,
+    defaults: &EngineDefaults,
+) -> (Vec<GivenEngine>, Vec<String>) {
+    let (mut engines, mut troubles) = (BTreeMap::new(), BTreeSet::new());
+    for channel in channels.filter(|channel| place.is_meant(&channel.scope)) {
+        let card = cards.get(&channel.scope);
+        let model = match (card, &defaults.model) {
+            // Another model than that which is looked for.
+            (Some(card), Some(given)) if card.model != *given => continue,
+            (Some(card), _) => &card.model,
+            (None, Some(given)) => given,
+            (None, None) => {
+                let scope = &channel.scope;
+                troubles.insert(format!("no record says which model {scope} serves: give --model"));
+                continue;
+            }
+        };
+        let Some((name, endpoint, topic)) = source_of(place, channel) else {
+            troubles.insert(format!(
+                "{} publishes over NATS: say where, with nats=nats://HOST:PORT",
+                channel.scope
+            ));
+            continue;
+        };
+        let block_size = defaults.block_size.or_else(|| card?.block_size);
+        let engine = NewEngine {
+            key: EngineKey {
+                instance: name.clone(),
+                model: ModelKey::of_tenant(model, defaults.tenant.clone().unwrap_or_default()),
+                rank: 0,
+            },
+            endpoint,
+            replay: None,
+            format: Format::Dynamo,
+            block_size: block_size.unwrap_or(defaults.untold_block_size),
+            topic,
+            beside: Default::default(),
+            groups: Default::default(),
+            profile: Default::default(),
+            discovery: Some(place.records.clone()),
+        };
+        engines.insert(name, GivenEngine::Publisher(engine));
+    }
+    (engines.into_values().collect(), troubles.into_iter().collect())
+}
+
+/// The name of a plane, its endpoint and its topic; none where it is not known where its NATS server is.
+fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
+    match &channel.transport {
+        Transport::Zmq(endpoint) => {
+            let name = format!("dynamo-{}", channel.publisher);
+            Some((name, endpoint.clone(), String::new()))
+        }
+        Transport::Nats(prefix) => {
+            let subject = format!("{prefix}.{TOPIC}");
+            let words: Vec<&str> = channel.scope.split('/').skip(1).step_by(2).collect();
+            let name = words.join(".");
+            // It has to be short enough for a name.
+            let name = match worker_of_instance(&name) {
+                Ok(_) => name,
+                Err(_) => format!("dynamo-{:x}", xxh3_64(subject.as_bytes())),
+            };
+            Some((name, place.nats.clone()?, subject))
+        }
+    }
+}
+
+/// A publisher's record; none where it is of another form.
+fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
+    let (scope, rest) = key.strip_prefix(CHANNELS)?.rsplit_once("/topic/")?;
+    let (_, publisher) = rest.split_once('/')?;
+    let value: Value = serde_json::from_slice(value).ok()?;
+    let config = |name: &str| value.pointer(&format!("/transport/config/{name}"))?.as_str();
+    let transport = match config("endpoint") {
+        Some(endpoint) => Transport::Zmq(endpoint.to_owned()),
+        None => Transport::Nats(config("subject_prefix")?.to_owned()),
+    };
+    Some(Channel {
+        scope: scope.to_owned(),
+        publisher: publisher.to_owned(),
+        transport,
+    })
+}
+
+/// The scope of a card, and what it says; none where it is an adapter's, or of another form.
+fn read_card(value: &[u8]) -> Option<(String, Card)> {
+    #[derive(Deserialize)]
+    struct Record {
+        namespace: String,
+        component: String,
+        endpoint: String,
+        card_json: CardJson,
+    }
+    #[derive(Deserialize)]
+    struct CardJson {
+        display_name: String,
+        #[serde(default)]
+        kv_cache_block_size: Option<u32>,
+        #[serde(default)]
+        lora: Option<Value>,
+    }
+
+    let record: Record = serde_json::from_slice(value).ok()?;
+    let Record {
+        namespace,
+        component,
+        endpoint,
+        card_json,
+    } = record;
+    let card = Card {
+        model: card_json.display_name,
+        block_size: card_json.kv_cache_block_size.filter(|size| *size > 0),
+    };
+    let scope = format!("namespace/{namespace}/component/{component}/endpoint/{endpoint}");
+    card_json.lora.is_none().then_some((scope, card))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const SCOPE: &str = "namespace/dynamo/component/backend/endpoint/generate";
+
+    fn place(text: &str) -> DynamoPlace {
+        DynamoPlace::parse(text).unwrap()
+    }
+
+    /// As Dynamo 1.6.1 writes it.
+    fn channel(publisher: &str, kind: &str, config: &Value) -> Channel {
+        let value = json!({"type": "EventChannel", "topic": "kv-events", "instance_id": 1, "transport": {"kind": kind, "config": config}});
+        let key = format!("{CHANNELS}{SCOPE}/topic/kv-events/{publisher}");
+        read_channel(&key, value.to_string().as_bytes()).unwrap()
+    }
+
+    fn cards(size: u32) -> BTreeMap<String, Card> {
+        let card = |name: &str, lora: &Value| {
+            let value = json!({"type": "Model", "namespace": "dynamo", "component": "backend", "endpoint": "generate", "instance_id": 9,
+                "card_json": {"display_name": name, "slug": name, "kv_cache_block_size": size, "lora": lora}});
+            read_card(value.to_string().as_bytes())
+        };
+        assert_eq!(card("sql", &json!({"name": "sql"})), None);
+        card("m", &Value::Null).into_iter().collect()
+    }
+
+    fn found(
+        place: &DynamoPlace,
+        channels: &[Channel],
+        defaults: &EngineDefaults,
+        size: u32,
+    ) -> (Vec<NewEngine>, Vec<String>) {
+        let (engines, troubles) = engines(place, channels.iter(), &cards(size), defaults);
+        let publisher = |engine| match engine {
+            GivenEngine::Publisher(engine) => engine,
+            GivenEngine::Server(server) => panic!("{server:?}"),
+        };
+        (engines.into_iter().map(publisher).collect(), troubles)
+    }
+
+    #[test]
+    fn each_publisher_on_zeromq_is_a_plane() {
+        let channels = ["a1", "b2"].map(|publisher| {
+            channel(
+                publisher,
+                "Zmq",
+                &json!({"endpoint": format!("tcp://10.0.0.7:{}", publisher.len())}),
+            )
+        });
+        let place = place("etcd:http://e:2379");
+        let (engines, troubles) = found(&place, &channels, &EngineDefaults::default(), 64);
+        assert!(troubles.is_empty());
+        let names: Vec<_> = engines
+            .iter()
+            .map(|engine| engine.key.instance.as_str())
+            .collect();
+        assert_eq!(names, ["dynamo-a1", "dynamo-b2"]);
+        let engine = &engines[0];
+        assert_eq!((engine.key.model.model.as_str(), engine.block_size), ("m", 64));
+        assert_eq!(
+            (engine.endpoint.as_str(), engine.format),
+            ("tcp://10.0.0.7:2", Format::Dynamo)
+        );
+        assert_eq!(engine.discovery.as_ref(), Some(&place.records));
+        // Another model is looked for, or another component.
+        let other = EngineDefaults {
+            model: Some("other".to_owned()),
+            ..EngineDefaults::default()
+        };
+        assert_eq!(found(&place, &channels, &other, 64).0, []);
+        let elsewhere = super::tests::place("etcd:http://e:2379,component=dynamo.prefill");
+        assert_eq!(
+            found(&elsewhere, &channels, &EngineDefaults::default(), 64),
+            (vec![], vec![])
+        );
+        let (_, troubles) = super::engines(
+            &place,
+            channels.iter(),
+            &BTreeMap::new(),
+            &EngineDefaults::default(),
+        );
+        assert!(troubles[0].contains("--model"), "{troubles:?}");
+    }
+
+    #[test]
+    fn publishers_on_nats_share_a_plane() {
+        let prefix = json!({"subject_prefix": "namespace.dynamo.component.backend.endpoint.generate"});
+        let channels = ["a1", "b2"].map(|publisher| channel(publisher, "Nats", &prefix));
+        let (engines, troubles) = found(&place("file:/d"), &channels, &EngineDefaults::default(), 16);
+        assert!(
+            engines.is_empty() && troubles.len() == 1 && troubles[0].contains("nats=nats://"),
+            "{troubles:?}"
+        );
+        let place = place("file:/d,nats=nats://n:4222,component=dynamo.backend");
+        let (engines, troubles) = found(&place, &channels, &EngineDefaults::default(), 16);
+        assert!(troubles.is_empty());
+        let [engine] = engines.as_slice() else {
+            panic!("{engines:?}");
+        };
+        assert_eq!(engine.key.instance, "dynamo.backend.generate");
+        assert_eq!(
+            (engine.endpoint.as_str(), engine.topic.as_str()),
+            (
+                "nats://n:4222",
+                "namespace.dynamo.component.backend.endpoint.generate.kv-events"
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_written_just_now_is_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let bucket = folder.path().join(CHANNELS);
+        std::fs::create_dir_all(&bucket).unwrap();
+        let file = |topic: &str| {
+            bucket.join(
+                format!("{SCOPE}/topic/{topic}/a1")
+                    .replace('/', "%2F")
+                    .replace('-', "%2D"),
+            )
+        };
+        let value = json!({"transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}}).to_string();
+        for topic in [TOPIC, "kv_metrics"] {
+            std::fs::write(file(topic), &value).unwrap();
+        }
+        let place = place(&format!("file:{}", folder.path().display()));
+        let mut known = BTreeMap::new();
+        look(&place, &mut known).await.unwrap();
+        let expected = channel("a1", "Zmq", &json!({"endpoint": "tcp://h:1"}));
+        assert_eq!(known.values().collect::<Vec<_>>(), [&expected]);
+        std::fs::write(file(TOPIC), "{").unwrap();
+        look(&place, &mut known).await.unwrap();
+        assert_eq!(known.values().collect::<Vec<_>>(), [&expected]);
+        std::fs::remove_file(file(TOPIC)).unwrap();
+        look(&place, &mut known).await.unwrap();
+        assert!(known.is_empty());
+    }
+}

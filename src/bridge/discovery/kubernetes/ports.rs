@@ -1,0 +1,139 @@
+//! The ports of a pod at which engines are asked.
+//!
+//! A pod is one engine, or with several target ports of an InferencePool one engine a port: data-parallel ranks that each have a server. These are
+//! called as the endpoint picker of the Gateway API calls them, `POD-rank-INDEX`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Container;
+
+use super::super::{SERVER_PORT, ServerPort};
+
+/// The container's port that is taken where several are declared.
+pub(super) const HTTP_NAME: &str = "http";
+/// The container's port that is taken where none is called `http`: its server speaks gRPC.
+pub(super) const GRPC_NAME: &str = "grpc";
+/// Annotations by which a pod says which of its pool's target ports it has. The first that is there counts.
+const ACTIVE_PORTS: [&str; 2] = [
+    "llm-d.ai/active-ports",
+    "inference.networking.k8s.io/active-ports",
+];
+/// The text between a pod's name and the index of a port.
+const RANK: &str = "-rank-";
+
+/// The name of the engine at one of several ports of a pod.
+pub(super) fn ranked(pod: &str, index: usize) -> String {
+    format!("{pod}{RANK}{index}")
+}
+
+/// The pod of an engine at one of several ports.
+pub(super) fn pod_of_ranked(engine: &str) -> &str {
+    engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
+}
+
+/// Tells whether the annotations of a pod rule out a target port.
+pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u16) -> bool {
+    let mut told = ACTIVE_PORTS
+        .iter()
+        .filter_map(|key| annotations.and_then(|annotations| annotations.get(*key)));
+    let is_named = |ports: &String| ports.split(',').any(|active| active.trim().parse() == Ok(port));
+    told.next().is_none_or(is_named)
+}
+
+/// The port called `http`, or else that called `grpc`, or else the only one that containers declare; the engine's usual one otherwise.
+pub(super) fn declared(containers: &[Container]) -> ServerPort {
+    let mut ports = containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten());
+    let named = |name: &str| ports.clone().find(|port| port.name.as_deref() == Some(name));
+    let named = named(HTTP_NAME).or_else(|| named(GRPC_NAME));
+    let only = ports.next().filter(|_| ports.next().is_none());
+    let usual = ServerPort {
+        number: SERVER_PORT,
+        is_grpc: false,
+    };
+    let Some(port) = named.or(only) else {
+        return usual;
+    };
+    let number = u16::try_from(port.container_port)
+        .ok()
+        .filter(|number| *number > 0);
+    number.map_or(usual, |number| ServerPort {
+        number,
+        is_grpc: port.name.as_deref() == Some(GRPC_NAME),
+    })
+}
+
+/// Tells whether containers declare a port under the name `grpc`.
+pub(super) fn is_grpc(containers: &[Container], number: u16) -> bool {
+    let mut ports = containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten());
+    ports.any(|port| port.container_port == i32::from(number) && port.name.as_deref() == Some(GRPC_NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn containers(ports: Value) -> Vec<Container> {
+        serde_json::from_value(json!([{"name": "engine", "ports": ports}])).unwrap()
+    }
+
+    #[test]
+    fn of_several_ports_the_name_tells() {
+        for (ports, number, is_grpc) in [
+            (json!([{"containerPort": 8100}]), 8100, false),
+            (
+                json!([{"containerPort": 5557}, {"containerPort": 5558}]),
+                8000,
+                false,
+            ),
+            (
+                json!([{"containerPort": 5557}, {"containerPort": 8200, "name": "http"}]),
+                8200,
+                false,
+            ),
+            (json!([{"containerPort": 50051, "name": "grpc"}]), 50051, true),
+            (
+                json!([{"containerPort": 50051, "name": "grpc"}, {"containerPort": 8200, "name": "http"}]),
+                8200,
+                false,
+            ),
+            (json!([{"containerPort": 0, "name": "grpc"}]), 8000, false),
+        ] {
+            assert_eq!(
+                declared(&containers(ports.clone())),
+                ServerPort { number, is_grpc },
+                "{ports}"
+            );
+        }
+        let two = containers(json!([{"containerPort": 50051, "name": "grpc"}, {"containerPort": 8200}]));
+        assert!(is_grpc(&two, 50051) && !is_grpc(&two, 8200));
+    }
+
+    #[test]
+    fn a_pod_says_which_ports_of_its_pool_it_has() {
+        let told = |key: &str, ports: &str| BTreeMap::from([(key.to_owned(), ports.to_owned())]);
+        assert!(is_active(None, 8000) && is_active(Some(&BTreeMap::new()), 8000));
+        for key in ACTIVE_PORTS {
+            let two = told(key, "8000, 8001,x");
+            assert!(
+                is_active(Some(&two), 8001) && !is_active(Some(&two), 8002),
+                "{key}"
+            );
+        }
+        let mut both = told(ACTIVE_PORTS[0], "8000");
+        both.extend(told(ACTIVE_PORTS[1], "8001"));
+        assert!(is_active(Some(&both), 8000) && !is_active(Some(&both), 8001));
+    }
+
+    #[test]
+    fn a_rank_is_called_as_the_endpoint_picker_calls_it() {
+        let name = ranked("vllm-0", 3);
+        assert_eq!(name, "vllm-0-rank-3");
+        assert_eq!(pod_of_ranked(&name), "vllm-0");
+    }
+}

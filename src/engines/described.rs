@@ -1,0 +1,194 @@
+//! Messages by which engines' servers describe their engine over gRPC: its model, its block size, and the publishers of its events.
+//!
+//! | Server | Service | Messages |
+//! |---|---|---|
+//! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
+//! | servicers of SMG | that of `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
+//!
+//! Fields that nobody here needs are not declared, and are passed over. OpenEngine has a message `GetKvEventSources` with another field 2: it is
+//! another service, and is not asked.
+
+/// A request without fields.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Ask {}
+
+/// The publishers of an engine's events: the answer to `GetKvEventSources`.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct EventSources {
+    /// One for each rank; none where events are off.
+    #[prost(message, repeated, tag = "1")]
+    pub sources: Vec<EventSource>,
+}
+
+/// One publisher.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct EventSource {
+    /// The word for how it publishes: `zmq`.
+    #[prost(string, tag = "1")]
+    pub transport: String,
+    /// The address where it publishes, as the engine was given it: a wildcard is kept.
+    #[prost(string, tag = "2")]
+    pub endpoint: String,
+    /// The topic of its messages.
+    #[prost(string, tag = "3")]
+    pub topic: String,
+    /// The address where it replays; empty where it does not.
+    #[prost(string, tag = "4")]
+    pub replay_endpoint: String,
+    /// The data-parallel rank.
+    #[prost(uint32, optional, tag = "5")]
+    pub data_parallel_rank: Option<u32>,
+    /// The encoding of payloads: `msgpack`.
+    #[prost(string, tag = "6")]
+    pub encoding: String,
+    /// The version of the events in them: 1.
+    #[prost(uint32, tag = "7")]
+    pub schema_version: u32,
+}
+
+/// The answer to `GetServerInfo` of vLLM's front end.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ServerInfo {
+    /// A name of the engine's process, which another one does not have; empty where it has none.
+    #[prost(string, tag = "3")]
+    pub instance_id: String,
+    /// Tokens in a block; 0 where that is not known.
+    #[prost(uint32, tag = "6")]
+    pub kv_block_size: u32,
+}
+
+/// The answer to `GetModelInfo` of vLLM's front end.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ModelInfo {
+    /// The model as it was loaded.
+    #[prost(string, tag = "1")]
+    pub model_id: String,
+    /// The name by which requests ask for it.
+    #[prost(string, tag = "2")]
+    pub served_model_name: String,
+    /// Further names of it.
+    #[prost(string, repeated, tag = "3")]
+    pub aliases: Vec<String>,
+}
+
+impl ModelInfo {
+    /// The names under which the model is served, the main one first.
+    pub fn names(self) -> Vec<String> {
+        let named = std::iter::once(self.served_model_name).chain(self.aliases);
+        let names: Vec<String> = named.filter(|name| !name.is_empty()).collect();
+        match names.is_empty() && !self.model_id.is_empty() {
+            true => vec![self.model_id],
+            false => names,
+        }
+    }
+}
+
+/// The answer to `GetModelInfo` of a servicer of vLLM or SGLang.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ServicedModel {
+    /// The model as it was loaded.
+    #[prost(string, tag = "1")]
+    pub model_path: String,
+    /// The name by which requests ask for it; empty for that of its path.
+    #[prost(string, tag = "6")]
+    pub served_model_name: String,
+}
+
+/// The answer to `GetModelInfo` of a servicer of TokenSpeed.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct TokenSpeedModel {
+    /// The model as it was loaded.
+    #[prost(string, tag = "1")]
+    pub model_path: String,
+    /// The name by which requests ask for it; empty for that of its path.
+    #[prost(string, tag = "3")]
+    pub served_model_name: String,
+}
+
+/// The answer to `GetModelInfo` of a servicer of TensorRT-LLM.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct TensorRtModel {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub model_id: String,
+}
+
+/// The answer to `GetServerInfo` of a servicer of vLLM.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct ServicedEngine {
+    /// Tokens in a block; 0 until the engine knows.
+    #[prost(int32, tag = "12")]
+    pub block_size: i32,
+}
+
+/// The answer to `FlushCache` of a servicer.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Flushed {
+    /// Whether the cache was dropped.
+    #[prost(bool, tag = "1")]
+    pub success: bool,
+    /// The server's words.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn a_model_has_the_names_under_which_it_is_served() {
+        let model = |served: &str, aliases: &[&str]| ModelInfo {
+            model_id: "/models/m".to_owned(),
+            served_model_name: served.to_owned(),
+            aliases: aliases.iter().map(|&alias| alias.to_owned()).collect(),
+        };
+        assert_eq!(model("m", &["n", ""]).names(), ["m", "n"]);
+        assert_eq!(model("", &[]).names(), ["/models/m"]);
+        assert!(ModelInfo::default().names().is_empty());
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        digits
+            .map(|digits| u8::from_str_radix(digits, 16).unwrap())
+            .collect()
+    }
+
+    /// Recorded of the Rust front end of vLLM 0.33.0, over two ranks.
+    #[test]
+    fn the_answers_of_vllms_front_end_are_read() {
+        let sources = "0a3d0a037a6d71120c7463703a2f2f2a3a353535371a026b76220c7463703a2f2f2a3a36353537280032076d73677061636b380140904e48a08d0650a08d06\
+                       0a3d0a037a6d71120c7463703a2f2f2a3a353535381a026b76220c7463703a2f2f2a3a36353538280132076d73677061636b380140904e48a08d0650a08d06";
+        let source = |rank: u32| EventSource {
+            transport: "zmq".to_owned(),
+            endpoint: format!("tcp://*:{}", 5557 + rank),
+            topic: "kv".to_owned(),
+            replay_endpoint: format!("tcp://*:{}", 6557 + rank),
+            data_parallel_rank: Some(rank),
+            encoding: "msgpack".to_owned(),
+            schema_version: 1,
+        };
+        let read = EventSources::decode(bytes(sources).as_slice()).unwrap();
+        assert_eq!(read.sources, [source(0), source(1)]);
+        let server = "0a06302e33332e301204766c6c6d1a04696e7374220c080110011802280130013802288010301038c80140084880105a006205302e362e307010";
+        let expected = ServerInfo {
+            instance_id: "inst".to_owned(),
+            kv_block_size: 16,
+        };
+        assert_eq!(ServerInfo::decode(bytes(server).as_slice()), Ok(expected));
+        let model = "0a066f2f6d2d3168120161a00101a80101";
+        let model = ModelInfo::decode(bytes(model).as_slice()).unwrap();
+        assert_eq!(model.names(), ["a"]);
+    }
+
+    /// Its field 2 is a message with host, port and protocol: read as text, it is no address.
+    #[test]
+    fn what_openengine_calls_by_the_same_name_is_no_address() {
+        let foreign = b"\x0a\x12\x0a\x03zmq\x12\x0b\x0a\x06gpu-0a\x10\xb5+";
+        let read = EventSources::decode(&foreign[..]);
+        assert!(read.is_err() || !read.unwrap().sources[0].endpoint.contains("://"));
+    }
+}
