@@ -103,14 +103,33 @@ DIMENSIONS: list[list[Values]] = [
     ],
     [{}, {"podDisruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}}],
 ]
+# What people add to all pods.
+EXTRAS: Values = {
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "podSecurityContext": {"fsGroup": 1000, "supplementalGroups": [2000]},
+    "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}],
+    "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    "updateStrategy": {"type": "OnDelete"},
+    "gateway": {"updateStrategy": {"rollingUpdate": {"maxSurge": 2}}},
+}
 # Values that meet the templates once, with the defaults for the rest.
 ONCE: list[Values] = [
-    {"config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
+    {"resources": {"limits": {"memory": "16Gi"}}, "config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
     {"config": {"logging": {"format": "json", "level": "info,kvatlas=debug"}, "events": {"stream_create": False}}},
     {"image": {"digest": "sha256:" + "0" * 64}, "imagePullSecrets": [{"name": "registry"}]},
     {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high"},
     {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
-    {"podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}]},
+    EXTRAS,
+    EXTRAS | {"shards": 2},
+    EXTRAS | {"bridge": {"enabled": True, "enginesConfigMap": "engines"}},
+    {"resources": {"requests": {"memory": "1Gi"}, "limits": None}},
+    {"nats": {"url": "nats://a:4333,nats://b:4334/,nats://c"}},
+    {"networkPolicy": {"natsPort": 4444}},
+    {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True}},
+    {"bridge": {"enabled": True, "discover": ["dynamo:etcd:http://etcd:2379,component=dynamo.backend"], "answerPorts": "7300-7315"}},
+    {"bridge": {"enabled": True, "engines": ["grpc://vllm-0:50051"], "answerPorts": "7300"}, "networkPolicy": {"answersFrom": [{"namespaceSelector": {}}]}},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
     {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
@@ -141,6 +160,14 @@ REFUSED: list[tuple[str, Values]] = [
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
+    ("a PodMonitor of the loopback address", {"admin": {"bind": "loopback"}, "podMonitor": {"enabled": True}}),
+    ("ports that are no range", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "answerPorts": "any"}}),
+]
+# What a schema cannot see: the templates do not render it.
+UNRENDERED: list[tuple[str, Values]] = [
+    ("indexes that take more than their share of memory", {"config": {"limits": {"max_bytes_total": "3 GiB"}}}),
+    ("the same as a number", {"config": {"limits": {"max_bytes_total": 3221225472}}}),
+    ("memory in words", {"resources": {"limits": {"memory": "much"}}}),
 ]
 # As in --engine; whether each is one is for the bridge to say.
 ENGINES = [
@@ -149,6 +176,8 @@ ENGINES = [
     "a=http://h:8000",
     "a=https://h:8000,model=m,block_size=32",
     "a=grpcs://h:50051",
+    "grpc://h:50051",
+    "grpc://h:50051,format=tensorrt-llm",
     "a=tcp://h:5557",
     "a=tcp://[::1]:5557,replay=tcp://[::1]:5558,ranks=2,block_size=32,tenant=t,topic=kv",
     "a=http://h:8000,format=tensorrt-llm",
@@ -177,6 +206,10 @@ SOURCES = [
     "inferencepool:llama",
     "inferencepool:llm/llama.8b",
     "endpointslices:llm/vllm:8000",
+    "dynamo:etcd:http://etcd:2379",
+    "dynamo:file:/run/dynamo,nats=nats://nats:4222,component=dynamo.backend",
+    "dynamo:etcd:etcd:2379",
+    "dynamo:file:/run/dynamo,component=dynamo",
     "inferencepool:a:8000",
     "endpointslices:",
     "endpointslices:a/b/c",
@@ -227,6 +260,10 @@ def check_form(item: dict[str, Any]) -> None:
     if item["kind"] == "ServiceMonitor":
         endpoint = item["spec"]["endpoints"][0]
         assert item["apiVersion"] == "monitoring.coreos.com/v1" and set(endpoint) <= {"port", "path", "interval"}, item
+        return
+    if item["kind"] == "PodMonitor":
+        [endpoint] = item["spec"]["podMetricsEndpoints"]
+        assert item["apiVersion"] == "monitoring.coreos.com/v1" and set(endpoint) == {"port", "path", "interval"}, item
         return
     if item["kind"] == "PrometheusRule":
         # What promtool has checked, word for word: the operator hands it to Prometheus as it is.
@@ -280,9 +317,15 @@ def check_references(items: list[dict[str, Any]]) -> None:
         if item["kind"] == "NetworkPolicy":
             meant = [template for _, template in pods(items) if selects(spec["podSelector"]["matchLabels"], template["metadata"]["labels"])]
             ports = {port["name"] for template in meant for container in template["spec"]["containers"] for port in container["ports"]}
-            assert {port["port"] for rule in spec["ingress"] or [] for port in rule["ports"]} <= ports, item
+            assert {port["port"] for rule in spec["ingress"] or [] for port in rule["ports"] if "endPort" not in port} <= ports, item
+        if item["kind"] == "PodMonitor":
+            meant = [template for _, template in own_pods(items) if selects(spec["selector"]["matchLabels"], template["metadata"]["labels"])]
+            assert len(meant) == len(list(own_pods(items))), item
+            # As the alerts name the job.
+            assert {template["metadata"]["labels"][spec["jobLabel"]] for template in meant} == {"kvatlas"}, item
         if item["kind"] == "ServiceMonitor":
             services = [each for each in items if each["kind"] == "Service" and selects(spec["selector"]["matchLabels"], each["metadata"]["labels"])]
+            assert services[0]["metadata"]["labels"][spec["jobLabel"]] == "kvatlas", item
             assert len(services) == 1 and spec["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}, item
     policies = [item["spec"]["podSelector"]["matchLabels"] for item in items if item["kind"] == "NetworkPolicy"]
     assert not policies or all(sum(selects(policy, each) for policy in policies) == 1 for each in labels), policies
@@ -366,6 +409,30 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
 
 
+def check_extras(items: list[dict[str, Any]], values: Values) -> None:
+    """What is added to all pods is in all, and the indexes have their share of memory."""
+    for owner, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        assert values.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
+        assert values.get("podAnnotations", {}).items() <= template["metadata"].get("annotations", {}).items(), owner["metadata"]
+        assert values.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        assert all(item in container["env"] for item in values.get("extraEnv", [])), owner["metadata"]
+        assert all(item in container["volumeMounts"] for item in values.get("extraVolumeMounts", [])), owner["metadata"]
+    for policy in own_policies(items):
+        bridge = values.get("bridge", {})
+        answers = [rule for rule in policy["spec"].get("ingress") or [] if any("endPort" in port for port in rule["ports"])]
+        assert len(answers) == int(bool(bridge.get("answerPorts"))) and all(rule["from"] for rule in answers), policy
+        if answers:
+            first, _, last = bridge["answerPorts"].partition("-")
+            assert answers[0]["ports"] == [{"protocol": "TCP", "port": int(first), "endPort": int(last or first)}], answers
+    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
+    bound = re.search(r'max_bytes_total = "(.*)"', toml)
+    if "resources" not in values and "limits" not in values.get("config", {}):
+        assert bound and bound[1] == "2457 MiB", toml
+    if values.get("resources", {}).get("limits", {}) is None:
+        assert not bound, toml
+
+
 def takes_engines(values: Values) -> bool:
     """Whether the bridge is to have engines registered."""
     bridge = values.get("bridge", {})
@@ -383,8 +450,11 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
         url = f"nats://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
         [container] = server["spec"]["template"]["spec"]["containers"]
         check_nats_server(items, container, own)
+    given = values.get("networkPolicy", {}).get("natsPort")
+    ports = [int(found) for found in re.findall(r":(\d+)", url)] + [4222] * url.endswith("//c")
     for policy in own_policies(items):
-        assert {"protocol": "TCP", "port": 4222} in [port for rule in policy["spec"]["egress"] for port in rule["ports"]], policy
+        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        assert {given} if given else set(ports) <= reached, policy
     for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
         assert {"name": "KVATLAS_NATS_URL", "value": url} in container["env"], container["env"]
@@ -527,6 +597,14 @@ def lets_through(chart: helm.Chart, values: Values) -> bool:
     return True
 
 
+def renders(chart: helm.Chart, values: Values) -> bool:
+    try:
+        chart.render(values, name="prod", namespace="inference")
+    except helm.HelmError:
+        return False
+    return True
+
+
 def check_engines(chart: helm.Chart) -> None:
     """The schema takes the engines, formats and sources that the bridge takes."""
     given = [("engines", "--engine", engine) for engine in ENGINES] + [("discover", "--discover", source) for source in SOURCES]
@@ -579,6 +657,7 @@ def main() -> None:
             check_references(items)
             check_exposure(items, values)
             check_listeners(items, values)
+            check_extras(items, values)
             check_rights(items, values)
             check_nats(items, values)
             check_daemon(items, checked)
@@ -586,11 +665,13 @@ def main() -> None:
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
+        for what, values in UNRENDERED:
+            assert not renders(chart, values), f"the chart renders {what}: {values}"
         check_engines(chart)
         settings = check_settings(chart, variables)
     print(
         f"{number} combinations of values rendered; {len(seen)} different objects, {len(checked)} configurations and {len(bridges)} bridges are "
-        f"sound; {len(REFUSED)} mistakes refused; {len(ENGINES)} engines, {len(SOURCES)} sources and {settings} settings are taken where the program takes them"
+        f"sound; {len(REFUSED) + len(UNRENDERED)} mistakes refused; {len(ENGINES)} engines, {len(SOURCES)} sources and {settings} settings are taken where the program takes them"
     )
 
 

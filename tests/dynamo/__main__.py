@@ -1,8 +1,8 @@
-"""Follows genuine workers of Dynamo in two ways: by the replay of their own events, and by Dynamo's event plane with discovery.
+"""Follows genuine workers of Dynamo in three ways: by the replay of their own events, by Dynamo's event plane with discovery, and by nothing but its records.
 
     python3 tests/dynamo [--seed N] [--short]
 
-Both have to give the same answers, exactly: after a late start, lost messages, a bridge that is killed, and with caches that evict. Wants a Python
+All have to give the same answers, exactly: after a late start, lost messages, a bridge that is killed, and with caches that evict. Wants a Python
 with ai-dynamo (DYNAMO_PYTHON), and KVATLAS_BIN and NATS_SERVER_BIN. Prints a line a check. Ends with 1 where one fails.
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "engines"))
+sys.path.append(str(HERE.parent / "routers"))
 
 from prompts import prompts  # noqa: E402
 from proxy import Loop, Proxy  # noqa: E402
@@ -50,9 +51,12 @@ class Plane:
         self.python, self.kvatlas = os.environ["DYNAMO_PYTHON"], os.environ["KVATLAS_BIN"]
         site.environment |= {"DYN_EVENT_PLANE": event_plane, "PYTHONPATH": str(HERE)}
         site.start("nats", os.environ["NATS_SERVER_BIN"], "-a", "127.0.0.1", "-p", str(site.nats))
+        self._event_plane = event_plane
+        first = routers.free_port()
+        self._answer_ports = f"{first}-{first}"
         self.workers: dict[str, Any] = {}
         self.engines: list[str] = []
-        names = routers.model(site.folder / "model")
+        names = routers.words_model(site.folder / "model", routers.WORDS)
         for number in range(2):
             self._start_worker(number, names, request_plane, event_plane)
         self.nats = f"nats://127.0.0.1:{site.nats}"
@@ -110,6 +114,13 @@ class Plane:
             self._bridge.kill()
             self._bridge.wait()
 
+    def start_finder(self) -> None:
+        """A bridge that is told where the records are, and no worker, model or block size."""
+        nats = f",nats={self.nats}" if self._event_plane == "nats" else ""
+        source = f"dynamo:file:{self.site.discovery}{nats},component=dynamo.backend"
+        command = [self.kvatlas, "bridge", "--nats-url", self.nats, "--admin-listen", "off", "--tenant", "found", "--answer-ports", self._answer_ports]
+        self._started("finder", *command, "--discover", source)
+
     def serve(self, count: int) -> None:
         """Has the workers serve so many further prompts."""
         command = [self.python, str(HERE / "generate.py"), *map(str, (SIZE, self.seed, self.served, self.served + count))]
@@ -131,30 +142,31 @@ class Plane:
             raise
         return {holder["worker"]: (holder["matched_blocks"], holder["exact"]) for holder in holders}
 
-    def _differences(self) -> list[str]:
+    def _differences(self, tenant: str) -> list[str]:
         """The prompts about which both ways say something else, or not for certain."""
         found = []
         for number, prompt in enumerate(prompts(SIZE, self.seed, self.served)):
-            plane, truth = self._ask(prompt, "default"), self._ask(prompt, "truth")
+            plane, truth = self._ask(prompt, tenant), self._ask(prompt, "truth")
             if plane != truth or not all(exact for _, exact in truth.values()):
                 found.append(f"prompt {number}: {plane} by the plane, {truth} by replay")
         return found
 
-    def agrees(self) -> str:
+    def agrees(self, tenant: str = "default") -> str:
         """Waits until all answers are the same. Says how many blocks they are about."""
         deadline = time.monotonic() + PATIENCE
-        while differences := self._differences():
+        while differences := self._differences(tenant):
             if time.monotonic() > deadline:
                 raise AssertionError(f"{len(differences)} of {self.served}: {differences[:3]}")
             time.sleep(0.5)
-        found = [self._ask(prompt, "default") for prompt in prompts(SIZE, self.seed, self.served)]
+        found = [self._ask(prompt, tenant) for prompt in prompts(SIZE, self.seed, self.served)]
         blocks = sum(depth for holders in found for depth, _ in holders.values())
         assert blocks > 0, "nothing was found at all"
         return f"{self.served} prompts, {blocks} blocks found"
 
     def known(self) -> set[str]:
-        """The workers that the plane has."""
-        return set(self._ask(prompts(SIZE, self.seed, self.served)[-1], "default"))
+        """The workers that the plane has, or that were found."""
+        last = prompts(SIZE, self.seed, self.served)[-20:]
+        return {worker for prompt in last for tenant in ("default", "found") for worker in self._ask(prompt, tenant)}
 
 
 @contextlib.contextmanager
@@ -196,6 +208,15 @@ def killed_bridge(own: Plane, count: int) -> str:
     return own.agrees()
 
 
+def found_worker(own: Plane, count: int) -> str:
+    """A bridge finds the workers, which have served before, by their records. They answer it at one port."""
+    own.start_finder()
+    said = own.agrees("found")
+    own.serve(count)
+    assert own.agrees("found") != said, "nothing was served"
+    return own.agrees("found")
+
+
 def gone_worker(own: Plane, _count: int) -> str:
     """A worker ends."""
     gone, process = next(iter(own.workers.items()))
@@ -208,7 +229,7 @@ def gone_worker(own: Plane, _count: int) -> str:
     return f"forgotten {time.monotonic() - started:.1f} s after it was told to end"
 
 
-CHECKS = {"late start": late_start, "lost messages": lost_messages, "bridge killed": killed_bridge, "worker ends": gone_worker}
+CHECKS = {"late start": late_start, "lost messages": lost_messages, "bridge killed": killed_bridge, "found by records": found_worker, "worker ends": gone_worker}
 
 
 def main() -> int:

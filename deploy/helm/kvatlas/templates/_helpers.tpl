@@ -16,6 +16,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "kvatlas.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: kvatlas
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
@@ -48,8 +49,37 @@ true
 {{ $key }} = {{ if kindIs "string" $value }}{{ $value | toJson }}{{ else if kindIs "bool" $value }}{{ $value }}{{ else }}{{ $value | int64 }}{{ end }}
 {{- end }}
 {{- end -}}
+{{/* An amount of memory, as Kubernetes or kvatlas writes it, in MiB. */}}
+{{- define "kvatlas.mebibytes" -}}
+{{- $text := toString . | replace " " "" | replace "_" "" -}}
+{{- $unit := regexFind "[A-Za-z]+$" $text -}}
+{{- $units := dict "" 1 "B" 1 "k" 1000 "kB" 1000 "KB" 1000 "M" 1000000 "MB" 1000000 "G" 1000000000 "GB" 1000000000 "T" 1000000000000 "TB" 1000000000000 "Ki" 1024 "KiB" 1024 "Mi" 1048576 "MiB" 1048576 "Gi" 1073741824 "GiB" 1073741824 "Ti" 1099511627776 "TiB" 1099511627776 -}}
+{{- if not (hasKey $units $unit) -}}
+{{- fail (printf "%s is no amount of memory that is understood" $text) -}}
+{{- end -}}
+{{- divf (mulf (trimSuffix $unit $text | float64) (get $units $unit)) 1048576 | floor | int64 -}}
+{{- end -}}
+
+{{/* The settings of `config`, with a bound on the indexes: 60 % of the daemons' memory limit, which none that is given may go over. */}}
+{{- define "kvatlas.settings" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $memory := dig "limits" "memory" "" .Values.resources -}}
+{{- if $memory -}}
+{{- $bound := mulf (include "kvatlas.mebibytes" $memory | float64) 0.6 | floor | int64 -}}
+{{- $given := dig "limits" "max_bytes_total" "" $config | toString -}}
+{{- if and $given (ne $given "0") -}}
+{{- if gt (include "kvatlas.mebibytes" $given | int64) $bound -}}
+{{- fail (printf "config.limits.max_bytes_total is %s: with resources.limits.memory %s, indexes may have %d MiB, which is 60 %%" $given (toString $memory) $bound) -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := set $config "limits" (merge (dict "max_bytes_total" (printf "%d MiB" $bound)) (dig "limits" dict $config)) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $config }}
+{{- end -}}
+
 {{- define "kvatlas.toml" -}}
-{{- range $section, $settings := .Values.config }}
+{{- range $section, $settings := include "kvatlas.settings" . | fromJson }}
 {{- if eq $section "namespaces" }}
 {{- range $name, $namespace := $settings }}
 [namespaces.{{ $name }}]
@@ -72,6 +102,19 @@ true
 nats://{{ include "kvatlas.natsName" . }}:4222
 {{- else -}}
 {{ .Values.nats.url }}
+{{- end -}}
+{{- end -}}
+
+{{/* The ports of NATS, as JSON: those of the URL unless given. */}}
+{{- define "kvatlas.natsPorts" -}}
+{{- if and .Values.networkPolicy.natsPort (not .Values.nats.enabled) -}}
+{{ list (int .Values.networkPolicy.natsPort) | toJson }}
+{{- else -}}
+{{- $ports := list -}}
+{{- range splitList "," (include "kvatlas.natsUrl" .) -}}
+{{- $ports = append $ports (regexFind "[0-9]+$" (regexFind ":[0-9]+$" (trimSuffix "/" .)) | default "4222" | int) -}}
+{{- end -}}
+{{ uniq $ports | toJson }}
 {{- end -}}
 {{- end -}}
 
@@ -189,6 +232,18 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* Volumes and mounts that the values add to all pods. */}}
+{{- define "kvatlas.extraVolumes" -}}
+{{- with .Values.extraVolumes }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+{{- define "kvatlas.extraMounts" -}}
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "kvatlas.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -206,13 +261,8 @@ automountServiceAccountToken: false
 # Variables about services would be taken for settings, were they not known by their ends.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: { type: RuntimeDefault }
+{{- $own := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") }}
+securityContext: {{- toYaml (merge (deepCopy .Values.podSecurityContext) $own) | nindent 2 }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
