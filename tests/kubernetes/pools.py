@@ -111,6 +111,13 @@ class Pools:
             changed = {"spec": {"selector": {"matchLabels": {"group": "b"}}, "targetPorts": [{"number": 9000}]}}
             self._cluster.ask("PATCH", f"{POOLS}/llama", changed, MERGE)
             notes.append(f"{self._knows(b)} of another selector and port")
+            ranks = {"spec": {"targetPorts": [{"number": 9000}, {"number": 9001}]}}
+            self._cluster.ask("PATCH", f"{POOLS}/llama", ranks, MERGE)
+            notes.append(f"{self._knows(b | {engine.replace(':9000', ':9001') for engine in b})} at two ports")
+            names = {server["instance"] for server in self._shown()["servers"]}
+            demand(names == {f"b-{pod}-rank-{port}" for pod in range(5) for port in range(2)}, f"the engines are called {names}")
+            self._cluster.ask("PATCH", f"{POOLS}/llama", changed, MERGE)
+            self._knows(b)
             self._cluster.delete_pod("b-0")
             notes.append(f"{self._knows(b - {'127.1.1.1:9000'})} when a pod is deleted")
             self._cluster.ask("DELETE", f"{POOLS}/llama")
