@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION};
 use kvatlas_engines::Format;
 
-use crate::daemon::instance_name;
 use crate::daemon::metrics::LogGate;
+use crate::daemon::{BRIDGE, instance_name};
 
 use super::engines::{Bridge, Named};
 use super::http::{HttpConnection, HttpError, ServerAddress};
@@ -146,7 +146,7 @@ impl Bridge {
         let (Some(request), Some(reply_to)) = (request, &message.reply) else {
             return;
         };
-        let own = instance_name("kvatlas-bridge");
+        let own = instance_name(BRIDGE);
         let is_meant = request.instance.as_ref().is_none_or(|instance| *instance == own);
         let (Some(name), true) = (&request.engine, is_meant) else {
             return;

@@ -33,6 +33,8 @@ pub(super) struct Holder {
     reasons: u32,
     /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is, or where that is not known.
     since_us: u64,
+    /// The cost of its doubt in words, where it is one of those that cost most.
+    cost: String,
 }
 
 impl Holder {
@@ -128,6 +130,7 @@ impl Model {
                 lag_us: 0,
                 reasons: 0,
                 since_us: 0,
+                cost: String::new(),
             };
             self.holders.entry(number).or_insert(holder);
         }
@@ -148,6 +151,12 @@ impl Model {
         }
         for number in change.gone {
             self.holders.remove(&number);
+        }
+        self.holders.values_mut().for_each(|holder| holder.cost.clear());
+        for (number, cost) in frame.costs {
+            if let Some(holder) = self.holders.get_mut(&number) {
+                holder.cost = printable(&cost);
+            }
         }
         if let Some(rates) = &frame.rates {
             #[allow(
@@ -211,20 +220,41 @@ impl Model {
         rows
     }
 
+    /// The words for why a holder is not exact.
+    fn words(&self, holder: &Holder) -> impl Iterator<Item = &str> {
+        let reasons = holder.reasons;
+        let of_holder = self
+            .hello
+            .reasons
+            .iter()
+            .filter(move |(bit, _)| reasons & bit != 0);
+        of_holder.map(|(_, word)| word.as_str())
+    }
+
+    /// The cost and the mends of the selected holder's doubt; none while that is exact.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let holder = *self.rows().get(self.table.selected()?)?;
+        if holder.reasons == 0 {
+            return None;
+        }
+        let mend = |word: &str| {
+            let known = self.hello.mends.iter().find(|(known, _)| known == word);
+            known.map_or_else(|| format!("kvatlas explain {word}"), |(_, mend)| printable(mend))
+        };
+        let mends: Vec<String> = self.words(holder).map(mend).collect();
+        let cost = match holder.cost.as_str() {
+            "" => String::new(),
+            cost => format!("Cost: {cost}. "),
+        };
+        Some(format!("{cost}Mend: {}", mends.join("; ")))
+    }
+
     /// In words, whether a holder's state is certain.
     pub(super) fn state(&self, holder: &Holder) -> String {
         if holder.reasons == 0 {
             return "exact".to_owned();
         }
-        let is_one = |(bit, _): &&(u32, String)| holder.reasons & bit != 0;
-        let words: Vec<&str> = self
-            .hello
-            .reasons
-            .iter()
-            .filter(is_one)
-            .map(|(_, word)| word.as_str())
-            .collect();
-        let words = words.join(", ");
+        let words = self.words(holder).collect::<Vec<_>>().join(", ");
         match holder.since_us {
             0 => words,
             since_us => {
