@@ -18,7 +18,7 @@ const LINES_MAX: usize = 16;
 /// The holders that are not exact, as a daemon's route `/workers` gives them.
 #[derive(Debug, Deserialize)]
 pub(super) struct Degraded {
-    holders: Vec<Holder>,
+    holders: Vec<DoubtedHolder>,
     holders_total: u64,
 }
 
@@ -28,7 +28,7 @@ impl Degraded {
 }
 
 #[derive(Debug, Deserialize)]
-struct Holder {
+struct DoubtedHolder {
     namespace: String,
     worker: String,
     rank: u32,
@@ -77,7 +77,7 @@ impl fmt::Display for Name<'_> {
 }
 
 impl<'d> Culprit<'d> {
-    fn add(&mut self, place: &'d str, holder: &'d Holder) {
+    fn add(&mut self, place: &'d str, holder: &'d DoubtedHolder) {
         self.reasons = self.reasons.union(holder.degraded);
         self.since_us = self.since_us.into_iter().chain(holder.since_us).min();
         self.detail = self.detail.or(holder.detail.as_deref());

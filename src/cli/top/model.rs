@@ -23,7 +23,7 @@ pub(super) enum Next {
 
 /// One holder.
 #[derive(Debug, Clone)]
-pub(super) struct Holder {
+pub(super) struct ShownHolder {
     namespace: String,
     pub(super) worker: String,
     pub(super) rank: u32,
@@ -37,7 +37,7 @@ pub(super) struct Holder {
     cost: String,
 }
 
-impl Holder {
+impl ShownHolder {
     /// Its place in the table: the degraded first, then by name, of which the number at the end counts as one.
     fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
         (
@@ -66,7 +66,7 @@ pub(super) struct Model {
     pub(super) only_degraded: bool,
     pub(super) table: TableState,
     namespaces: Vec<NamespaceFrame>,
-    holders: HashMap<u64, Holder>,
+    holders: HashMap<u64, ShownHolder>,
     /// The time of the last frame, in microseconds since the Unix epoch.
     now_us: u64,
     /// The one that is shown; all if none is.
@@ -120,7 +120,7 @@ impl Model {
             self.holders.clear();
         }
         for (number, namespace, worker, rank) in change.added {
-            let holder = Holder {
+            let holder = ShownHolder {
                 namespace,
                 // What comes from elsewhere must not steer the terminal.
                 worker: printable(&worker).replace('\n', ""),
@@ -208,20 +208,20 @@ impl Model {
     }
 
     /// The holders that are shown: the degraded first, then by name.
-    pub(super) fn rows(&self) -> Vec<&Holder> {
+    pub(super) fn rows(&self) -> Vec<&ShownHolder> {
         let wanted = self.filter.to_lowercase();
-        let is_wanted = |holder: &&Holder| {
+        let is_wanted = |holder: &&ShownHolder| {
             self.is_of_namespace(&holder.namespace)
                 && (!self.only_degraded || holder.reasons != 0)
                 && holder.worker.to_lowercase().contains(&wanted)
         };
-        let mut rows: Vec<&Holder> = self.holders.values().filter(is_wanted).collect();
+        let mut rows: Vec<&ShownHolder> = self.holders.values().filter(is_wanted).collect();
         rows.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
         rows
     }
 
     /// The words for why a holder is not exact.
-    fn words(&self, holder: &Holder) -> impl Iterator<Item = &str> {
+    fn words(&self, holder: &ShownHolder) -> impl Iterator<Item = &str> {
         let reasons = holder.reasons;
         let of_holder = self
             .hello
@@ -250,7 +250,7 @@ impl Model {
     }
 
     /// In words, whether a holder's state is certain.
-    pub(super) fn state(&self, holder: &Holder) -> String {
+    pub(super) fn state(&self, holder: &ShownHolder) -> String {
         if holder.reasons == 0 {
             return "exact".to_owned();
         }

@@ -23,7 +23,7 @@ use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
 use super::hash_json::HashJson;
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{HttpShared, Payload, json_response};
 
 /// A request, or one query of a batch.
 #[derive(Debug, Default)]
@@ -262,7 +262,7 @@ impl RequestJson {
 
 /// `POST /v1/query`.
 pub(super) async fn query(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let started = Instant::now();
@@ -304,7 +304,7 @@ pub(super) struct StatusQuery {
 
 /// `GET /v1/status`.
 pub(super) async fn holders_status(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, ContractError> {
     let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;

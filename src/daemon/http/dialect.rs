@@ -19,7 +19,7 @@ use crate::daemon::queries::Found;
 use super::error::{DialectError, HttpError};
 use super::hash_json::HashJson;
 use super::scores::{Scores, Words};
-use super::shared::{Index, Payload, Shared, json_response};
+use super::shared::{HttpShared, Index, Payload, json_response};
 
 /// The fields of both routes in both dialects.
 #[derive(Debug, Deserialize)]
@@ -172,7 +172,7 @@ enum By {
 
 /// `POST /query`.
 pub(super) async fn query(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     answer(&shared, &payload, By::Tokens).await
@@ -180,13 +180,13 @@ pub(super) async fn query(
 
 /// `POST /query_by_hash`.
 pub(super) async fn query_by_hash(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     answer(&shared, &payload, By::Hashes).await
 }
 
-async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, DialectError> {
     let index = shared.index()?;
     let mut request: QueryJson = payload.json()?;
     let (words, cache) = request.cache()?;
@@ -214,7 +214,7 @@ async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, 
 ///
 /// The errors of the contract.
 pub(super) async fn find(
-    shared: &Shared,
+    shared: &HttpShared,
     index: &Index,
     (namespace, cache): (&NamespaceName, &ModelKey),
     key: &QueryKey,
