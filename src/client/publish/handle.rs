@@ -15,8 +15,9 @@ use kvatlas_core::wire::{
 
 use super::error::PublisherError;
 use super::options::PublisherOptions;
-use super::outbox::{Outbox, events_bytes};
+use super::outbox::Outbox;
 use super::refusals::{PublishConnection, Watches};
+use super::sizes::events_bytes;
 use super::state::SharedState;
 use super::task::{Command, Lent, Task, clocks};
 use super::voice::Voice;
