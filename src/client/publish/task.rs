@@ -51,7 +51,7 @@ struct Turns {
     voice: Voice,
     /// The turn in which it speaks.
     current: Option<u64>,
-    /// The subject of questions in its turn; none where it answers none.
+    /// The subject of daemons' questions; none where the publisher answers none.
     questions_subject: Option<String>,
 }
 

@@ -454,8 +454,8 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// The result of `check` for the first slot with the print of a tag, from its home on, for which it gives one. It is told the slot's
-    /// bucket, too, and its place there.
+    /// The first result that `check` gives of the slots with the print of a tag, from its home on. It is given the slot, its bucket and the
+    /// place in that.
     #[inline]
     fn find<T>(
         &self,

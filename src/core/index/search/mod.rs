@@ -222,7 +222,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     guard: &'g Guard,
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
-    /// For each of the steps.
+    /// The holders found so far with their depths, for each of the steps.
     found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
