@@ -17,8 +17,8 @@ use kvatlas_engines::Format;
 use kvatlas_engines::described::Flushed;
 
 use crate::daemon::http::NewEngine;
-use crate::daemon::instance_name;
 use crate::daemon::metrics::LogGate;
+use crate::daemon::{BRIDGE, instance_name};
 
 use super::engines::{Bridge, Named};
 use super::grpc::{self, GrpcError};
@@ -192,7 +192,7 @@ impl Bridge {
         let (Some(request), Some(reply_to)) = (request, &message.reply) else {
             return;
         };
-        let own = instance_name("kvatlas-bridge");
+        let own = instance_name(BRIDGE);
         let is_meant = request.instance.as_ref().is_none_or(|instance| *instance == own);
         let (Some(name), true) = (&request.engine, is_meant) else {
             return;

@@ -8,11 +8,13 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
-use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
+use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas::daemon::config::{LoggingConfig, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
 use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
+use kvatlas::daemon::present_bridge;
 use kvatlas_core::wire::{AdminCommand, Subjects};
+use tokio_util::sync::CancellationToken;
 
 use super::connect::DaemonArguments;
 use super::engines::EngineArguments;
@@ -118,6 +120,7 @@ impl AdminSource for View {
                 serde_json::json!({
                     "instance": state.engine.key.instance,
                     "rank": state.engine.key.rank,
+                    "namespace": state.engine.key.model.namespace().ok(),
                     "model": state.engine.key.model.model,
                     "tenant": state.engine.key.model.tenant,
                     "endpoint": state.engine.endpoint,
@@ -228,7 +231,7 @@ impl BridgeArguments {
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
         let commands = subjects.admin(AdminCommand::Reset);
         let metrics = install_shared().map_err(Failure::failed)?;
-        let bridge = self.engines.bridge(subjects, None, &engines, None)?;
+        let bridge = self.engines.bridge(subjects.clone(), None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
         let view = Arc::new(View {
             bridge: bridge.clone(),
@@ -247,7 +250,14 @@ impl BridgeArguments {
             ConnectPatience::Forever,
             notice,
         );
-        bridge.start(&connecting.await.map_err(Failure::failed)?);
+        let nats = connecting.await.map_err(Failure::failed)?;
+        bridge.start(&nats);
+        let place = admin.as_ref().map(AdminServer::local_addr);
+        let presence = CancellationToken::new();
+        let until = presence.clone();
+        tokio::spawn(
+            async move { present_bridge(nats, &config.subjects.prefix, place, subjects, until).await },
+        );
         tracing::info!(engines = engines.len(), "the bridge follows engines");
         tokio::spawn(supervisor::keep_watchdog());
         let signal = tokio::select! {
@@ -257,6 +267,7 @@ impl BridgeArguments {
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
+        presence.cancel();
         if let Some(http) = http {
             http.stop().await;
         }
@@ -311,12 +322,16 @@ impl Listeners {
     }
 }
 
+/// The subjects of questions after services begin so.
+const SERVICES: &str = "$SRV.";
+
 /// One line a second about errors of the connection.
 static ERRORS: LogGate = LogGate::new();
 /// And about refusals, which can come for every message.
 static REFUSALS: LogGate = LogGate::new();
 
-/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on. It may do without `commands` of operators.
+/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on. It may do without `commands` of operators,
+/// and without being found among the services.
 fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
@@ -334,11 +349,17 @@ fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
             }
             readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone()));
         }
-        ConnectionNotice::Refused(refusal)
-            if refusal.refused == Refused::Subscription(Some(commands.to_owned())) =>
-        {
+        ConnectionNotice::Refused(Refusal {
+            refused: Refused::Subscription(Some(subject)),
+            words,
+        }) if subject == commands || subject.starts_with(SERVICES) => {
             if let Some(suppressed) = REFUSALS.admit() {
-                tracing::warn!(%refusal, suppressed, "kvatlas admin reset is not heard");
+                tracing::warn!(
+                    subject,
+                    words,
+                    suppressed,
+                    "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself"
+                );
             }
         }
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.

@@ -77,12 +77,12 @@ struct NamespaceSizes {
 /// The answer of `/workers`.
 #[derive(Debug, Deserialize)]
 struct Holders {
-    holders: Vec<Holder>,
+    holders: Vec<ToldHolder>,
     next: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Holder {
+struct ToldHolder {
     namespace: String,
     worker: String,
     rank: u32,
@@ -137,7 +137,7 @@ struct NamespaceStatus {
     named: Vec<String>,
     /// The reasons of each of these, since when, and what that costs, in the same order.
     #[serde(skip)]
-    doubts: Vec<Holder>,
+    doubts: Vec<ToldHolder>,
     /// Holders of which exact answers promise more than requests find.
     broken_promises: Vec<BrokenPromise>,
 }
@@ -296,7 +296,7 @@ fn listed(names: &[String]) -> String {
 }
 
 impl NamespaceStatus {
-    fn note(&mut self, holder: Holder) {
+    fn note(&mut self, holder: ToldHolder) {
         self.degraded += 1;
         for reason in holder.degraded.iter() {
             *self.reasons.entry(reason.as_str()).or_default() += 1;
@@ -450,7 +450,7 @@ qwen          1000         0  123456  12345678
         let mut status = sound();
         let gap = DegradedReasons::of(DegradedReason::Gap);
         for number in 0..12 {
-            status.namespaces[0].note(Holder {
+            status.namespaces[0].note(ToldHolder {
                 namespace: "llama".to_owned(),
                 worker: format!("gpu-{number}"),
                 rank: 0,

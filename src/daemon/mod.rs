@@ -147,5 +147,6 @@ mod sources;
 mod traces;
 mod troubles;
 
-pub(crate) use instance::instance_name;
+pub(crate) use instance::{BRIDGE, instance_name};
 pub use life::{Daemon, NamespaceError, ReloadReport, StartError, StopReport, namespaces};
+pub use queries::present_bridge;

@@ -64,7 +64,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
             .is_some_and(|next| *next != TransitionTable::DEAD)
     };
     let mut roots = trie.roots().iter().filter(is_allowed);
-    let shared = Shared {
+    let shared = WalkedTable {
         places: table.places().as_ptr(),
         words: mask.all_words_mut().as_mut_ptr(),
     };
@@ -97,7 +97,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
 }
 
 /// The parts that both lanes use.
-struct Shared {
+struct WalkedTable {
     places: *const u32,
     words: *mut u64,
 }
@@ -153,7 +153,7 @@ impl Lane {
     ///   a whole row of 256 behind it. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
     #[inline(always)]
-    unsafe fn step(&mut self, shared: &Shared) {
+    unsafe fn step(&mut self, shared: &WalkedTable) {
         // SAFETY: see 'Nodes'.
         let node = unsafe { *self.node };
         // SAFETY: see 'Stack' and 'Table'.

@@ -10,7 +10,7 @@ use kvatlas_core::wire::Tier;
 use serde_json::{Value, json};
 
 use crate::support::jetstream::{JETSTREAM, STREAM};
-use crate::support::process::kvatlas;
+use crate::support::process::{Process, kvatlas};
 use crate::support::{Client, broker, daemon, eventually, hashes, http_get, server, stored};
 
 /// Every answer to a question, once so many have come.
@@ -163,6 +163,43 @@ async fn the_doctor_finds_the_replicas_itself() {
     for daemon in [one, other, elsewhere] {
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    // Nobody listens there.
+    let engine = ["--model", "llama", "--engine", "vllm-0=tcp://127.0.0.1:9"];
+    let bridge = Process::bridge(broker.url(), &engine);
+    let client = Client::connect(broker.url()).await;
+    let pings = asked(&client, "$SRV.PING.kvatlas", 2).await;
+    let roles: BTreeSet<&str> = pings
+        .iter()
+        .filter_map(|ping| ping["metadata"]["role"].as_str())
+        .collect();
+    assert_eq!(roles, BTreeSet::from(["bridge", "daemon"]));
+    let infos = asked(&client, "$SRV.INFO.kvatlas", 2).await;
+    let of_bridge = infos.iter().find(|info| info["metadata"]["role"] == "bridge");
+    assert_eq!(of_bridge.unwrap()["endpoints"], json!([]));
+    asked(&client, "$SRV.STATS.kvatlas", 2).await;
+    let place = bridge.admin_address();
+    eventually("the bridge says that nobody listens", async || {
+        http_get(place, "/workers").1.contains("refused").then_some(())
+    })
+    .await;
+    let url = broker.url().to_owned();
+    let looking = tokio::task::spawn_blocking(move || {
+        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
+        doctor.output().unwrap()
+    });
+    let found: Value = serde_json::from_slice(&looking.await.unwrap().stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let engines = checks.iter().find(|check| check["name"] == "engines").unwrap();
+    let text = engines.to_string();
+    assert!(text.contains("vllm-0") && text.contains("refused"), "{text}");
+    drop(bridge);
+    daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

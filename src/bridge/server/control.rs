@@ -57,7 +57,8 @@ pub(super) async fn ask_grpc(
     }
     let sources: EventSources =
         present(grpc::ask(&channel, SOURCES_PATH).await)?.ok_or(AskError::NoEvents)?;
-    let told: ServerInfo = grpc::ask(&channel, "/vllm.Control/GetServerInfo").await?;
+    let told = grpc::ask::<ServerInfo>(&channel, "/vllm.Control/GetServerInfo").await;
+    let told = present(told)?.unwrap_or_default();
     let model: ModelInfo = grpc::ask(&channel, "/vllm.Control/GetModelInfo").await?;
     Ok(Described {
         model: choose_model(model.names().into_iter(), given)?,

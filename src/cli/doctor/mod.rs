@@ -59,7 +59,8 @@ pub(crate) struct DoctorArguments {
     /// Worker of the probe event; no real worker may have this name.
     #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
     worker: WorkerName,
-    /// Admin listener of a replica; may be given for each [default: those of the daemons that are found on NATS, else 127.0.0.1:9464]
+    /// Admin listener of a replica; may be given for each [default: those of the daemons, gateways and bridges that are found on NATS; without
+    /// a daemon or gateway among them also 127.0.0.1:9464]
     /// [environment: KVATLAS_ADMIN_LISTEN].
     #[arg(long = "admin", value_name = "ADDRESS")]
     admin: Vec<String>,
@@ -120,8 +121,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
         }
     };
     report.add(daemon::check_disk(&config));
-    if replicas.is_empty() {
-        replicas = arguments.replicas()?;
+    if replicas.iter().all(Replica::is_bridge) {
+        replicas.extend(arguments.replicas()?);
     }
     report.extend(replicas::check(&replicas, arguments.timeout, arguments.namespace.as_str()).await);
     if arguments.json {

@@ -58,25 +58,33 @@ struct Clock {
     now_us: u64,
 }
 
-/// A daemon of the deployment.
+/// A daemon, gateway or bridge of the deployment.
 #[derive(Debug)]
 pub(super) struct Replica {
     admin: AdminClient,
     /// Daemons of one group know the same workers; none where the daemon keeps no index.
     group: Option<String>,
+    /// It follows engines, and answers nobody.
+    is_bridge: bool,
 }
 
 impl Replica {
+    /// Whether it only follows engines.
+    pub(super) fn is_bridge(&self) -> bool {
+        self.is_bridge
+    }
+
     /// One that was named.
     pub(super) fn named(admin: AdminClient) -> Self {
         Self {
             admin,
             group: Some(String::new()),
+            is_bridge: false,
         }
     }
 }
 
-/// The facts that a daemon tells of itself among the services of NATS.
+/// The facts that a process tells of itself among the services of NATS.
 #[derive(Debug, Deserialize)]
 struct Ping {
     metadata: Metadata,
@@ -92,7 +100,7 @@ struct Metadata {
     admin: Option<String>,
 }
 
-/// The daemons that answer as services on NATS, and what is to be said of those that cannot be looked at from here.
+/// The daemons, gateways and bridges that answer as services on NATS, and what is to be said of those that cannot be looked at from here.
 pub(super) async fn find(
     connected: &Connected,
     prefix: &str,
@@ -111,6 +119,7 @@ pub(super) async fn find(
             Ok(address) => match AdminArguments::at(Some(address), timeout).client() {
                 Ok(admin) => replicas.push(Replica {
                     admin,
+                    is_bridge: metadata.role == Role::Bridge.as_str(),
                     group: (metadata.role == "daemon").then(|| metadata.shard.unwrap_or_default()),
                 }),
                 Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
@@ -162,7 +171,8 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
 pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<&AdminClient>> = BTreeMap::new();
-    for Replica { admin, group } in replicas {
+    let mut bridges = Vec::new();
+    for Replica { admin, group, .. } in replicas {
         let name = format!("replica {}", admin.authority());
         match check_readiness(&name, admin).await {
             Err(failure) => {
@@ -176,7 +186,13 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                 }
                 checks.push(check);
                 match role {
-                    Role::Bridge => checks.extend(check_bridge(admin).await),
+                    Role::Bridge => match admin.json(Followed::TARGET).await {
+                        Ok(followed) => {
+                            checks.extend(bridges::judge(admin.authority(), &followed));
+                            bridges.push(followed);
+                        }
+                        Err(failure) => checks.push(Check::skipped("engines", failure)),
+                    },
                     Role::Daemon => checks.push(check_clock(admin).await),
                     Role::Gateway => {
                         checks.push(check_clock(admin).await);
@@ -187,7 +203,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
         }
     }
     let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
-    checks.extend(check_holders(&daemons, own_namespace).await);
+    checks.extend(check_holders(&daemons, &bridges, own_namespace).await);
     checks.extend(check_indexes(&daemons, own_namespace).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
@@ -196,8 +212,8 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
     checks
 }
 
-/// The holders that are not exact by what daemons with an index say.
-async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
+/// The holders that are not exact by what daemons with an index say, and in the words of `bridges`.
+async fn check_holders(daemons: &[&AdminClient], bridges: &[Followed], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
@@ -206,16 +222,8 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
         Ok::<_, Failure>((daemon.authority(), degraded))
     });
     match try_join_all(asked).await {
-        Ok(known) => holders::judge(&known, own_namespace, unix_time_us()),
+        Ok(known) => holders::judge(&known, bridges, own_namespace, unix_time_us()),
         Err(failure) => vec![Check::skipped("holders", failure)],
-    }
-}
-
-/// Whether a bridge can look for engines, and follows those that it knows.
-async fn check_bridge(bridge: &AdminClient) -> Vec<Check> {
-    match bridge.json(Followed::TARGET).await {
-        Ok(followed) => bridges::judge(bridge.authority(), &followed),
-        Err(failure) => vec![Check::skipped("engines", failure)],
     }
 }
 

@@ -4,12 +4,15 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
+use ratatui::widgets::{Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::model::Model;
 
 /// With fewer columns, addresses are left out.
 const ADDRESS_COLUMNS_MIN: u16 = 90;
+
+/// Lines for what the selected holder's doubt costs and how it is mended. More is in `kvatlas explain`.
+const TROUBLE_LINES: u16 = 3;
 
 /// Draws, with colours or without.
 #[derive(Debug, Clone, Copy)]
@@ -38,16 +41,20 @@ impl Painter {
 
     /// Draws everything.
     pub(super) fn draw(self, frame: &mut Frame<'_>, model: &mut Model) {
+        let trouble = model.trouble();
         let parts = Layout::vertical([
             Constraint::Length(4),
             Constraint::Length(2),
             Constraint::Min(3),
+            Constraint::Length(if trouble.is_some() { TROUBLE_LINES } else { 0 }),
             Constraint::Length(1),
         ]);
-        let [head, history, table, foot] = parts.areas(frame.area());
+        let [head, history, table, below, foot] = parts.areas(frame.area());
         frame.render_widget(Paragraph::new(self.head(model)), head);
         self.draw_history(frame, model, history);
         self.draw_table(frame, model, table);
+        let trouble = Paragraph::new(trouble.unwrap_or_default()).wrap(Wrap { trim: true });
+        frame.render_widget(trouble, below);
         frame.render_widget(Paragraph::new(self.foot(model)), foot);
     }
 
@@ -230,7 +237,7 @@ mod tests {
         let mut model = Model::new("127.0.0.1:9464");
         model.take(
             "hello",
-            r#"{"version":"0.1.0","reasons":[[1,"gap"],[128,"stale"]]}"#,
+            r#"{"version":"0.1.0","reasons":[[1,"gap"],[128,"stale"]],"mends":[["gap","ask the publisher again"]]}"#,
         );
         let workers = ["gpu-10", "gpu-2", "gpu-1", "cpu-1\u{1b}[2J"];
         let added: Vec<_> = workers
@@ -249,6 +256,7 @@ mod tests {
                 "exact": 3.0, "degraded": 1.0, "usable": 0.874, "query_p50_us": 120.0, "query_p99_us": 3300.0,
             },
             "fleet": {"whole": true, "added": added, "profiles": [[1, "10.0.0.7:8000\u{1b}", {}]], "since": [[1, 1_800_000_000_000_000_u64]], "facts": facts, "gone": []},
+            "costs": [[1, "31 % of queries find it, 50 % of answers inexact"]],
         });
         model.take("frame", &frame.to_string());
         model
@@ -296,11 +304,20 @@ mod tests {
             lines[7],
             "gpu-2                 0    12.3k   1.5 ms gap, stale (5 min)"
         );
-        let workers: Vec<&str> = lines[8..11]
+        let workers: Vec<&str> = lines[8..10]
             .iter()
             .filter_map(|line| line.split(' ').next())
             .collect();
-        assert_eq!(workers, ["cpu-1[2J", "gpu-1", "gpu-10"]);
+        assert_eq!(workers, ["cpu-1[2J", "gpu-1"]);
+        // The first is selected.
+        assert_eq!(
+            lines[10..13],
+            [
+                "Cost: 31 % of queries find it, 50 % of answers inexact.",
+                "Mend: ask the publisher again; kvatlas explain stale",
+                ""
+            ]
+        );
         assert_eq!(lines[13], "q quit  d degraded  n namespace  / name  ↑↓ move");
         let wide = drawn(&mut model(), 100);
         assert!(wide[6].ends_with("ADDRESS"));

@@ -8,6 +8,9 @@ pub(super) struct Hello {
     pub(super) version: String,
     /// The words for the bits of a holder's reasons.
     pub(super) reasons: Vec<(u32, String)>,
+    /// The mend for each word. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) mends: Vec<(String, String)>,
 }
 
 /// One frame.
@@ -22,6 +25,9 @@ pub(super) struct Frame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<Rates>,
     pub(super) fleet: FleetChange,
+    /// The holders whose doubts cost most: number, and the cost in words. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) costs: Vec<(u64, String)>,
 }
 
 /// The sizes of a namespace.

@@ -23,7 +23,7 @@ pub(super) enum Next {
 
 /// One holder.
 #[derive(Debug, Clone)]
-pub(super) struct Holder {
+pub(super) struct ShownHolder {
     namespace: String,
     pub(super) worker: String,
     pub(super) rank: u32,
@@ -33,9 +33,11 @@ pub(super) struct Holder {
     reasons: u32,
     /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is, or where that is not known.
     since_us: u64,
+    /// The cost of its doubt in words, where it is one of those that cost most.
+    cost: String,
 }
 
-impl Holder {
+impl ShownHolder {
     /// Its place in the table: the degraded first, then by name, of which the number at the end counts as one.
     fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
         (
@@ -64,7 +66,7 @@ pub(super) struct Model {
     pub(super) only_degraded: bool,
     pub(super) table: TableState,
     namespaces: Vec<NamespaceFrame>,
-    holders: HashMap<u64, Holder>,
+    holders: HashMap<u64, ShownHolder>,
     /// The time of the last frame, in microseconds since the Unix epoch.
     now_us: u64,
     /// The one that is shown; all if none is.
@@ -118,7 +120,7 @@ impl Model {
             self.holders.clear();
         }
         for (number, namespace, worker, rank) in change.added {
-            let holder = Holder {
+            let holder = ShownHolder {
                 namespace,
                 // What comes from elsewhere must not steer the terminal.
                 worker: printable(&worker).replace('\n', ""),
@@ -128,6 +130,7 @@ impl Model {
                 lag_us: 0,
                 reasons: 0,
                 since_us: 0,
+                cost: String::new(),
             };
             self.holders.entry(number).or_insert(holder);
         }
@@ -148,6 +151,12 @@ impl Model {
         }
         for number in change.gone {
             self.holders.remove(&number);
+        }
+        self.holders.values_mut().for_each(|holder| holder.cost.clear());
+        for (number, cost) in frame.costs {
+            if let Some(holder) = self.holders.get_mut(&number) {
+                holder.cost = printable(&cost);
+            }
         }
         if let Some(rates) = &frame.rates {
             #[allow(
@@ -199,32 +208,53 @@ impl Model {
     }
 
     /// The holders that are shown: the degraded first, then by name.
-    pub(super) fn rows(&self) -> Vec<&Holder> {
+    pub(super) fn rows(&self) -> Vec<&ShownHolder> {
         let wanted = self.filter.to_lowercase();
-        let is_wanted = |holder: &&Holder| {
+        let is_wanted = |holder: &&ShownHolder| {
             self.is_of_namespace(&holder.namespace)
                 && (!self.only_degraded || holder.reasons != 0)
                 && holder.worker.to_lowercase().contains(&wanted)
         };
-        let mut rows: Vec<&Holder> = self.holders.values().filter(is_wanted).collect();
+        let mut rows: Vec<&ShownHolder> = self.holders.values().filter(is_wanted).collect();
         rows.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
         rows
     }
 
-    /// In words, whether a holder's state is certain.
-    pub(super) fn state(&self, holder: &Holder) -> String {
-        if holder.reasons == 0 {
-            return "exact".to_owned();
-        }
-        let is_one = |(bit, _): &&(u32, String)| holder.reasons & bit != 0;
-        let words: Vec<&str> = self
+    /// The words for why a holder is not exact.
+    fn words(&self, holder: &ShownHolder) -> impl Iterator<Item = &str> {
+        let reasons = holder.reasons;
+        let of_holder = self
             .hello
             .reasons
             .iter()
-            .filter(is_one)
-            .map(|(_, word)| word.as_str())
-            .collect();
-        let words = words.join(", ");
+            .filter(move |(bit, _)| reasons & bit != 0);
+        of_holder.map(|(_, word)| word.as_str())
+    }
+
+    /// The cost and the mends of the selected holder's doubt; none while that is exact.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let holder = *self.rows().get(self.table.selected()?)?;
+        if holder.reasons == 0 {
+            return None;
+        }
+        let mend = |word: &str| {
+            let known = self.hello.mends.iter().find(|(known, _)| known == word);
+            known.map_or_else(|| format!("kvatlas explain {word}"), |(_, mend)| printable(mend))
+        };
+        let mends: Vec<String> = self.words(holder).map(mend).collect();
+        let cost = match holder.cost.as_str() {
+            "" => String::new(),
+            cost => format!("Cost: {cost}. "),
+        };
+        Some(format!("{cost}Mend: {}", mends.join("; ")))
+    }
+
+    /// In words, whether a holder's state is certain.
+    pub(super) fn state(&self, holder: &ShownHolder) -> String {
+        if holder.reasons == 0 {
+            return "exact".to_owned();
+        }
+        let words = self.words(holder).collect::<Vec<_>>().join(", ");
         match holder.since_us {
             0 => words,
             since_us => {

@@ -7,7 +7,8 @@ use kvatlas_core::wire::{
 };
 
 use super::cut::{CutBounds, cut_events};
-use super::outbox::{BATCH_BYTES, Clocks, Outbox, event_bytes};
+use super::outbox::{Clocks, Outbox};
+use super::sizes::{BATCH_BYTES, event_bytes};
 
 /// An answer, as the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use kvatlas_core::hash::Position;
 use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, ResumableBlocks, StoredBlocks};
 
-use super::outbox::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
+use super::sizes::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 
 /// The bounds on one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,8 +15,9 @@ use kvatlas_core::wire::{
 
 use super::error::PublisherError;
 use super::options::PublisherOptions;
-use super::outbox::{Outbox, events_bytes};
+use super::outbox::Outbox;
 use super::refusals::{PublishConnection, Watches};
+use super::sizes::events_bytes;
 use super::state::SharedState;
 use super::task::{Command, Lent, Task, clocks};
 use super::voice::Voice;
@@ -71,7 +72,7 @@ pub(super) struct LiveCounters {
 
 /// The state that the handle and the task share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct PublisherShared {
     pub(super) counters: LiveCounters,
     pub(super) cursor: Mutex<BatchCursor>,
     /// The refusals of the server; absent where the connection does not tell.
@@ -85,7 +86,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<PublisherShared>,
     options: PublisherOptions,
 }
 
@@ -166,7 +167,7 @@ impl HolderPublisher {
                 .then(|| subjects.resync(&holder.namespace, &holder.worker, holder.rank));
             // Before anything is said that could be refused.
             let refusals = refusals.map(|all| all.watch(&events_subject, questions_subject.as_deref()));
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(PublisherShared {
                 counters: LiveCounters::default(),
                 cursor: Mutex::new(outbox.cursor),
                 refusals,

@@ -56,6 +56,7 @@ mod outbox;
 mod profile;
 mod refusals;
 mod ring;
+mod sizes;
 mod state;
 mod table;
 mod task;

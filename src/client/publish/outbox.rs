@@ -4,14 +4,13 @@ use bytes::Bytes;
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::RegisterError;
-use kvatlas_core::wire::{
-    BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Profile, Rank, Tier,
-};
+use kvatlas_core::wire::{BatchCursor, DegradedReasons, Event, EventBatch, HolderId, Profile, Rank, Tier};
 
 use super::cut::{CutBounds, cut_events};
 use super::options::{Beginning, PublisherOptions};
 use super::profile::ToldProfile;
 use super::ring::Ring;
+use super::sizes::events_bytes;
 use super::table::BlockTable;
 
 /// A batch that can be sent.
@@ -341,67 +340,12 @@ fn first_of(epoch: u64) -> BatchCursor {
     BatchCursor { epoch, seq: 0 }
 }
 
-/// Bytes of a batch beside its events.
-pub(super) const BATCH_BYTES: usize = 64;
-/// Bytes of an event beside its lists.
-pub(super) const EVENT_BYTES: usize = 128;
-/// Most bytes of a run length.
-pub(super) const RUN_BYTES: usize = 5;
-
-/// About how many bytes these events take in a batch; never less than they do.
-pub(super) fn events_bytes(events: &[Event]) -> usize {
-    BATCH_BYTES + events.iter().map(event_bytes).sum::<usize>()
-}
-
-/// About how many bytes an event takes.
-pub(super) fn event_bytes(event: &Event) -> usize {
-    let lists = match event {
-        Event::Stored(stored) => {
-            let names = match &stored.names {
-                BlockNames::Sequence { hashes, .. } => size_of_val(hashes.as_slice()),
-                BlockNames::Lineage(hashes) => size_of_val(hashes.as_slice()),
-            };
-            let content = match &stored.content {
-                None => 0,
-                Some(BlockContent::BlockHashes(hashes)) => size_of_val(hashes.as_slice()),
-                Some(BlockContent::Tokens {
-                    tokens,
-                    lora_name,
-                    cache_salt,
-                }) => {
-                    let texts = [lora_name, cache_salt];
-                    let text_bytes: usize = texts
-                        .iter()
-                        .map(|text| text.as_ref().map_or(0, String::len))
-                        .sum();
-                    size_of_val(tokens.as_slice()) + text_bytes
-                }
-            };
-            names
-                + content
-                + stored
-                    .engine_hashes
-                    .as_ref()
-                    .map_or(0, |hashes| size_of_val(hashes.as_slice()))
-                + stored.resumable.runs().map_or(0, |runs| RUN_BYTES * runs.len())
-        }
-        Event::Removed(removed) => {
-            size_of_val(removed.hashes.as_slice()) + size_of_val(removed.lineage_hashes.as_slice())
-        }
-        Event::Resumable(blocks) => {
-            size_of_val(blocks.hashes.as_slice()) + size_of_val(blocks.lineage_hashes.as_slice())
-        }
-        Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
-    };
-    EVENT_BYTES + lists
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use kvatlas_core::hash::SequenceHash;
-    use kvatlas_core::wire::{DegradedReason, Resumable, StoredBlocks, WireLimits, WorkerName};
+    use kvatlas_core::wire::{BlockContent, DegradedReason, Resumable, StoredBlocks, WireLimits, WorkerName};
 
     use super::*;
 

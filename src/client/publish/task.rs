@@ -16,7 +16,7 @@ use kvatlas_core::wire::{
 use crate::clock::unix_time_us;
 
 use super::error::PublisherError;
-use super::handle::Shared;
+use super::handle::PublisherShared;
 use super::outbox::{Clocks, Outbox, SealedBatch};
 use super::state::SharedState;
 use super::transport::{SendError, send};
@@ -51,7 +51,7 @@ struct Turns {
     voice: Voice,
     /// The turn in which it speaks.
     current: Option<u64>,
-    /// The subject of questions in its turn; none where it answers none.
+    /// The subject of daemons' questions; none where the publisher answers none.
     questions_subject: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Task {
     nats: Client,
     subject: String,
     outbox: Outbox,
-    shared: Arc<Shared>,
+    shared: Arc<PublisherShared>,
     /// The keeper of all that the holder has; none where the outbox keeps it.
     state: Option<SharedState>,
     turns: Option<Turns>,
@@ -87,7 +87,7 @@ impl Task {
         nats: Client,
         subject: String,
         outbox: Outbox,
-        shared: Arc<Shared>,
+        shared: Arc<PublisherShared>,
         lent: Lent,
         questions_subject: Option<String>,
         started: Instant,
@@ -379,7 +379,7 @@ impl Task {
 /// Answers a flush when the server has looked at what was sent.
 async fn finish_flush(
     nats: Client,
-    shared: Arc<Shared>,
+    shared: Arc<PublisherShared>,
     sent: Result<BatchCursor, PublisherError>,
     reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
 ) {

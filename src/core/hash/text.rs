@@ -3,7 +3,7 @@
 //! | | 64-bit hash | lineage hash |
 //! |---|---|---|
 //! | text | 16 hexadecimal digits, or `0x` and 1 to 16 | 32 hexadecimal digits, or `0x` and 1 to 32 |
-//! | JSON | such a text, or a decimal number | such a text |
+//! | JSON | such a text, or a decimal number; a negative one has the same bits | such a text |
 //! | binary formats | an unsigned integer | 16 bytes, most significant first |
 //!
 //! A text is never decimal. One decimal hash in two thousand would read as a valid hexadecimal one.
@@ -83,11 +83,15 @@ pub(super) fn deserialize_hash<'de, D: Deserializer<'de>>(deserializer: D) -> Re
         type Value = u64;
 
         fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("a hash: a text of 16 hexadecimal digits, or a whole number below 2^64")
+            formatter.write_str("a hash: a 64-bit integer, or a text of 16 hexadecimal digits")
         }
 
         fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
             Ok(number)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
+            Ok(number.cast_unsigned())
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
@@ -172,7 +176,15 @@ mod tests {
         );
         assert_eq!(from_json("18446744073709551615").unwrap(), SequenceHash(u64::MAX));
         assert_eq!(from_json("\"0x1f\"").unwrap(), SequenceHash(31));
-        for json in ["-1", "1.5", "18446744073709551616", "\"31\"", "null", "true"] {
+        assert_eq!(from_json("-1").unwrap(), SequenceHash(u64::MAX));
+        for json in [
+            "-9223372036854775809",
+            "1.5",
+            "18446744073709551616",
+            "\"31\"",
+            "null",
+            "true",
+        ] {
             assert!(from_json(json).is_err(), "{json}");
         }
     }

@@ -22,7 +22,7 @@ use crate::wire::{DegradedReason, WorkerName};
 use super::directory::{HolderSlot, SlotSet};
 use super::hook::point;
 use super::runs::Victim;
-use super::shared::{Shared, TotalUsage};
+use super::shared::{IndexShared, TotalUsage};
 
 /// At a bound, a little more of the capacity is forgotten than must be, so that not every event has to.
 const SLACK: u64 = 64;
@@ -42,7 +42,7 @@ pub(super) struct Greedy {
     share: u64,
 }
 
-impl Shared {
+impl IndexShared {
     /// Forgets blocks where this index, or all together, have too many, after an event that stored so many. To be called between turns.
     ///
     /// What others have stored is for them to make room for: whoever stores little does not wait for what someone else stores.

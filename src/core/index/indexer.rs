@@ -10,7 +10,7 @@ use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
-use super::shared::{Shared, TotalUsage};
+use super::shared::{IndexShared, TotalUsage};
 use super::writer::HolderWriter;
 
 /// How large an index is.
@@ -59,7 +59,7 @@ pub struct IndexSizes {
 /// ```
 #[derive(Debug, Clone)]
 pub struct PositionalIndexer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<IndexShared>,
 }
 
 impl PositionalIndexer {
@@ -70,7 +70,7 @@ impl PositionalIndexer {
 
     /// An empty index whose size counts in `total`, too.
     pub fn sharing(settings: NamespaceSettings, limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
-        let shared = Shared::new(settings, limits, total);
+        let shared = IndexShared::new(settings, limits, total);
         Self { shared }
     }
 

@@ -16,7 +16,7 @@ use super::usage::Usage;
 /// another cache line.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Shared {
+pub(crate) struct IndexShared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(super) total: Arc<TotalUsage>,
 }
 
-impl Shared {
+impl IndexShared {
     /// An empty index whose size counts in `total`, too.
     pub(super) fn new(
         settings: NamespaceSettings,
@@ -82,7 +82,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct TotalUsage {
     pub(super) usage: Arc<Usage>,
-    pub(super) members: Mutex<Vec<Weak<Shared>>>,
+    pub(super) members: Mutex<Vec<Weak<IndexShared>>>,
 }
 
 impl TotalUsage {
@@ -94,7 +94,7 @@ impl TotalUsage {
         }
     }
 
-    fn join(&self, index: &Arc<Shared>) {
+    fn join(&self, index: &Arc<IndexShared>) {
         if self.usage.is_bounded() {
             let mut members = self.members.lock();
             members.retain(|member| member.strong_count() > 0);

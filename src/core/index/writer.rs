@@ -8,17 +8,17 @@ use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
 use super::directory::HolderRecord;
 use super::holder::{Applied, Holder, RejectReason, Turn};
 use super::settings::NamespaceSettings;
-use super::shared::Shared;
+use super::shared::IndexShared;
 
 /// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
 #[derive(Debug)]
 pub struct HolderWriter {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<IndexShared>,
     pub(super) holder: Arc<Holder>,
 }
 
 impl HolderWriter {
-    pub(super) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
+    pub(super) fn new(shared: Arc<IndexShared>, holder: Arc<Holder>) -> Self {
         Self { shared, holder }
     }
 

@@ -90,8 +90,8 @@ impl HolderStatus {
         }
     }
 
-    /// Makes a change that is counted: before it, so that whoever sees it sees that something has changed, and after it, so that a count made in
-    /// between is made again.
+    /// Makes a change and counts it twice: before it, so that who sees the change sees a new count, and after it, so that who looked in between
+    /// looks again.
     fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let changed = change();
@@ -183,7 +183,7 @@ impl HolderStatus {
         }
     }
 
-    /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.
+    /// Subtracts evicted blocks from the size. The lane's next size replaces that.
     pub(crate) fn note_evicted(&self, blocks: u64) {
         // What the lane publishes meanwhile is newer.
         let fewer = |before: u64| Some(before.saturating_sub(blocks));

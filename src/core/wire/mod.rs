@@ -53,6 +53,7 @@ mod outcome;
 mod positions;
 mod profile;
 mod query;
+mod query_field;
 mod reader;
 mod reasons;
 mod reply;
@@ -82,7 +83,8 @@ pub use namespaces::NamespacesReply;
 pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};
 pub(crate) use positions::check_positions;
 pub use profile::{Address, LAYERS_LABEL, Labels, Profile, ProfileError};
-pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};
+pub use query::{QUERY_FIELDS, QueryField, QueryFields, QueryKey, QueryOptions, QueryRequest, SingleQuery};
+pub use query_field::FieldKind;
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{

@@ -1,15 +1,17 @@
 //! Query requests: what a router asks.
 
+use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
 use super::entries::{Entries, Message, serialize_entries};
-use super::error::{DecodeError, PositionsError};
+use super::error::DecodeError;
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
 use super::positions::check_positions;
-use super::reader::{Reader, check_version, set_once};
+use super::query_field::{FieldKind, FieldValue};
+use super::reader::{Reader, check_count, check_version, set_once};
 use super::subject::WorkerName;
 use super::writer::encode;
 
@@ -252,29 +254,6 @@ pub(super) fn decode_query(
     fields.into_query()
 }
 
-/// The kind of a query field's value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FieldKind {
-    /// A list of tokens.
-    Tokens,
-    /// A list of 64-bit hashes.
-    Hashes,
-    /// A list of lineage hashes.
-    LineageHashes,
-    /// A list of positions.
-    Positions,
-    /// A list of names.
-    Names,
-    /// A text, or nothing.
-    Text,
-    /// A number, or nothing.
-    Number,
-    /// A number of 32 bits.
-    Number32,
-    /// A boolean.
-    Flag,
-}
-
 /// A field of a query.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryField {
@@ -285,65 +264,6 @@ pub struct QueryField {
     /// The meaning, for the page of the contract.
     pub meaning: &'static str,
 }
-
-/// The values that a field may have, with their limits.
-trait FieldValue: Sized {
-    const KIND: FieldKind;
-
-    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError>;
-}
-
-macro_rules! field_value {
-    ($type:ty, $kind:ident, |$reader:ident, $key:ident, $limits:ident| $read:expr) => {
-        impl FieldValue for $type {
-            const KIND: FieldKind = FieldKind::$kind;
-
-            fn read(
-                $reader: &mut Reader<'_>,
-                $key: &'static str,
-                $limits: &WireLimits,
-            ) -> Result<Self, DecodeError> {
-                $read
-            }
-        }
-    };
-}
-
-field_value!(Vec<Token>, Tokens, |reader, key, limits| {
-    let tokens = limits.query_depth_max.saturating_mul(limits.tokens_per_block_max);
-    reader.list(key, tokens)
-});
-field_value!(Vec<BlockHash>, Hashes, |reader, key, limits| reader
-    .list(key, limits.query_depth_max));
-field_value!(Vec<SequenceHash>, Hashes, |reader, key, limits| reader
-    .list(key, limits.query_depth_max));
-field_value!(
-    Vec<PositionalLineageHash>,
-    LineageHashes,
-    |reader, key, limits| reader.list(key, limits.query_depth_max)
-);
-field_value!(Vec<Position>, Positions, |reader, key, limits| {
-    let positions: Vec<u32> = reader.list(key, limits.query_depth_max)?;
-    let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
-    Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
-});
-field_value!(Vec<WorkerName>, Names, |reader, key, limits| {
-    let names = reader.array(key, limits.filter_workers_max)?;
-    let decode_one = |_| {
-        let text = reader.text(key, limits.name_bytes_max)?;
-        WorkerName::bounded(text, limits.name_bytes_max)
-            .map_err(|source| DecodeError::Name { field: key, source })
-    };
-    (0..names).map(decode_one).collect()
-});
-field_value!(Option<String>, Text, |reader, key, limits| {
-    let text = reader.optional_text(key, limits.text_bytes_max)?;
-    Ok(text.map(str::to_owned))
-});
-field_value!(Option<u64>, Number, |reader, key, _limits| reader
-    .optional_unsigned(key));
-field_value!(u32, Number32, |reader, key, _limits| reader.unsigned_32(key));
-field_value!(bool, Flag, |reader, key, _limits| reader.boolean(key));
 
 /// The fields of a query: from each row follow how it is decoded, its line in the page of the contract, and how HTTP takes it.
 macro_rules! query_fields {
@@ -356,9 +276,9 @@ macro_rules! query_fields {
         }),+];
 
         /// The fields of one query, or of a request, as they come in.
-        #[derive(Default, Deserialize)]
+        #[derive(Debug, Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
-        struct QueryFields {
+        pub struct QueryFields {
             v: Option<u64>,
             queries: Option<Vec<SingleQuery>>,
             $($key: Option<$type>,)+
@@ -376,6 +296,29 @@ macro_rules! query_fields {
                     return set_once(&mut self.$key, stringify!($key), value);
                 })+
                 reader.skip()
+            }
+
+            /// Takes the value of the field `key` from a map of a format for people, such as JSON. False, and nothing is taken, where no
+            /// field of a query is called so.
+            ///
+            /// # Errors
+            ///
+            /// The format's, where the value is not of the field's kind.
+            pub fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+                $(if key == stringify!($key) {
+                    self.$key = map.next_value()?;
+                    return Ok(true);
+                })+
+                Ok(false)
+            }
+
+            /// The bytes that the values take in a message, where each is within `limits`.
+            fn checked_bytes(&self, limits: &WireLimits) -> Result<usize, DecodeError> {
+                let mut bytes = 0;
+                $(if let Some(value) = &self.$key {
+                    bytes += value.checked_bytes(stringify!($key), limits)?;
+                })+
+                Ok(bytes)
             }
         }
     };
@@ -416,6 +359,34 @@ impl QueryFields {
             ));
         }
         Ok(())
+    }
+
+    /// The request that these fields are, of `v` and with these `queries` beside them, where all of it is within `limits`. A message that says
+    /// the same may be, too.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueryRequest::decode`].
+    pub fn into_request_within(
+        self,
+        v: Option<u64>,
+        queries: Option<Vec<Self>>,
+        limits: &WireLimits,
+    ) -> Result<QueryRequest, DecodeError> {
+        let mut bytes = self.checked_bytes(limits)?;
+        if let Some(queries) = &queries {
+            check_count("queries", queries.len(), limits.queries_max)?;
+            for query in queries {
+                bytes += query.checked_bytes(limits)?;
+            }
+        }
+        if bytes > limits.message_bytes_max {
+            let max = limits.message_bytes_max;
+            return Err(DecodeError::Oversized { bytes, max });
+        }
+        let queries = queries.map(|queries| queries.into_iter().map(Self::into_query).collect());
+        let queries = queries.transpose()?;
+        Self { v, queries, ..self }.into_request()
     }
 
     fn into_request(mut self) -> Result<QueryRequest, DecodeError> {

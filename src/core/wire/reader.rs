@@ -299,13 +299,7 @@ impl<'a> Reader<'a> {
             Value::Text(bytes) => bytes,
             other => return Err(wrong_type(field, "a text", other)),
         };
-        if bytes.len() > bytes_max {
-            return Err(DecodeError::TextTooLong {
-                field,
-                bytes: bytes.len(),
-                max: bytes_max,
-            });
-        }
+        check_text(field, bytes.len(), bytes_max)?;
         std::str::from_utf8(bytes)
             .map(Some)
             .map_err(|_| DecodeError::NotUtf8 { field })
@@ -405,13 +399,7 @@ impl<'a> Reader<'a> {
         count: usize,
         count_max: usize,
     ) -> Result<usize, DecodeError> {
-        if count > count_max {
-            return Err(DecodeError::TooLong {
-                field,
-                count,
-                max: count_max,
-            });
-        }
+        check_count(field, count, count_max)?;
         Ok(count)
     }
 
@@ -563,6 +551,22 @@ fn signed(value: i64) -> Value<'static> {
     match u64::try_from(value) {
         Ok(value) => Value::Unsigned(value),
         Err(_) => Value::Negative(value),
+    }
+}
+
+/// Refuses a list of more than `max` elements.
+pub(super) fn check_count(field: &'static str, count: usize, max: usize) -> Result<(), DecodeError> {
+    match count > max {
+        true => Err(DecodeError::TooLong { field, count, max }),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a text of more than `max` bytes.
+pub(super) fn check_text(field: &'static str, bytes: usize, max: usize) -> Result<(), DecodeError> {
+    match bytes > max {
+        true => Err(DecodeError::TextTooLong { field, bytes, max }),
+        false => Ok(()),
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn cost(blocks: usize) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     claims: HashMap<PositionalLineageHash, Vec<Claim>>,
-    hints: VecDeque<Kept>,
+    hints: VecDeque<KeptHint>,
     /// The number of the next hint.
     next: u64,
     bytes: usize,
@@ -41,7 +41,7 @@ struct Claim {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptHint {
     ends: Instant,
     number: u64,
     blocks: Vec<PositionalLineageHash>,
@@ -75,7 +75,7 @@ impl Table {
                 hint: number,
             });
         }
-        self.hints.push_back(Kept { ends, number, blocks });
+        self.hints.push_back(KeptHint { ends, number, blocks });
     }
 
     /// Forgets hints that have ended by `now`; says how many.

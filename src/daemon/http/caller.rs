@@ -25,7 +25,7 @@ use crate::daemon::listener::Peer;
 
 use super::auth;
 use super::error::HttpError;
-use super::shared::Shared;
+use super::shared::HttpShared;
 
 /// Whoever has sent a request that may change which engines are followed.
 pub(super) struct Caller {
@@ -33,10 +33,10 @@ pub(super) struct Caller {
     pub(super) peer: Option<IpAddr>,
 }
 
-impl FromRequestParts<Arc<Shared>> for Caller {
+impl FromRequestParts<Arc<HttpShared>> for Caller {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, shared: &Arc<Shared>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<HttpShared>) -> Result<Self, Response> {
         let peer = parts.extensions.get::<Peer>().map(|Peer(address)| *address);
         let peer = peer.map(|address: SocketAddr| address.ip().to_canonical());
         let made = shared.engines().ok().and_then(|engines| engines.register_token());

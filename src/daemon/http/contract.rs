@@ -1,7 +1,6 @@
 //! The contract's own queries over HTTP: the same fields, answers and errors as on NATS, as JSON.
 //!
-//! A JSON request is turned into the contract's MessagePack and decoded by the contract's decoder. So the same is allowed and
-//! refused here as on NATS.
+//! The fields are the contract's own, with their limits. So the same is allowed and refused here as on NATS.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,11 +9,10 @@ use std::time::Instant;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer};
 
-use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
-    ErrorCode, FieldKind, ModelKey, NamespaceName, QUERY_FIELDS, QueryReply, QueryRequest, QueryResult,
+    ErrorCode, ModelKey, NamespaceName, QUERY_FIELDS, QueryFields, QueryReply, QueryRequest, QueryResult,
     WireError, WireLimits,
 };
 
@@ -22,8 +20,7 @@ use crate::daemon::config::meant;
 use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
-use super::hash_json::HashJson;
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{HttpShared, Payload, json_response};
 
 /// A request, or one query of a batch.
 #[derive(Debug, Default)]
@@ -31,74 +28,9 @@ struct RequestJson {
     namespace: Option<String>,
     model: Option<String>,
     tenant: Option<String>,
-    /// The contract's own fields.
-    fields: Vec<(&'static str, ContractValue)>,
-}
-
-/// The value of a field, in the form in which the contract takes it.
-#[derive(Debug)]
-enum ContractValue {
-    Number(u64),
-    Flag(bool),
-    Text(String),
-    Numbers(Vec<u64>),
-    Texts(Vec<String>),
-    Blob(Vec<u8>),
-    Queries(Vec<RequestJson>),
-}
-
-impl Serialize for RequestJson {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.fields.iter().map(|(key, value)| (key, value)))
-    }
-}
-
-impl Serialize for ContractValue {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Number(number) => number.serialize(serializer),
-            Self::Flag(flag) => flag.serialize(serializer),
-            Self::Text(text) => text.serialize(serializer),
-            Self::Numbers(numbers) => numbers.serialize(serializer),
-            Self::Texts(texts) => texts.serialize(serializer),
-            Self::Blob(bytes) => serializer.serialize_bytes(bytes),
-            Self::Queries(queries) => queries.serialize(serializer),
-        }
-    }
-}
-
-impl ContractValue {
-    /// Reads the value of a field of this kind; none for null.
-    fn read<'de, A: MapAccess<'de>>(kind: FieldKind, map: &mut A) -> Result<Option<Self>, A::Error> {
-        Ok(match kind {
-            FieldKind::Tokens => map.next_value::<Option<Vec<u32>>>()?.map(|tokens| {
-                let tokens = tokens.iter().map(|token| token.to_le_bytes());
-                Self::blob(tokens)
-            }),
-            FieldKind::Hashes => map.next_value::<Option<Vec<HashJson>>>()?.map(|hashes| {
-                let hashes = hashes.iter().map(|hash| hash.0.to_le_bytes());
-                Self::blob(hashes)
-            }),
-            FieldKind::LineageHashes => {
-                map.next_value::<Option<Vec<PositionalLineageHash>>>()?
-                    .map(|hashes| {
-                        let hashes = hashes.iter().map(|hash| hash.as_u128().to_be_bytes());
-                        Self::blob(hashes)
-                    })
-            }
-            FieldKind::Positions => map.next_value::<Option<_>>()?.map(Self::Numbers),
-            FieldKind::Names => map.next_value::<Option<_>>()?.map(Self::Texts),
-            FieldKind::Text => map.next_value::<Option<_>>()?.map(Self::Text),
-            FieldKind::Number | FieldKind::Number32 => map.next_value::<Option<_>>()?.map(Self::Number),
-            FieldKind::Flag => map.next_value::<Option<_>>()?.map(Self::Flag),
-        })
-    }
-
-    fn blob<const WIDTH: usize>(values: impl ExactSizeIterator<Item = [u8; WIDTH]>) -> Self {
-        let mut bytes = Vec::with_capacity(values.len() * WIDTH);
-        values.for_each(|value| bytes.extend_from_slice(&value));
-        Self::Blob(bytes)
-    }
+    v: Option<u64>,
+    queries: Option<Queries>,
+    fields: QueryFields,
 }
 
 impl<'de> Deserialize<'de> for RequestJson {
@@ -163,30 +95,21 @@ impl RequestJson {
     }
 
     fn read<'de, A: MapAccess<'de>>(&mut self, key: &'static str, map: &mut A) -> Result<(), A::Error> {
-        let value = match key {
-            "namespace" => {
-                self.namespace = map.next_value()?;
-                None
-            }
-            "model" => {
-                self.model = map.next_value()?;
-                None
-            }
-            "tenant" => {
-                self.tenant = map.next_value()?;
-                None
-            }
-            "v" => ContractValue::read(FieldKind::Number, map)?,
-            "queries" => map
-                .next_value::<Option<Queries>>()?
-                .map(|queries| ContractValue::Queries(queries.0)),
-            _ => match QUERY_FIELDS.iter().find(|field| field.key == key) {
-                Some(field) => ContractValue::read(field.kind, map)?,
-                None => None,
-            },
-        };
-        self.fields.extend(value.map(|value| (key, value)));
+        match key {
+            "namespace" => self.namespace = map.next_value()?,
+            "model" => self.model = map.next_value()?,
+            "tenant" => self.tenant = map.next_value()?,
+            "v" => self.v = map.next_value()?,
+            "queries" => self.queries = map.next_value()?,
+            // Whoever calls has looked whether there is one.
+            _ => drop(self.fields.take(key, map)?),
+        }
         Ok(())
+    }
+
+    fn into_contract(self, limits: &WireLimits) -> Result<QueryRequest, HttpError> {
+        let queries = self.queries.map(|queries| queries.0);
+        Ok(self.fields.into_request_within(self.v, queries, limits)?)
     }
 }
 
@@ -195,7 +118,8 @@ impl RequestJson {
 const QUERIES_MAX: usize = 65_536;
 
 /// The queries of a batch.
-struct Queries(Vec<RequestJson>);
+#[derive(Debug)]
+struct Queries(Vec<QueryFields>);
 
 impl<'de> Deserialize<'de> for Queries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -219,7 +143,10 @@ impl<'de> Deserialize<'de> for Queries {
                             "one of the queries names a cache of its own; all are asked of the request's";
                         return Err(A::Error::custom(text));
                     }
-                    queries.push(query);
+                    if query.queries.is_some() {
+                        return Err(A::Error::custom("one of the queries has queries of its own"));
+                    }
+                    queries.push(query.fields);
                 }
                 Ok(Queries(queries))
             }
@@ -252,28 +179,20 @@ pub(super) fn namespace_of(
     }
 }
 
-impl RequestJson {
-    fn to_contract(&self, limits: &WireLimits) -> Result<QueryRequest, HttpError> {
-        let payload =
-            rmp_serde::to_vec_named(self).map_err(|error| HttpError::BadRequest(error.to_string()))?;
-        Ok(QueryRequest::decode(&payload, limits)?)
-    }
-}
-
 /// `POST /v1/query`.
 pub(super) async fn query(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let started = Instant::now();
     let index = shared.index()?;
-    let request: RequestJson = payload.json()?;
+    let asked: RequestJson = payload.json()?;
     let namespace = namespace_of(
-        request.namespace.as_deref(),
-        request.model.as_deref(),
-        request.tenant.as_deref(),
+        asked.namespace.as_deref(),
+        asked.model.as_deref(),
+        asked.tenant.as_deref(),
     )?;
-    let request = request.to_contract(&index.source.limits())?;
+    let request = asked.into_contract(&index.source.limits())?;
     let reply = index
         .source
         .answer(&namespace, &request, shared.reply_bytes_max())
@@ -304,7 +223,7 @@ pub(super) struct StatusQuery {
 
 /// `GET /v1/status`.
 pub(super) async fn holders_status(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, ContractError> {
     let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;
@@ -330,13 +249,14 @@ const STATUS_HOLDERS_MAX: usize = 100_000;
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{QueryKey, SingleQuery};
+    use kvatlas_core::hash::{Position, PositionalLineageHash};
+    use kvatlas_core::wire::{QueryKey, SingleQuery, WorkerName};
 
     use super::*;
 
     fn parsed(text: &str) -> Result<QueryRequest, HttpError> {
         let request: RequestJson = serde_json::from_str(text).unwrap();
-        request.to_contract(&WireLimits::default())
+        request.into_contract(&WireLimits::default())
     }
 
     #[test]
@@ -375,11 +295,81 @@ mod tests {
             r#"{"tokens":[1],"block_hashes":[1]}"#,
             r#"{"queries":[{"tokens":[1]}],"tokens":[1]}"#,
             r#"{"tokens":[1],"v":2}"#,
-            r#"{"tokens":[1],"workers":["a b"]}"#,
             r#"{"sequence_hashes":[1,2],"positions":[5]}"#,
         ] {
             assert!(matches!(parsed(text), Err(HttpError::Contract(_))), "{text}");
         }
+        for text in [
+            r#"{"tokens":[1],"workers":["a b"]}"#,
+            r#"{"tokens":[1],"tokens":[1]}"#,
+            r#"{"queries":[{"model":"m","tokens":[1]}]}"#,
+            r#"{"queries":[{"queries":[{"tokens":[1]}]}]}"#,
+        ] {
+            assert!(serde_json::from_str::<RequestJson>(text).is_err(), "{text}");
+        }
+    }
+
+    /// Queries that are within limits, at them and beyond: `count` blocks, names and bytes of text.
+    fn queries_of(count: usize) -> Vec<SingleQuery> {
+        let hashes = 0..count as u64;
+        let lineage = PositionalLineageHash::at(Position::default(), 1.into(), 1.into());
+        let keys = [
+            QueryKey::SequenceHashes(hashes.clone().map(Into::into).collect()),
+            QueryKey::BlockHashes(hashes.clone().map(Into::into).collect()),
+            QueryKey::LineageHashes(vec![lineage]),
+            QueryKey::Tokens {
+                tokens: vec![1; 4 * count],
+                lora_name: Some("a".repeat(count)),
+                cache_salt: Some("é".repeat(count / 2)),
+            },
+        ];
+        let mut queries: Vec<SingleQuery> = keys.into_iter().map(SingleQuery::new).collect();
+        let [first, second, ..] = queries.as_mut_slice() else {
+            return queries;
+        };
+        let names = hashes
+            .clone()
+            .map(|number| WorkerName::new(&format!("w{number}")).unwrap());
+        first.options.workers = Some(names.collect());
+        first.positions = Some(hashes.map(|position| Position::new(position).unwrap()).collect());
+        (second.options.limit, second.options.min_blocks) = (Some(1), 2);
+        (second.options.explain, second.options.tiers, second.token_count) = (true, true, Some(99));
+        queries
+    }
+
+    #[test]
+    fn what_is_beyond_a_limit_is_refused_as_on_nats() {
+        let limits = WireLimits {
+            message_bytes_max: 200,
+            tokens_per_block_max: 4,
+            query_depth_max: 6,
+            queries_max: 3,
+            filter_workers_max: 5,
+            name_bytes_max: 8,
+            text_bytes_max: 4,
+            ..WireLimits::default()
+        };
+        let mut refused = [0, 0];
+        for count in 1..40 {
+            let queries = queries_of(count).into_iter();
+            let batch = (count < 6).then(|| QueryRequest::Batch(vec![queries_of(1)[1].clone(); count]));
+            for request in queries.map(QueryRequest::Single).chain(batch) {
+                let on_nats = QueryRequest::decode(&request.encode(), &limits).map_err(HttpError::from);
+                let asked: RequestJson =
+                    serde_json::from_str(&serde_json::to_string(&request).unwrap()).unwrap();
+                let over_http = asked.into_contract(&limits);
+                refused[usize::from(on_nats.is_err())] += 1;
+                match (&on_nats, &over_http) {
+                    // A message's keys count there, and the text around the values of one here does not.
+                    (Err(_), Ok(_)) => assert!(request.encode().len() > limits.message_bytes_max),
+                    (Err(HttpError::Contract(one)), Err(HttpError::Contract(other))) => {
+                        assert_eq!(one.code, other.code, "{one:?} {other:?}");
+                    }
+                    _ => assert_eq!(over_http, on_nats, "{request:?}"),
+                }
+            }
+        }
+        assert!(refused.iter().all(|count| *count > 9), "{refused:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use kvatlas_core::hash::{BlockHash, SequenceHash};
 use kvatlas_core::wire::{
     DEFAULT_TENANT, ErrorCode, ModelKey, NamespaceName, QueryKey, WireError, WireLimits, WorkerName,
     worker_of_instance,
@@ -17,9 +18,8 @@ use crate::daemon::metrics::labels::QueryKind;
 use crate::daemon::queries::Found;
 
 use super::error::{DialectError, HttpError};
-use super::hash_json::HashJson;
 use super::scores::{Scores, Words};
-use super::shared::{Index, Payload, Shared, json_response};
+use super::shared::{HttpShared, Index, Payload, json_response};
 
 /// The fields of both routes in both dialects.
 #[derive(Debug, Deserialize)]
@@ -27,10 +27,10 @@ pub(super) struct QueryJson {
     model: Option<String>,
     model_name: Option<String>,
     token_ids: Option<Vec<u32>>,
-    block_hashes: Option<Vec<HashJson>>,
-    seq_hashes: Option<Vec<HashJson>>,
+    block_hashes: Option<Vec<BlockHash>>,
+    seq_hashes: Option<Vec<SequenceHash>>,
     /// The older name.
-    block_hash: Option<Vec<HashJson>>,
+    block_hash: Option<Vec<SequenceHash>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
     cache_salt: Option<String>,
@@ -132,9 +132,7 @@ impl QueryJson {
             Words::Mooncake => {
                 let hashes = self.seq_hashes.take().or_else(|| self.block_hash.take());
                 let hashes = hashes.ok_or_else(|| missing("seq_hashes"))?;
-                Ok(QueryKey::SequenceHashes(
-                    hashes.into_iter().map(|hash| hash.0.into()).collect(),
-                ))
+                Ok(QueryKey::SequenceHashes(hashes))
             }
             Words::Dynamo if self.cache_salt.is_some() => Err(HttpError::BadRequest(
                 "cache_salt is not accepted by /query_by_hash; block_hashes must already include it"
@@ -142,9 +140,7 @@ impl QueryJson {
             )),
             Words::Dynamo => {
                 let hashes = self.block_hashes.take().ok_or_else(|| missing("block_hashes"))?;
-                Ok(QueryKey::BlockHashes(
-                    hashes.into_iter().map(|hash| hash.0.into()).collect(),
-                ))
+                Ok(QueryKey::BlockHashes(hashes))
             }
         }
     }
@@ -172,7 +168,7 @@ enum By {
 
 /// `POST /query`.
 pub(super) async fn query(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     answer(&shared, &payload, By::Tokens).await
@@ -180,13 +176,13 @@ pub(super) async fn query(
 
 /// `POST /query_by_hash`.
 pub(super) async fn query_by_hash(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     answer(&shared, &payload, By::Hashes).await
 }
 
-async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, DialectError> {
     let index = shared.index()?;
     let mut request: QueryJson = payload.json()?;
     let (words, cache) = request.cache()?;
@@ -214,7 +210,7 @@ async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, 
 ///
 /// The errors of the contract.
 pub(super) async fn find(
-    shared: &Shared,
+    shared: &HttpShared,
     index: &Index,
     (namespace, cache): (&NamespaceName, &ModelKey),
     key: &QueryKey,

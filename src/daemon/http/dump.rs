@@ -24,7 +24,7 @@ use crate::daemon::metrics::LogGate;
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
-use super::shared::Shared;
+use super::shared::HttpShared;
 use super::source::IndexHere;
 
 static CUT_GATE: LogGate = LogGate::new();
@@ -36,7 +36,7 @@ const PIECES_MAX: usize = 4;
 const PIECE_BYTES: usize = 64 << 10;
 
 /// `GET /dump`.
-pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, DialectError> {
+pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, DialectError> {
     let index = shared.index()?;
     let IndexHere { answerer, pool } = index.source.here()?;
     let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {

@@ -11,7 +11,7 @@ use kvatlas_core::wire::Hint;
 
 use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{HttpShared, Payload, json_response};
 
 /// A report, and what it is about.
 #[derive(Debug, Deserialize)]
@@ -25,7 +25,7 @@ struct ReportJson {
 
 /// `POST /v1/hints`.
 pub(super) async fn hints(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let answerer = &shared.index()?.source.here()?.answerer;

@@ -14,7 +14,7 @@ use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
 use super::dialect::{find, named};
 use super::error::{DialectError, HttpError};
 use super::scores::Scores;
-use super::shared::{Index, Payload, Shared, json_response};
+use super::shared::{HttpShared, Index, Payload, json_response};
 use super::source::Source;
 
 /// The fields. All but the first are ours.
@@ -35,7 +35,7 @@ struct Answer<L> {
 
 /// `POST /lookup`.
 pub(super) async fn lookup(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let index = shared.index()?;

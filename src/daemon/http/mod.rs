@@ -30,7 +30,6 @@ mod dialect;
 mod dump;
 mod engines;
 mod error;
-mod hash_json;
 mod hints;
 mod lookup;
 mod models;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use kvatlas_core::wire::ModelKey;
 
 use super::error::ContractError;
-use super::shared::{Shared, json_response};
+use super::shared::{HttpShared, json_response};
 
 /// One model of a tenant.
 #[derive(Debug, Serialize)]
@@ -25,7 +25,7 @@ struct Model {
 }
 
 /// The models, in the order of their namespaces.
-pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Result<Response, ContractError> {
+pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, ContractError> {
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;
     statuses.sort_by(|(one, _), (other, _)| one.cmp(other));

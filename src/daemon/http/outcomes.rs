@@ -11,7 +11,7 @@ use kvatlas_core::wire::{ErrorCode, Outcome, OutcomeReport, WireError};
 
 use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{HttpShared, Payload, json_response};
 use crate::daemon::outcomes::ReportError;
 
 /// A report, and what it is about.
@@ -26,7 +26,7 @@ struct ReportJson {
 
 /// `POST /v1/outcomes`.
 pub(super) async fn outcomes(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let index = shared.index()?;

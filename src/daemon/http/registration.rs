@@ -17,7 +17,7 @@ use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 use super::error::{DialectError, HttpError};
 use super::scores::Words;
-use super::shared::{Payload, Shared, json_response};
+use super::shared::{HttpShared, Payload, json_response};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]
@@ -128,7 +128,7 @@ impl RegisterJson {
 
 /// `POST /register`.
 pub(super) async fn register(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {
@@ -188,7 +188,7 @@ pub(super) struct UnregisterJson {
 
 /// `POST /unregister`.
 pub(super) async fn unregister(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     _caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {

@@ -16,7 +16,7 @@ use crate::daemon::metrics::labels::{HttpRoute, LabelValue};
 use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT};
 
 use super::error::HttpError;
-use super::shared::{Shared, is_contract, json_response};
+use super::shared::{HttpShared, is_contract, json_response};
 use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
 
 /// Which shard an answer is from; absent where workers are not divided.
@@ -26,7 +26,7 @@ static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
 struct Route {
     path: &'static str,
     method: &'static str,
-    handler: MethodRouter<Arc<Shared>>,
+    handler: MethodRouter<Arc<HttpShared>>,
 }
 
 /// All routes; `openapi.json` describes the same.
@@ -62,16 +62,16 @@ pub(super) fn paths() -> Vec<(&'static str, &'static str)> {
 }
 
 /// The service for the listener.
-pub(super) fn router(shared: &Arc<Shared>) -> Router {
+pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
     let mut router = Router::new();
     for route in routes() {
         let allowed = route.method;
-        let other_method = move |State(shared): State<Arc<Shared>>, request: Request| async move {
+        let other_method = move |State(shared): State<Arc<HttpShared>>, request: Request| async move {
             refuse(&HttpError::Method { allowed }, request, &shared).await
         };
         router = router.route(route.path, route.handler.fallback(other_method));
     }
-    let unknown = |State(shared): State<Arc<Shared>>, request: Request| async move {
+    let unknown = |State(shared): State<Arc<HttpShared>>, request: Request| async move {
         refuse(&HttpError::NoRoute, request, &shared).await
     };
     let watched = axum::middleware::from_fn_with_state(Arc::clone(shared), watch);
@@ -82,14 +82,14 @@ pub(super) fn router(shared: &Arc<Shared>) -> Router {
 }
 
 /// An error in the words that belong to the path. A short body is read all the same, or the connection could not be used again.
-async fn refuse(error: &HttpError, request: Request, shared: &Shared) -> Response {
+async fn refuse(error: &HttpError, request: Request, shared: &HttpShared) -> Response {
     let response = error.respond(!is_contract(request.uri().path()));
     shared.bodies.drain(request).await;
     response
 }
 
 /// The span of a request, where it is to be traced.
-fn span_of(shared: &Shared, route: HttpRoute, request: &Request) -> Option<OpenSpan> {
+fn span_of(shared: &HttpShared, route: HttpRoute, request: &Request) -> Option<OpenSpan> {
     let traceparent = request.headers().get(TRACEPARENT)?.to_str().ok()?;
     let tracer = shared.tracer.as_ref()?;
     let mut span = tracer.open(traceparent, "kvatlas http", SpanKind::Server)?;
@@ -99,7 +99,7 @@ fn span_of(shared: &Shared, route: HttpRoute, request: &Request) -> Option<OpenS
 }
 
 /// Lets in who may come in, counts, and traces what is to be traced.
-async fn watch(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = HttpRoute::of_path(request.uri().path());
     let span = span_of(&shared, route, &request);
@@ -127,7 +127,7 @@ async fn watch(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 /// `GET /health`.
-async fn health(State(shared): State<Arc<Shared>>) -> Response {
+async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
     let Some(index) = &shared.index else {
         return json_response(&serde_json::json!({ "status": "ok" }), None);
     };
@@ -144,7 +144,7 @@ async fn health(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 /// `GET /metrics`.
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn metrics(State(shared): State<Arc<HttpShared>>) -> Response {
     let mut response = Response::new(Body::from(shared.metrics_source.metrics()));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(CONTENT_TYPE, content_type);

@@ -14,7 +14,7 @@ use crate::daemon::listener::{Acceptor, ConnectionLimits};
 use crate::daemon::metrics::HttpConnectionMetrics;
 
 use super::routes::router;
-use super::shared::{HttpParts, Shared};
+use super::shared::{HttpParts, HttpShared};
 
 /// Why the listener cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ impl HttpServer {
             stopping: stopping.clone(),
             counts: Arc::new(HttpConnectionMetrics::new()),
         };
-        let service = TowerToHyperService::new(router(&Arc::new(Shared::new(parts))));
+        let service = TowerToHyperService::new(router(&Arc::new(HttpShared::new(parts))));
         tasks.spawn(acceptor.run(listener, service));
         tracing::info!(%local_addr, "query listener started");
         Ok(Self {

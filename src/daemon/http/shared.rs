@@ -125,7 +125,7 @@ impl Index {
 }
 
 /// The state that all requests share.
-pub(super) struct Shared {
+pub(super) struct HttpShared {
     pub(super) index: Option<Index>,
     engines: Option<Arc<dyn EngineRegistry>>,
     pub(super) metrics_source: Arc<dyn AdminSource>,
@@ -136,7 +136,7 @@ pub(super) struct Shared {
     pub(super) tracer: Option<Tracer>,
 }
 
-impl Shared {
+impl HttpShared {
     pub(super) fn new(parts: HttpParts) -> Self {
         Self {
             index: parts.index.map(Index::new),
@@ -218,10 +218,10 @@ impl Payload {
     }
 }
 
-impl FromRequest<Arc<Shared>> for Payload {
+impl FromRequest<Arc<HttpShared>> for Payload {
     type Rejection = Response;
 
-    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
+    async fn from_request(request: Request, shared: &Arc<HttpShared>) -> Result<Self, Response> {
         let is_contract = is_contract(request.uri().path());
         let body = shared.bodies.receive(request).await;
         body.map(Self).map_err(|error| error.respond(!is_contract))

@@ -17,7 +17,7 @@ use kvatlas_core::wire::{
 use super::dialect::Instance;
 use super::engines::{EngineState, EngineStatus, ServerState};
 use super::error::{DialectError, HttpError};
-use super::shared::{Index, Shared, json_response};
+use super::shared::{HttpShared, Index, json_response};
 
 /// Most workers in one answer.
 const WORKERS_MAX: usize = 10_000;
@@ -78,7 +78,7 @@ type Workers = BTreeMap<(ModelKey, String), Worker>;
 
 /// `GET /workers`.
 pub(super) async fn workers(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkersQuery>, QueryRejection>,
 ) -> Result<Response, DialectError> {
     let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;

@@ -16,6 +16,7 @@ use super::flow::{NamespaceFlow, OpenStep};
 use super::held::{Held, HoldingLimits};
 use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::{Admission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
+use super::standing::{BlocksChange, BlocksState, PublisherChange, PublisherState};
 use super::tally::Tally;
 
 /// Whether a holder is still there after a job.
@@ -52,13 +53,14 @@ pub(crate) struct Holder {
     pub(super) metrics: Arc<EventMetrics>,
     flow: Arc<NamespaceFlow>,
     pub(super) tracker: SequenceTracker,
-    /// Whether the blocks are exactly the publisher's blocks at the tracker's cursor. Only then do the next batches lead to an exact state.
-    pub(super) is_whole: bool,
+    pub(super) blocks: BlocksState,
+    pub(super) publisher: PublisherState,
+    /// How many resyncs there were.
+    pub(super) resyncs: u64,
     /// Batches that wait for missing ones before them; none where nothing is missing.
     pub(super) held: Option<Held>,
     /// While a batch is applied that was received earlier: the doubts that came after it. It cannot end them.
     pub(super) later_doubts: DegradedReasons,
-    pub(super) asked: Asked,
     /// Batches of lower epochs that have come beside those that are applied.
     pub(super) lower: Lower,
     /// When the publisher was last heard of, in microseconds of listening.
@@ -70,21 +72,6 @@ pub(crate) struct Holder {
     pub(super) is_known_short: bool,
     /// The epoch in which the address and labels were told.
     pub(super) profile_epoch: u64,
-}
-
-/// The knowledge of a holder's publisher from resyncs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
-    /// How many resyncs there were.
-    pub(super) times: u64,
-    /// Whether a resync may help; false once nobody answered.
-    pub(super) may_answer: bool,
-    /// Whether the last resync failed. Who is not answered is believed when it clears its state.
-    pub(super) has_failed: bool,
-    /// Whether numbering restarted within the epoch. The publisher's cursor may then be behind ours.
-    pub(super) has_restarted: bool,
-    /// Whether the blocks are those of an ended epoch, kept until the new epoch's blocks are known.
-    pub(super) has_outlived: bool,
 }
 
 impl Holder {
@@ -100,16 +87,11 @@ impl Holder {
             metrics,
             flow,
             tracker: SequenceTracker::default(),
-            is_whole: true,
+            blocks: BlocksState::Whole,
+            publisher: PublisherState::Answers,
+            resyncs: 0,
             held: None,
             later_doubts: DegradedReasons::default(),
-            asked: Asked {
-                times: 0,
-                may_answer: true,
-                has_failed: false,
-                has_restarted: false,
-                has_outlived: false,
-            },
             lower: Lower::default(),
             heard_us: clocks.listening_us,
             high_water: HighWater::default(),
@@ -167,7 +149,7 @@ impl Holder {
             admission,
             Admission::Gap { .. } | Admission::NewEpoch { missed: 1.. }
         );
-        if (is_gap || has_begun_again) && context.holding.is_enabled && self.asked.may_answer {
+        if (is_gap || has_begun_again) && context.holding.is_enabled && self.publisher.may_answer() {
             return self.hold_at_gap(received, context);
         }
         self.apply_now(received, context)
@@ -184,7 +166,7 @@ impl Holder {
             Admission::Next => {}
             Admission::Gap { missed } => {
                 self.note_gap(next, missed);
-                self.is_whole = false;
+                self.note_blocks(BlocksChange::Missed);
             }
             Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed, context),
             Admission::Duplicate => {
@@ -291,24 +273,37 @@ impl Holder {
         // Also where there are none: the stream may be in doubt, and this batch ends that.
         self.replace_reasons(context);
         self.note_epoch(next.epoch, context);
-        self.note_whole();
-        self.asked.may_answer = true;
+        self.note_blocks(BlocksChange::Replaced);
+        self.note_publisher(PublisherChange::Reconsidered);
         if let Some(before) = before {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
         if missed > 0 {
             self.note_gap(next, missed);
-            self.is_whole = false;
+            self.note_blocks(BlocksChange::Missed);
         }
+    }
+
+    /// Takes note of what happens to the blocks, and clears them where that ends them.
+    pub(super) fn note_blocks(&mut self, change: BlocksChange) {
+        let (state, is_cleared) = self.blocks.after(change);
+        self.blocks = state;
+        if is_cleared {
+            self.writer.clear();
+        }
+    }
+
+    /// Takes note of what is learnt of the publisher's answers.
+    pub(super) fn note_publisher(&mut self, change: PublisherChange) {
+        self.publisher = self.publisher.after(change);
     }
 
     /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old one.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
-        self.asked.has_restarted = true;
-        self.is_whole = false;
+        self.note_blocks(BlocksChange::CountRestarted);
         self.high_water.seen = next;
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
@@ -320,13 +315,7 @@ impl Holder {
         if !self.writer.status().own_reasons().is_empty() {
             self.replace_reasons(context);
         }
-        self.note_whole();
-    }
-
-    fn note_whole(&mut self) {
-        self.is_whole = true;
-        self.asked.has_restarted = false;
-        self.asked.has_outlived = false;
+        self.note_blocks(BlocksChange::Replaced);
     }
 
     /// Withdraws the reasons for doubt after the whole state was replaced; searches that began before notice. These stay:
@@ -337,7 +326,7 @@ impl Holder {
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
-        if context.holding.is_enabled && !self.asked.has_failed {
+        if context.holding.is_enabled && !self.publisher.has_failed() {
             kept = kept.with(DegradedReason::Undecodable);
         }
         self.writer.replace_reasons(kept.union(self.later_doubts));
@@ -452,11 +441,11 @@ impl Holder {
                 None => {}
                 Some(DegradedReason::Capacity) => {
                     self.writer.status().degrade(DegradedReason::Capacity);
-                    self.is_whole = false;
+                    self.note_blocks(BlocksChange::Missed);
                 }
                 Some(degraded) => {
                     self.doubt(degraded);
-                    self.is_whole = false;
+                    self.note_blocks(BlocksChange::Missed);
                 }
             }
         }

@@ -8,6 +8,7 @@ use super::held::{Held, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
 use super::replace::remove_surplus;
 use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+use super::standing::{BlocksChange, BlocksState, PublisherChange};
 
 /// A publisher's whole answer. Its chunks agree with each other and with the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,9 +121,11 @@ impl Holder {
         }
         self.note_gap(next, missed);
         // An epoch begins without blocks. A holder without blocks is in that state already.
-        self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
-        self.asked.has_outlived = !self.is_whole;
-        self.asked.has_restarted = false;
+        let is_empty = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
+        self.note_blocks(match is_empty {
+            true => BlocksChange::Replaced,
+            false => BlocksChange::EpochEnded,
+        });
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
         self.writer.status().cursor.store(start);
@@ -130,8 +133,8 @@ impl Holder {
 
     /// Begins a resync: batches are held from now on.
     pub(super) fn begin_resync(&mut self, context: Context<'_>) -> ResyncBegun {
-        self.asked.times += 1;
-        let number = ResyncNumber(self.asked.times);
+        self.resyncs += 1;
+        let number = ResyncNumber(self.resyncs);
         let now_us = context.clocks.monotonic_us;
         let held = self
             .held
@@ -139,10 +142,10 @@ impl Holder {
         held.begin(number, now_us);
         self.degrade(DegradedReason::Resyncing);
         let cursor = self.tracker.cursor().unwrap_or_default();
-        let (cursor, full) = match self.asked.has_restarted {
-            true => (BatchCursor { seq: 0, ..cursor }, true),
+        let (cursor, full) = match self.blocks {
+            BlocksState::Recounted => (BatchCursor { seq: 0, ..cursor }, true),
             // Of blocks that were forgotten for want of room, no batch tells again.
-            false => (cursor, !self.is_whole || self.is_short()),
+            state => (cursor, state != BlocksState::Whole || self.is_short()),
         };
         ResyncBegun {
             number,
@@ -187,8 +190,7 @@ impl Holder {
             }
         };
         self.writer.status().retain_reasons(kept.union(self.contested()));
-        self.asked.may_answer = true;
-        self.asked.has_failed = false;
+        self.note_publisher(PublisherChange::Answered);
         let cursor = answer.cursor;
         let doubts = later.filtered(is_of_dropped);
         let afterwards =
@@ -228,9 +230,7 @@ impl Holder {
             // The full state comes without content, from which a foreign chain could be recognised again.
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
-            self.is_whole = true;
-            self.asked.has_restarted = false;
-            self.asked.has_outlived = false;
+            self.note_blocks(BlocksChange::Replaced);
             self.high_water.made_us = answer.time_us.unwrap_or(u64::MAX);
             let mut told = answer.batches.iter_mut().rev();
             let profile = told.find_map(|batch| batch.profile.take());
@@ -305,8 +305,10 @@ impl Holder {
         if self.held.as_ref().and_then(|held| held.resync) != Some(number) {
             return Afterwards::Stays;
         }
-        self.asked.may_answer = may_answer;
-        self.asked.has_failed = true;
+        self.note_publisher(match may_answer {
+            true => PublisherChange::Failed,
+            false => PublisherChange::Refused,
+        });
         self.release(context)
     }
 
@@ -314,13 +316,13 @@ impl Holder {
     /// earlier than all that was received settles it.
     pub(super) fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
-        self.is_whole = false;
+        self.note_blocks(BlocksChange::Missed);
     }
 
     /// Doubts the holder because an operator says so: its publisher is asked for the full state.
     pub(super) fn note_operator_doubt(&mut self) {
-        self.asked.may_answer = true;
-        self.is_whole = false;
+        self.note_publisher(PublisherChange::Reconsidered);
+        self.note_blocks(BlocksChange::Missed);
         self.degrade(DegradedReason::Gap);
     }
 
@@ -338,9 +340,7 @@ impl Holder {
         let Some(held) = self.held.take() else {
             return Afterwards::Stays;
         };
-        if std::mem::take(&mut self.asked.has_outlived) {
-            self.writer.clear();
-        }
+        self.note_blocks(BlocksChange::Released);
         let mut afterwards = Afterwards::Stays;
         for (received, later) in held.into_batches() {
             afterwards = self.before_doubts(later, |holder| holder.apply_now(received, context));

@@ -9,6 +9,7 @@ use kvatlas_core::wire::{
 
 use super::holder::Holder;
 use super::sequence::{HighWater, SequenceTracker};
+use super::standing::BlocksChange;
 
 /// Most blocks in an event of a dump. It keeps frames small, whatever the configuration allows on the wire.
 const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
@@ -108,7 +109,10 @@ impl Holder {
         let lasting = reasons.filtered(DegradedReason::is_lasting);
         status.reset_reasons(lasting);
         self.is_known_short = lasting.contains(DegradedReason::Capacity);
-        self.is_whole = lasting.filtered(|reason| !reason.is_upstream()).is_empty();
+        self.note_blocks(BlocksChange::Replaced);
+        if !lasting.filtered(|reason| !reason.is_upstream()).is_empty() {
+            self.note_blocks(BlocksChange::Missed);
+        }
         // A stream redelivers batches that are part of the snapshot. Without the time they look like those of a publisher whose numbering
         // restarted.
         self.high_water = HighWater {
@@ -116,7 +120,7 @@ impl Holder {
             made_us: frame.made_us.unwrap_or(u64::MAX),
         };
         if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
-            status.confirm(generation);
+            self.writer.status().confirm(generation);
         }
     }
 
@@ -132,7 +136,7 @@ impl Holder {
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
         self.restore_cursor(frame, StreamGeneration::default());
         self.degrade(DegradedReason::Rejected);
-        self.is_whole = false;
+        self.note_blocks(BlocksChange::Missed);
     }
 
     /// Stores runs of a snapshot's forest.

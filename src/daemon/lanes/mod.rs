@@ -20,6 +20,7 @@
 //! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
 //! | `lane.rs` | the jobs of a lane, and its thread |
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
+//! | `standing.rs` | the states of a holder's blocks and of its publisher, with their tables of transitions |
 //! | `contest.rs` | two publishers that claim one holder |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
@@ -55,6 +56,7 @@ mod resync;
 pub(crate) mod sequence;
 mod settings;
 mod snapshot;
+mod standing;
 mod tally;
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ enum Arrival<J> {
     Control(Control<J>),
 }
 
-struct State<J> {
+struct QueueState<J> {
     lines: HashMap<u64, LineQueue<J>>,
     /// The lines whose turn can come, by the time spent on them; the one that is being worked on is absent.
     turns: BTreeSet<(u64, u64)>,
@@ -111,8 +111,8 @@ struct State<J> {
     is_stopped: bool,
 }
 
-struct Shared<J> {
-    state: Mutex<State<J>>,
+struct QueueShared<J> {
+    state: Mutex<QueueState<J>>,
     work: Condvar,
     room: Notify,
     bytes_max: usize,
@@ -124,10 +124,10 @@ struct Shared<J> {
 }
 
 /// The sending end of a lane's queue.
-pub(crate) struct JobSender<J>(Arc<Shared<J>>);
+pub(crate) struct JobSender<J>(Arc<QueueShared<J>>);
 
 /// The lane's end of its queue.
-pub(crate) struct JobReceiver<J>(Arc<Shared<J>>);
+pub(crate) struct JobReceiver<J>(Arc<QueueShared<J>>);
 
 /// The work of the lane at a time: a control job, or the next jobs of a line. To be given back when it is done.
 pub(crate) struct Turn {
@@ -149,8 +149,8 @@ pub(crate) fn job_queue<J: LineJob>(
     bytes_max: usize,
     turn_messages_max: usize,
 ) -> (JobSender<J>, JobReceiver<J>) {
-    let shared = Arc::new(Shared {
-        state: Mutex::new(State::new()),
+    let shared = Arc::new(QueueShared {
+        state: Mutex::new(QueueState::new()),
         work: Condvar::new(),
         room: Notify::new(),
         bytes_max,
@@ -161,7 +161,7 @@ pub(crate) fn job_queue<J: LineJob>(
     (JobSender(Arc::clone(&shared)), JobReceiver(shared))
 }
 
-impl<J: LineJob> State<J> {
+impl<J: LineJob> QueueState<J> {
     fn new() -> Self {
         Self {
             lines: HashMap::new(),
@@ -383,7 +383,7 @@ impl<J: LineJob> LineQueue<J> {
     }
 }
 
-impl<J: LineJob> Shared<J> {
+impl<J: LineJob> QueueShared<J> {
     fn discount(&self, messages: usize, bytes: usize) {
         self.backlog.messages.fetch_sub(messages, Ordering::Relaxed);
         self.backlog.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -393,7 +393,7 @@ impl<J: LineJob> Shared<J> {
     }
 
     /// Queues what arrives. The state must be locked, so that counts and queue agree.
-    fn push(&self, state: &mut State<J>, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
+    fn push(&self, state: &mut QueueState<J>, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
         if state.is_stopped {
             return Err(LaneStopped);
         }
@@ -439,7 +439,7 @@ impl<J: LineJob> Shared<J> {
     /// Queues a job in its line. Where there is no room, it or others are dropped.
     fn push_or_drop(
         &self,
-        state: &mut State<J>,
+        state: &mut QueueState<J>,
         line: Arc<Line>,
         job: J,
         bytes: usize,
@@ -557,7 +557,7 @@ impl<J: LineJob> JobReceiver<J> {
         self.end_turn(&mut state, turn, elapsed);
     }
 
-    fn begin_turn(&self, state: &mut MutexGuard<'_, State<J>>, jobs: &mut Vec<J>) -> Option<Turn> {
+    fn begin_turn(&self, state: &mut MutexGuard<'_, QueueState<J>>, jobs: &mut Vec<J>) -> Option<Turn> {
         loop {
             if let Some(turn) = state.take(jobs, self.0.turn_messages_max) {
                 return Some(turn);
@@ -569,7 +569,7 @@ impl<J: LineJob> JobReceiver<J> {
         }
     }
 
-    fn end_turn(&self, state: &mut State<J>, turn: Turn, elapsed: Duration) {
+    fn end_turn(&self, state: &mut QueueState<J>, turn: Turn, elapsed: Duration) {
         let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match turn.from {
             Origin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),

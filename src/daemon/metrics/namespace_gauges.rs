@@ -39,7 +39,7 @@ metric_group! {
         pub behind: Gauge = "kvatlas_behind_seconds", Seconds;
         /// Holders whose epoch lies ahead of the clock: that of their publisher's machine is wrong, or the daemon's is.
         pub epochs_ahead: Gauge = "kvatlas_epochs_ahead", Count;
-        /// Holders of which nothing has been heard for longer than they should be silent.
+        /// Holders that have been silent for longer than `stale_after_ms`.
         pub stale_holders: Gauge = "kvatlas_stale_holders", Count;
     }
 }

@@ -76,11 +76,11 @@ pub(crate) struct Outcomes {
     /// Outcomes of others' workers are passed over.
     shard: Option<Shard>,
     errors: OutcomeErrorMetrics,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptOutcomes>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct KeptOutcomes {
     namespaces: HashMap<NamespaceName, OutcomeMetrics>,
     holders: HashMap<NamespaceName, HashMap<HolderId, HolderOutcomes>>,
 }
@@ -169,7 +169,7 @@ impl Outcomes {
     }
 
     /// Counts one outcome; says whether its holder is known here.
-    fn count(&self, kept: &mut Kept, namespace: &Namespace, outcome: &Outcome, now: Instant) -> bool {
+    fn count(&self, kept: &mut KeptOutcomes, namespace: &Namespace, outcome: &Outcome, now: Instant) -> bool {
         if self.shard.is_some_and(|shard| !shard.owns(&outcome.worker)) {
             return false;
         }
@@ -212,7 +212,7 @@ impl Outcomes {
     }
 }
 
-impl Kept {
+impl KeptOutcomes {
     fn of_namespace(&mut self, name: &NamespaceName) -> &OutcomeMetrics {
         // Some of them have gone since.
         if self.namespaces.len() >= NAMESPACE_LABELS_MAX && !self.namespaces.contains_key(name) {

@@ -160,7 +160,7 @@ fn figures_are_by_certainty_and_by_holder() {
 
 #[test]
 fn holders_beyond_the_bound_wait_for_room() {
-    let mut kept = Kept::default();
+    let mut kept = KeptOutcomes::default();
     let begun = Instant::now();
     for number in 0..HOLDERS_MAX {
         assert!(

@@ -24,7 +24,7 @@ pub(super) type Number = u64;
 pub(super) struct Fleet {
     look: u64,
     next: Number,
-    namespaces: HashMap<NamespaceName, HashMap<HolderId, Entry>>,
+    namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
     /// The earliest look since which all changes are remembered: a client behind it must be told everything.
     complete_since: u64,
@@ -33,7 +33,7 @@ pub(super) struct Fleet {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FleetEntry {
     number: Number,
     facts: Facts,
     profile: Profile,
@@ -132,7 +132,7 @@ impl Fleet {
             return;
         }
         self.next += 1;
-        let entry = Entry {
+        let entry = FleetEntry {
             number: self.next,
             facts,
             since_us,

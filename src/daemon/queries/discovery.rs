@@ -1,10 +1,11 @@
 //! The micro service protocol of NATS: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, so that `nats micro` finds the daemons and what they have
-//! answered.
+//! answered, and bridges, which are asked nothing.
 //!
 //! The protocol is that of NATS's ADR-32. The client library has it, too, but there it owns the subscriptions of the endpoints; here they
 //! belong to a queue group that is left without losing a request. So only the questions are answered here.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,14 +18,14 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::broker::SubscribeError;
-use crate::daemon::instance_name;
 use crate::daemon::shared::Shared;
+use crate::daemon::{BRIDGE, instance_name};
 use kvatlas_client::{rfc3339, unix_time_us};
 use kvatlas_core::wire::{Subjects, WireError};
 
 use super::requests::{Asked, ServedRequests};
 
-/// The name of the service; every daemon and gateway is one instance.
+/// The name of the service; every daemon, gateway and bridge is one instance.
 const NAME: &str = "kvatlas";
 const DESCRIPTION: &str = "Who holds which prefix of a prompt in its KV cache";
 /// Longest text of an error that is told.
@@ -96,7 +97,7 @@ struct Info<'a> {
     #[serde(flatten)]
     identity: &'a Identity,
     description: &'static str,
-    endpoints: [EndpointInfo<'a>; 2],
+    endpoints: Vec<EndpointInfo<'a>>,
 }
 
 #[derive(Serialize)]
@@ -113,7 +114,7 @@ struct Stats<'a> {
     #[serde(flatten)]
     identity: &'a Identity,
     started: String,
-    endpoints: [EndpointStats<'a>; 2],
+    endpoints: Vec<EndpointStats<'a>>,
 }
 
 #[derive(Serialize)]
@@ -129,16 +130,72 @@ struct EndpointStats<'a> {
     average_processing_time: u64,
 }
 
-/// The names of the endpoints, in the order of [`ServedRequests::subscriptions`].
-const ENDPOINTS: [&str; 2] = ["query", "status"];
+/// The requests that a process takes.
+struct Served {
+    /// The names of the endpoints with their subjects.
+    endpoints: [(&'static str, String); 2],
+    queue_group: String,
+    counts: Arc<ServiceCounts>,
+}
+
+impl Identity {
+    fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
+        // As unique as the inboxes of a client have to be.
+        let inbox = client.new_inbox();
+        Self {
+            name: NAME,
+            id: inbox.rsplit('.').next().unwrap_or_default().to_owned(),
+            version: env!("CARGO_PKG_VERSION"),
+            metadata,
+        }
+    }
+}
+
+/// The facts by which tools find a process and its admin listener.
+fn metadata_of(
+    instance: String,
+    role: &str,
+    prefix: &str,
+    admin: Option<SocketAddr>,
+) -> BTreeMap<&'static str, String> {
+    let mut metadata = BTreeMap::from([
+        ("instance", instance),
+        ("commit", env!("BUILD_COMMIT").to_owned()),
+        ("role", role.to_owned()),
+        ("subjects_prefix", prefix.to_owned()),
+    ]);
+    metadata.extend(admin.map(|admin| ("admin", admin.to_string())));
+    metadata
+}
+
+/// Answers on `client` for a bridge, which takes no requests, until `stop` is cancelled. Without the right to, nobody finds it.
+pub async fn present_bridge(
+    client: Client,
+    prefix: &str,
+    admin: Option<SocketAddr>,
+    contract: Subjects,
+    stop: CancellationToken,
+) {
+    let metadata = metadata_of(instance_name(BRIDGE), "bridge", prefix, admin);
+    let discovery = Discovery {
+        identity: Identity::new(&client, metadata),
+        client,
+        served: None,
+        started_us: unix_time_us(),
+        contract,
+    };
+    if let Err(error) = discovery.run(stop).await {
+        tracing::debug!(%error, "nobody finds the bridge among the services any more");
+    }
+}
 
 /// Answers questions after the service.
 pub(super) struct Discovery {
     client: Client,
     identity: Identity,
-    subjects: [String; 2],
-    queue_group: String,
-    counts: Arc<ServiceCounts>,
+    /// None of a bridge.
+    served: Option<Served>,
+    started_us: u64,
     /// Says where no reply may go.
     contract: Subjects,
 }
@@ -151,33 +208,21 @@ impl Discovery {
         served: &ServedRequests,
         counts: Arc<ServiceCounts>,
     ) -> Self {
+        let instance = instance_name(&shared.nats.connection_name);
         let role = shared.config.gateway.role();
-        let mut metadata = BTreeMap::from([
-            ("instance", instance_name(&shared.nats.connection_name)),
-            ("commit", env!("BUILD_COMMIT").to_owned()),
-            ("role", role.to_owned()),
-            ("subjects_prefix", shared.config.subjects.prefix.clone()),
-        ]);
-        if let Some(admin) = shared.admin_address {
-            metadata.insert("admin", admin.to_string());
-        }
-        if let Some(shard) = served.shard() {
-            metadata.insert("shard", shard.to_string());
-        }
-        // As unique as the inboxes of a client have to be.
-        let inbox = client.new_inbox();
-        let id = inbox.rsplit('.').next().unwrap_or_default().to_owned();
+        let prefix = &shared.config.subjects.prefix;
+        let mut metadata = metadata_of(instance, role, prefix, shared.admin_address);
+        metadata.extend(served.shard().map(|shard| ("shard", shard.to_string())));
+        let [query, status] = served.subscriptions();
         Self {
+            identity: Identity::new(&client, metadata),
             client,
-            identity: Identity {
-                name: NAME,
-                id,
-                version: env!("CARGO_PKG_VERSION"),
-                metadata,
-            },
-            subjects: served.subscriptions(),
-            queue_group: served.queue_group().to_owned(),
-            counts,
+            started_us: counts.started_us,
+            served: Some(Served {
+                endpoints: [("query", query), ("status", status)],
+                queue_group: served.queue_group().to_owned(),
+                counts,
+            }),
             contract: served.subjects().clone(),
         }
     }
@@ -231,43 +276,46 @@ impl Discovery {
     }
 
     fn info(&self) -> Info<'_> {
-        let endpoint = |index: usize| EndpointInfo {
-            name: ENDPOINTS[index],
-            subject: &self.subjects[index],
-            queue_group: &self.queue_group,
-            metadata: BTreeMap::from([("format", "application/msgpack"), ("contract", "v1")]),
-        };
+        let endpoints = self.served.iter().flat_map(|served| {
+            served.endpoints.iter().map(|(name, subject)| EndpointInfo {
+                name,
+                subject,
+                queue_group: &served.queue_group,
+                metadata: BTreeMap::from([("format", "application/msgpack"), ("contract", "v1")]),
+            })
+        });
         Info {
             r#type: "io.nats.micro.v1.info_response",
             identity: &self.identity,
             description: DESCRIPTION,
-            endpoints: [endpoint(0), endpoint(1)],
+            endpoints: endpoints.collect(),
         }
     }
 
     fn stats(&self) -> Stats<'_> {
-        let endpoint = |index: usize, counts: &EndpointCounts| {
-            let requests = counts.requests.load(Ordering::Relaxed);
-            let nanoseconds = counts.nanoseconds.load(Ordering::Relaxed);
-            EndpointStats {
-                name: ENDPOINTS[index],
-                subject: &self.subjects[index],
-                queue_group: &self.queue_group,
-                num_requests: requests,
-                num_errors: counts.errors.load(Ordering::Relaxed),
-                last_error: counts.last_error.lock().clone(),
-                processing_time: nanoseconds,
-                average_processing_time: nanoseconds.checked_div(requests).unwrap_or_default(),
-            }
-        };
+        let endpoints = self.served.iter().flat_map(|served| {
+            let counts = [&served.counts.queries, &served.counts.statuses];
+            let endpoints = served.endpoints.iter().zip(counts);
+            endpoints.map(|((name, subject), counts)| {
+                let requests = counts.requests.load(Ordering::Relaxed);
+                let nanoseconds = counts.nanoseconds.load(Ordering::Relaxed);
+                EndpointStats {
+                    name,
+                    subject,
+                    queue_group: &served.queue_group,
+                    num_requests: requests,
+                    num_errors: counts.errors.load(Ordering::Relaxed),
+                    last_error: counts.last_error.lock().clone(),
+                    processing_time: nanoseconds,
+                    average_processing_time: nanoseconds.checked_div(requests).unwrap_or_default(),
+                }
+            })
+        });
         Stats {
             r#type: "io.nats.micro.v1.stats_response",
             identity: &self.identity,
-            started: rfc3339(self.counts.started_us),
-            endpoints: [
-                endpoint(0, &self.counts.queries),
-                endpoint(1, &self.counts.statuses),
-            ],
+            started: rfc3339(self.started_us),
+            endpoints: endpoints.collect(),
         }
     }
 }

@@ -45,6 +45,7 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
+pub use discovery::present_bridge;
 pub(crate) use heavy::{HeavyRequest, HeavyTurns};
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};

@@ -54,11 +54,11 @@ pub(crate) struct QuerySample {
     exact: AtomicU64,
     degraded: AtomicU64,
     empty: AtomicU64,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptQueries>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptQueries {
     queries: VecDeque<SampledQuery>,
     blocks: usize,
 }

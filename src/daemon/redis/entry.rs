@@ -11,7 +11,7 @@ pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
 /// The members of an entry, in llm-d's order.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Entry<'a> {
+struct RedisEntry<'a> {
     pod_identifier: &'a str,
     device_tier: &'a str,
     speculative: bool,
@@ -21,7 +21,7 @@ struct Entry<'a> {
 
 /// The field that says that `pod` holds a block in `tier`, as its engine has told.
 pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
-    let entry = Entry {
+    let entry = RedisEntry {
         pod_identifier: pod,
         device_tier: tier,
         speculative: false,

@@ -19,14 +19,14 @@ const PER_KEY_MAX: usize = 1024;
 
 /// The guesses of all routers.
 pub(super) struct Guesses {
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptGuesses>,
     time_to_live: Duration,
     bytes_max: usize,
     metrics: RedisGuessMetrics,
 }
 
 #[derive(Default)]
-struct Kept {
+struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
     /// The end of each, and its key, in the order in which they were written.
     ends: BTreeMap<u64, (Instant, u64)>,
@@ -40,7 +40,7 @@ struct Guess {
     number: u64,
 }
 
-impl Kept {
+impl KeptGuesses {
     /// Forgets the guess with this number.
     fn forget(&mut self, number: u64) {
         let Some((_, key)) = self.ends.remove(&number) else {
@@ -80,7 +80,7 @@ impl Guesses {
     }
 
     /// Works on the guesses that have not ended by `now`.
-    fn with<T>(&self, now: Instant, work: impl FnOnce(&mut Kept) -> T) -> T {
+    fn with<T>(&self, now: Instant, work: impl FnOnce(&mut KeptGuesses) -> T) -> T {
         let mut kept = self.kept.lock();
         let before = kept.ends.len();
         while let Some((number, ends)) = kept.oldest()

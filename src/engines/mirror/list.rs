@@ -60,7 +60,7 @@ impl EventList {
 
 /// The blocks of the stored event that is under way.
 #[derive(Debug, Default)]
-struct Run {
+struct ListRun {
     parent: Option<SequenceHash>,
     names: Vec<SequenceHash>,
     tokens: Vec<Token>,
@@ -73,7 +73,7 @@ pub(super) struct ListWriter {
     block_size: BlockSize,
     finished: Vec<EventList>,
     list: EventList,
-    run: Run,
+    run: ListRun,
     removed: Vec<SequenceHash>,
 }
 
@@ -83,7 +83,7 @@ impl ListWriter {
             block_size,
             finished: Vec::new(),
             list: EventList::default(),
-            run: Run::default(),
+            run: ListRun::default(),
             removed: Vec::new(),
         }
     }

@@ -44,7 +44,7 @@ pub(super) struct Block {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Kept {
+struct KeptBlock {
     sequence: SequenceHash,
     /// Without meaning at position 0.
     parent: SequenceHash,
@@ -62,7 +62,7 @@ struct Kept {
     is_free: bool,
 }
 
-impl Kept {
+impl KeptBlock {
     /// A slot without a block.
     fn free() -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Kept {
 /// All blocks of a holder.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    kept: Vec<Kept>,
+    kept: Vec<KeptBlock>,
     free: Vec<Slot>,
     by_sequence: HashMap<SequenceHash, Slot>,
     /// Which follows which, for engines with several groups of layers.
@@ -122,7 +122,7 @@ pub(super) struct Chain {
 impl Chain {
     /// The blocks by slot, and as what they were published.
     pub(super) fn save(&self) -> SavedChain {
-        let saved = |kept: &Kept| SavedKept {
+        let saved = |kept: &KeptBlock| SavedKept {
             block: kept.block().into(),
             published: kept.published,
             barred: kept.barred,
@@ -145,16 +145,16 @@ impl Chain {
                     if chain.by_sequence.insert(block.sequence, slot).is_some() {
                         return Err(SavedError::Contradiction("a block comes twice"));
                     }
-                    Kept {
+                    KeptBlock {
                         published: saved.published,
                         barred: saved.barred,
                         inner: saved.inner,
-                        ..Kept::new(block)
+                        ..KeptBlock::new(block)
                     }
                 }
                 None => {
                     chain.free.push(slot);
-                    Kept::free()
+                    KeptBlock::free()
                 }
             };
             chain.kept.push(kept);
@@ -192,7 +192,7 @@ impl Chain {
     }
 
     pub(super) fn get(&self, slot: Slot) -> Option<Block> {
-        self.kept.get(slot.place()).map(Kept::block)
+        self.kept.get(slot.place()).map(KeptBlock::block)
     }
 
     /// The slots in use.
@@ -222,7 +222,7 @@ impl Chain {
             }
             Entry::Vacant(vacant) => vacant,
         };
-        let kept = Kept::new(block);
+        let kept = KeptBlock::new(block);
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => Slot(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),

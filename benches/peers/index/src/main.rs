@@ -80,7 +80,7 @@ enum Part {
     Lanes,
     /// No times, only right and wrong answers: holes, and the same blocks behind different prefixes.
     Holes,
-    /// D: a recorded trace at an offered rate.
+    /// D: a recorded trace at an offered rate, and how far that can go.
     Replay,
 }
 

@@ -104,7 +104,7 @@ impl Attributes {
     }
 }
 
-/// The barred classes after it was said of one tier whether blocks are barred there.
+/// The classes of `barred` after an event that says of `tier` whether blocks are barred in it.
 pub(super) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }

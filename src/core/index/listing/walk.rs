@@ -31,7 +31,7 @@ use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 use crate::index::indexer::PositionalIndexer;
 use crate::index::runs::{Entry, RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
-use crate::index::shared::Shared;
+use crate::index::shared::IndexShared;
 
 /// Runs listed in one turn: some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;
@@ -68,7 +68,7 @@ impl Listed {
 
 /// Lists all runs by parent, those that follow later blocks first. Writers have turns meanwhile: what comes or goes then may be missing or
 /// be there.
-fn list(shared: &Shared) -> Vec<Listed> {
+fn list(shared: &IndexShared) -> Vec<Listed> {
     let mut runs = Vec::new();
     let mut next = 1;
     loop {
@@ -108,7 +108,7 @@ impl WalkedRun {
 /// A walk over an index; see [`PositionalIndexer::walk`] and [`PositionalIndexer::walk_below`].
 #[derive(Debug)]
 pub struct Walk {
-    shared: Arc<Shared>,
+    shared: Arc<IndexShared>,
     runs: Vec<Listed>,
     /// How many blocks to leave out of the run that it begins with.
     from: u16,
@@ -145,7 +145,7 @@ impl PositionalIndexer {
 }
 
 /// Which of these runs has a block, and where. Looks at each of them: a table of all blocks would stay behind.
-fn find(shared: &Shared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
+fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {
         let turn = shared.runs.write();

@@ -7,7 +7,7 @@ pub(super) const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 /// The lowest 7 bits of the tag of each slot of a bucket, one byte each, 0 where it is empty. The highest bits of the bytes are a number: how
 /// many slots lie behind the bucket that belong there or before; all of them where there were ever so many.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Prints(u64);
+pub(super) struct BucketPrints(u64);
 
 /// The lowest bit of each byte, and the highest one.
 const LANES: u64 = 0x0101_0101_0101_0101;
@@ -15,7 +15,7 @@ const TOPS: u64 = LANES << PRINT_BITS;
 /// As many slots behind a bucket are no longer counted.
 const BEHIND_MAX: u64 = 0xff;
 
-impl Prints {
+impl BucketPrints {
     /// The print of a slot.
     #[inline]
     pub(super) fn get(self, index: usize) -> u64 {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_bucket_counts_what_lies_behind_it() {
-        let mut prints = Prints(LANES * 0x55);
+        let mut prints = BucketPrints(LANES * 0x55);
         for count in (0..BEHIND_MAX).chain([BEHIND_MAX; 2]) {
             assert_eq!((prints.behind(), prints.has_behind()), (count, count > 0));
             prints.count_behind(true);

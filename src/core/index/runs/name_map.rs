@@ -14,7 +14,7 @@
 //!
 //! The tag is taken from a hash under a secret key: nobody can plan collisions.
 
-use super::bucket::{PRINT_BITS, PRINT_MASK, Prints, indexes};
+use super::bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
 use super::writer::AHEAD;
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
@@ -77,7 +77,7 @@ impl Slot {
 
     /// The slot of a bucket with this number.
     #[inline]
-    fn of(prints: Prints, row: &Row, index: usize) -> Self {
+    fn of(prints: BucketPrints, row: &Row, index: usize) -> Self {
         Self {
             print: prints.get(index),
             rest: row.0[index],
@@ -104,7 +104,7 @@ struct Row([u64; WIDTH]);
 #[derive(Debug, Default)]
 struct Segment {
     /// The prints of each bucket. Buckets behind the last home take what does not fit before.
-    prints: Vec<Prints>,
+    prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<Row>,
     /// How many buckets are some tag's home.
@@ -135,7 +135,7 @@ impl NameMap {
 
     /// Bytes of the map.
     pub(crate) fn bytes(&self) -> u64 {
-        let buckets = self.buckets * (size_of::<Row>() + size_of::<Prints>());
+        let buckets = self.buckets * (size_of::<Row>() + size_of::<BucketPrints>());
         (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
     }
 
@@ -355,7 +355,7 @@ impl NameMap {
 impl Segment {
     fn new(homes: usize, depth: u32) -> Self {
         Self {
-            prints: vec![Prints::default(); homes],
+            prints: vec![BucketPrints::default(); homes],
             rows: vec![Row::default(); homes],
             homes,
             len: 0,
@@ -409,7 +409,7 @@ impl Segment {
                 // Few come: no room for twice as many.
                 self.prints.reserve_exact(1);
                 self.rows.reserve_exact(1);
-                self.prints.push(Prints::default());
+                self.prints.push(BucketPrints::default());
                 self.rows.push(Row::default());
             }
             if self.put_into(place, slot) {
@@ -454,8 +454,8 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// The result of `check` for the first slot with the print of a tag, from its home on, for which it gives one. It is told the slot's
-    /// bucket, too, and its place there.
+    /// The first result that `check` gives of the slots with the print of a tag, from its home on. It is given the slot, its bucket and the
+    /// place in that.
     #[inline]
     fn find<T>(
         &self,

@@ -42,7 +42,7 @@ pub(crate) struct RunStore {
 
 #[derive(Debug)]
 struct Turns {
-    state: Mutex<State>,
+    state: Mutex<RunBooks>,
     usage: Usage,
     evicted: AtomicU64,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Head<'g> {
 
 /// The writers' own knowledge.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct RunBooks {
     pub(super) free: Vec<RunId>,
     /// The number that no run ever had.
     pub(super) next: u32,
@@ -113,9 +113,9 @@ impl RunStore {
             total,
             tick: AtomicU32::new(1),
             turns: CachePadded::new(Turns {
-                state: Mutex::new(State {
+                state: Mutex::new(RunBooks {
                     next: 1,
-                    ..State::default()
+                    ..RunBooks::default()
                 }),
                 usage,
                 evicted: AtomicU64::new(0),

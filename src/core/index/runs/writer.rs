@@ -15,7 +15,7 @@ use super::Wanted;
 use super::entry::Entry;
 use super::print::CHUNK;
 use super::run::{Column, Run, column_words};
-use super::store::{RunStore, State};
+use super::store::{RunBooks, RunStore};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
@@ -26,7 +26,7 @@ const GARBAGE_MAX: usize = 256 * 1024;
 /// One turn at changing the runs.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
-    pub(crate) state: MutexGuard<'s, State>,
+    pub(crate) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
@@ -425,7 +425,7 @@ impl Drop for RunWriter<'_> {
     }
 }
 
-impl State {
+impl RunBooks {
     /// Publishes an array of `len` words in place of another one; `fill` finds them all 0.
     pub(super) fn replace(
         &mut self,

@@ -31,7 +31,7 @@ use super::hook::point;
 use super::runs::{
     CHUNK, Column, Head, Roster, Run, RunId, RunStore, Spot, Version, Wanted, split_by_usable,
 };
-use super::shared::Shared;
+use super::shared::IndexShared;
 
 use depths::{Depths, Groups};
 use matches::{Found, FoundGroups, Near};
@@ -91,7 +91,7 @@ impl Search<'_> {
 }
 
 /// Runs one search.
-pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
+pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
     if chain.is_empty() {
@@ -157,7 +157,7 @@ struct Start<'g, S> {
 /// Searches with one kind of sets. Gives groups in order, and what lies near where that is asked.
 #[inline]
 fn find_in<S: SlotBits>(
-    shared: &Shared,
+    shared: &IndexShared,
     chain: &mut QueryChain<'_>,
     tiers: TierDepth,
     start: &Start<'_, S>,
@@ -180,7 +180,7 @@ fn find_in<S: SlotBits>(
 /// Finds how deep holders are at each of some steps of tiers: all at one instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
-    shared: &Shared,
+    shared: &IndexShared,
     chain: &mut QueryChain<'_>,
     steps: [u32; STEPS],
     start: &Start<'_, S>,
@@ -222,7 +222,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     guard: &'g Guard,
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
-    /// For each of the steps.
+    /// The holders found so far with their depths, for each of the steps.
     found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,

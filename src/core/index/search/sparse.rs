@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
 use crate::index::runs::{LookedUp, Run, RunId, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
-use crate::index::shared::Shared;
+use crate::index::shared::IndexShared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
 use super::depths::{Groups, MatchGroup, finish};
@@ -95,7 +95,7 @@ impl<'a> SparseChain<'a> {
 }
 
 /// Runs one search.
-pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
+pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
     let mut runs = shared.runs.write();

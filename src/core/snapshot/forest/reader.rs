@@ -10,7 +10,7 @@ use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENT
 /// The checked runs of one frame, and the parts that holders have of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ForestChunk {
-    runs: Vec<Run>,
+    runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
     /// By holder; of each in the order of the runs.
     parts: Vec<Part>,
@@ -19,7 +19,7 @@ pub struct ForestChunk {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
+struct ForestRun {
     position: u32,
     parent: Option<SequenceHash>,
     /// The index of its first hash.
@@ -47,7 +47,9 @@ impl ForestChunk {
 
     /// About how many bytes the chunk takes in memory.
     pub fn bytes(&self) -> usize {
-        self.runs.len() * size_of::<Run>() + self.hashes.len() * 8 + self.parts.len() * size_of::<Part>()
+        self.runs.len() * size_of::<ForestRun>()
+            + self.hashes.len() * 8
+            + self.parts.len() * size_of::<Part>()
     }
 
     /// The runs of each holder, by the holder's number. Parents come before children.
@@ -206,7 +208,7 @@ impl Forest {
         if entries + start + len > PATH_ENTRIES_MAX {
             return Err(ForestError::TooWide);
         }
-        chunk.runs.push(Run {
+        chunk.runs.push(ForestRun {
             position,
             parent: None,
             first,

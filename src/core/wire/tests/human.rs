@@ -193,7 +193,7 @@ fn every_fault_of_an_event_is_named() {
             r#"{"type":"stored","sequence_hashes":["12"]}"#,
             "write 16 hexadecimal digits",
         ),
-        (r#"{"type":"stored","sequence_hashes":[-1]}"#, "a hash"),
+        (r#"{"type":"stored","sequence_hashes":[1.5]}"#, "a hash"),
         (
             r#"{"type":"stored","sequence_hashes":[1],"position":3}"#,
             "needs a parent",

@@ -1,0 +1,147 @@
+//! The kinds of values that a query's fields have: how each is read from a message, and its limits.
+
+use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
+
+use super::error::{DecodeError, PositionsError};
+use super::limits::WireLimits;
+use super::reader::{Element, Reader, check_count, check_text};
+use super::subject::WorkerName;
+
+/// The kind of a query field's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    /// A list of tokens.
+    Tokens,
+    /// A list of 64-bit hashes.
+    Hashes,
+    /// A list of lineage hashes.
+    LineageHashes,
+    /// A list of positions.
+    Positions,
+    /// A list of names.
+    Names,
+    /// A text, or nothing.
+    Text,
+    /// A number, or nothing.
+    Number,
+    /// A number of 32 bits.
+    Number32,
+    /// A boolean.
+    Flag,
+}
+
+/// The values that a field may have.
+pub(super) trait FieldValue: Sized {
+    const KIND: FieldKind;
+
+    /// Reads a value that is within `limits`.
+    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError>;
+
+    /// The bytes that the value takes in a message, if it is within `limits` as one that was read.
+    fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError>;
+}
+
+macro_rules! list_field {
+    ($type:ty, $kind:ident, |$limits:ident| $count_max:expr) => {
+        impl FieldValue for Vec<$type> {
+            const KIND: FieldKind = FieldKind::$kind;
+
+            fn read(
+                reader: &mut Reader<'_>,
+                key: &'static str,
+                $limits: &WireLimits,
+            ) -> Result<Self, DecodeError> {
+                reader.list(key, $count_max)
+            }
+
+            fn checked_bytes(&self, key: &'static str, $limits: &WireLimits) -> Result<usize, DecodeError> {
+                check_count(key, self.len(), $count_max)?;
+                Ok(self.len() * <$type>::WIDTH)
+            }
+        }
+    };
+}
+
+list_field!(Token, Tokens, |limits| limits
+    .query_depth_max
+    .saturating_mul(limits.tokens_per_block_max));
+list_field!(BlockHash, Hashes, |limits| limits.query_depth_max);
+list_field!(SequenceHash, Hashes, |limits| limits.query_depth_max);
+list_field!(PositionalLineageHash, LineageHashes, |limits| limits
+    .query_depth_max);
+
+impl FieldValue for Vec<Position> {
+    const KIND: FieldKind = FieldKind::Positions;
+
+    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError> {
+        let positions: Vec<u32> = reader.list(key, limits.query_depth_max)?;
+        let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
+        Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
+    }
+
+    fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError> {
+        check_count(key, self.len(), limits.query_depth_max)?;
+        Ok(self.len() * u32::WIDTH)
+    }
+}
+
+impl FieldValue for Vec<WorkerName> {
+    const KIND: FieldKind = FieldKind::Names;
+
+    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError> {
+        let names = reader.array(key, limits.filter_workers_max)?;
+        let decode_one = |_| {
+            let text = reader.text(key, limits.name_bytes_max)?;
+            WorkerName::bounded(text, limits.name_bytes_max)
+                .map_err(|source| DecodeError::Name { field: key, source })
+        };
+        (0..names).map(decode_one).collect()
+    }
+
+    fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError> {
+        check_count(key, self.len(), limits.filter_workers_max)?;
+        self.iter().try_fold(0, |bytes, name| {
+            check_text(key, name.as_str().len(), limits.name_bytes_max)?;
+            Ok(bytes + name.as_str().len())
+        })
+    }
+}
+
+impl FieldValue for Option<String> {
+    const KIND: FieldKind = FieldKind::Text;
+
+    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError> {
+        let text = reader.optional_text(key, limits.text_bytes_max)?;
+        Ok(text.map(str::to_owned))
+    }
+
+    fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError> {
+        let bytes = self.as_ref().map_or(0, String::len);
+        check_text(key, bytes, limits.text_bytes_max)?;
+        Ok(bytes)
+    }
+}
+
+macro_rules! small_field {
+    ($type:ty, $kind:ident, $read:ident) => {
+        impl FieldValue for $type {
+            const KIND: FieldKind = FieldKind::$kind;
+
+            fn read(
+                reader: &mut Reader<'_>,
+                key: &'static str,
+                _limits: &WireLimits,
+            ) -> Result<Self, DecodeError> {
+                reader.$read(key)
+            }
+
+            fn checked_bytes(&self, _key: &'static str, _limits: &WireLimits) -> Result<usize, DecodeError> {
+                Ok(size_of::<$type>())
+            }
+        }
+    };
+}
+
+small_field!(Option<u64>, Number, optional_unsigned);
+small_field!(u32, Number32, unsigned_32);
+small_field!(bool, Flag, boolean);

@@ -1,0 +1,178 @@
+//! The states of a holder on its lane, and what leads from one to another.
+//!
+//! What becomes of the blocks:
+//!
+//! | | `Replaced` | `Missed` | `CountRestarted` | `EpochEnded` | `Released` |
+//! |---|---|---|---|---|---|
+//! | `Whole` | `Whole` | `Torn` | `Recounted` | `Outlived` | `Whole` |
+//! | `Torn` | `Whole` | `Torn` | `Recounted` | `Outlived` | `Torn` |
+//! | `Recounted` | `Whole` | `Recounted` | `Recounted` | `Outlived` | `Recounted` |
+//! | `Outlived` | `Whole` | `Outlived` | `Recounted`, cleared | `Outlived` | `Torn`, cleared |
+//!
+//! What the publisher is good for:
+//!
+//! | | `Answered` | `Failed` | `Refused` | `Reconsidered` |
+//! |---|---|---|---|---|
+//! | `Answers` | `Answers` | `Unheard` | `Mute` | `Answers` |
+//! | `Unheard` | `Answers` | `Unheard` | `Mute` | `Unheard` |
+//! | `Mute` | `Answers` | `Unheard` | `Mute` | `Unheard` |
+
+/// How a holder's blocks compare with its publisher's at the cursor of the last batch applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BlocksState {
+    /// They are exactly those. Only then do the next batches lead to an exact state.
+    Whole,
+    /// Some may be missing, or be too many.
+    Torn,
+    /// Torn, and numbering has restarted within the epoch: the publisher's cursor may be behind ours.
+    Recounted,
+    /// They are those of an ended epoch, kept until the blocks of the new one are known.
+    Outlived,
+}
+
+/// What happens to a holder's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BlocksChange {
+    /// They were cleared, or replaced by a full state.
+    Replaced,
+    /// Something about them was lost, refused or contradicted.
+    Missed,
+    /// Numbering has restarted without a new epoch.
+    CountRestarted,
+    /// An epoch has begun whose first batches are missing.
+    EpochEnded,
+    /// The batches that were held are applied without what is missing before them.
+    Released,
+}
+
+impl BlocksState {
+    /// The state after `change`, and whether the blocks are to be cleared first.
+    #[must_use]
+    pub(super) fn after(self, change: BlocksChange) -> (Self, bool) {
+        use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
+        match (self, change) {
+            (_, Replaced) => (Self::Whole, false),
+            (_, EpochEnded) => (Self::Outlived, false),
+            (Self::Whole, Missed) => (Self::Torn, false),
+            (state, Missed) => (state, false),
+            (state, CountRestarted) => (Self::Recounted, state == Self::Outlived),
+            // Batches of the new epoch do not continue the blocks of the old one.
+            (Self::Outlived, Released) => (Self::Torn, true),
+            (state, Released) => (state, false),
+        }
+    }
+}
+
+/// Whether a holder's publisher answers questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum PublisherState {
+    /// It has not been asked, or has answered last.
+    Answers,
+    /// The last question found no answer; another may.
+    Unheard,
+    /// The last question found no answer, and asking again does not help.
+    Mute,
+}
+
+/// What is learnt of a publisher's answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum PublisherChange {
+    /// It has answered.
+    Answered,
+    /// It has not; asking again may help.
+    Failed,
+    /// It has not, and will not.
+    Refused,
+    /// A new epoch or an operator: there is a reason to ask it again.
+    Reconsidered,
+}
+
+impl PublisherState {
+    /// The state after `change`.
+    #[must_use]
+    pub(super) fn after(self, change: PublisherChange) -> Self {
+        match (self, change) {
+            (_, PublisherChange::Answered) => Self::Answers,
+            (_, PublisherChange::Failed) | (Self::Mute, PublisherChange::Reconsidered) => Self::Unheard,
+            (_, PublisherChange::Refused) => Self::Mute,
+            (state, PublisherChange::Reconsidered) => state,
+        }
+    }
+
+    /// Whether a question may be answered.
+    pub(super) fn may_answer(self) -> bool {
+        self != Self::Mute
+    }
+
+    /// Whether the last question failed. Who is not answered is believed when it clears its state.
+    pub(super) fn has_failed(self) -> bool {
+        self != Self::Answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows of the table `number` of this file's head: the state, and the cells behind it.
+    fn table(number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
+        let head = include_str!("standing.rs")
+            .lines()
+            .take_while(|line| line.starts_with("//!"));
+        let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
+        let mut tables = text
+            .split(|line| !line.starts_with('|'))
+            .filter(|rows| !rows.is_empty());
+        let rows = tables.nth(number).unwrap();
+        let cells = |row: &str| -> Vec<String> {
+            let inner = row.trim_matches('|').split('|');
+            inner
+                .map(|cell| cell.replace('`', "").trim().to_owned())
+                .collect()
+        };
+        let of_row = |row: &&str| {
+            let mut cells = cells(row);
+            (cells.remove(0), cells)
+        };
+        (
+            cells(rows[0])[1..].to_vec(),
+            rows[2..].iter().map(of_row).collect(),
+        )
+    }
+
+    #[test]
+    fn blocks_change_as_the_table_says() {
+        use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
+        use BlocksState::{Outlived, Recounted, Torn, Whole};
+        let (changes, rows) = table(0);
+        let all = [Replaced, Missed, CountRestarted, EpochEnded, Released];
+        assert_eq!(changes, all.map(|change| format!("{change:?}")));
+        assert_eq!(rows.len(), 4);
+        for (state, (name, cells)) in [Whole, Torn, Recounted, Outlived].into_iter().zip(rows) {
+            assert_eq!(name, format!("{state:?}"));
+            let after = all.map(|change| match state.after(change) {
+                (next, true) => format!("{next:?}, cleared"),
+                (next, false) => format!("{next:?}"),
+            });
+            assert_eq!(cells, after, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn publishers_change_as_the_table_says() {
+        use PublisherChange::{Answered, Failed, Reconsidered, Refused};
+        use PublisherState::{Answers, Mute, Unheard};
+        let (changes, rows) = table(1);
+        let all = [Answered, Failed, Refused, Reconsidered];
+        assert_eq!(changes, all.map(|change| format!("{change:?}")));
+        assert_eq!(rows.len(), 3);
+        for (state, (name, cells)) in [Answers, Unheard, Mute].into_iter().zip(rows) {
+            assert_eq!(name, format!("{state:?}"));
+            assert_eq!(
+                cells,
+                all.map(|change| format!("{:?}", state.after(change))),
+                "{state:?}"
+            );
+        }
+    }
+}
