@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    fn containers(ports: Value) -> Vec<Container> {
+    fn containers(ports: &Value) -> Vec<Container> {
         serde_json::from_value(json!([{"name": "engine", "ports": ports}])).unwrap()
     }
 
@@ -105,12 +105,12 @@ mod tests {
             (json!([{"containerPort": 0, "name": "grpc"}]), 8000, false),
         ] {
             assert_eq!(
-                declared(&containers(ports.clone())),
+                declared(&containers(&ports)),
                 ServerPort { number, is_grpc },
                 "{ports}"
             );
         }
-        let two = containers(json!([{"containerPort": 50051, "name": "grpc"}, {"containerPort": 8200}]));
+        let two = containers(&json!([{"containerPort": 50051, "name": "grpc"}, {"containerPort": 8200}]));
         assert!(is_grpc(&two, 50051) && !is_grpc(&two, 8200));
     }
 
