@@ -23,11 +23,11 @@ use kvatlas_core::wire::{Profile, Subjects, worker_of_instance};
 use kvatlas_engines::Format;
 
 use crate::daemon::config::Secret;
-use crate::daemon::http::{
+use crate::daemon::metrics::BridgeMetrics;
+use crate::daemon::registry::{
     EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer, RegisterRefusal,
     RemovedEngines, ServerKey, ServerState, SizeOf,
 };
-use crate::daemon::metrics::BridgeMetrics;
 
 use super::check::{check_block_size, check_engine};
 use super::discovery::{Reports, SourceState};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::daemon::http::{EngineStatus, NewEngine};
 use crate::daemon::metrics::LogGate;
+use crate::daemon::registry::{EngineStatus, NewEngine};
 
 static LOST_GATE: LogGate = LogGate::new();
 /// Each of many engines is worth a line at a start. Who registers and removes engines without end gets no more.
@@ -104,7 +104,7 @@ pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
 mod tests {
     use super::*;
     use crate::bridge::{EngineDefaults, parse_engine};
-    use crate::daemon::http::GivenEngine;
+    use crate::daemon::registry::GivenEngine;
 
     #[test]
     fn an_engine_that_was_never_seen_is_pending_and_not_lost() {

@@ -16,8 +16,8 @@ use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSIO
 use kvatlas_engines::Format;
 use kvatlas_engines::described::Flushed;
 
-use crate::daemon::http::NewEngine;
 use crate::daemon::metrics::LogGate;
+use crate::daemon::registry::NewEngine;
 use crate::daemon::{BRIDGE, instance_name};
 
 use super::engines::{Bridge, Named};

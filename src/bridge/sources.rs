@@ -16,8 +16,8 @@ use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::WorkerName;
 
 use crate::daemon::broker::round_trip;
-use crate::daemon::http::NewEngine;
 use crate::daemon::metrics::{BridgeMetrics, LogGate};
+use crate::daemon::registry::NewEngine;
 
 use super::dynamo::{Healing, News, PlaneAddress, PlaneEvents, Records, parse_plane_message};
 use super::follower::FollowOptions;

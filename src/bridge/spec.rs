@@ -10,7 +10,7 @@ use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError};
 use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::config::NoDiscovery;
-use crate::daemon::http::{
+use crate::daemon::registry::{
     BesideEvents, Discovered, EngineKey, GivenEngine, NewEngine, NewServer, read_scheme,
 };
 

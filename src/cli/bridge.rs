@@ -10,9 +10,10 @@ use kvatlas::bridge::Bridge;
 use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas::daemon::config::{LoggingConfig, process_environment};
-use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
+use kvatlas::daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
 use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
 use kvatlas::daemon::present_bridge;
+use kvatlas::daemon::registry::EngineRegistry;
 use kvatlas_core::wire::{AdminCommand, Subjects};
 use tokio_util::sync::CancellationToken;
 

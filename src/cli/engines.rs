@@ -11,7 +11,7 @@ use kvatlas::bridge::{
     parse_engine, parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
-use kvatlas::daemon::http::{GivenEngine, follow_patiently};
+use kvatlas::daemon::registry::{GivenEngine, follow_patiently};
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;

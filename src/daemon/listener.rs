@@ -1,5 +1,5 @@
-//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and those for llm-d's
-//! and SGLang's routers for Redis's protocol and gRPC.
+//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and those for llm-d's,
+//! SGLang's and Dynamo's routers for their protocols.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|

@@ -12,6 +12,7 @@
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
 //! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
+//! | [`registry`] | what is said of engines, and the interface of the bridge that follows them | `config` |
 //! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | `redis` | the listener at which llm-d's router asks | `http`, `queries` |
@@ -138,6 +139,7 @@ mod page;
 mod pages;
 mod queries;
 mod redis;
+pub mod registry;
 mod reports;
 mod resync;
 pub mod runbook;

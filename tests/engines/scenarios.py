@@ -354,6 +354,8 @@ NAMES = replace(
     MIXED, salts=(None, "tenant-a", "tenant-b"), adapters=(None, None, "my-lora", "other-lora"), blocks=500
 )
 
+# vLLM's names of blocks are the hashes of a namespace of their scheme.
+OWN_HASHES = Layout(keys=('scheme = "vllm-sha256-cbor"',), scheme="vllm-sha256-cbor", salts=(None, "tenant-a"))
 # SGLang's default for every model.
 UNIFIED = Layout(kinds=("sglang_unified",))
 # Its events tell nothing of windows.
@@ -362,6 +364,8 @@ HIDDEN: dict[str, Any] = {"keys": ("hybrid = true",), "can_be_exact": False}
 SCENARIOS = [
     Scenario("quiet, vLLM", quiet, Layout()),
     Scenario("quiet, vLLM, xxhash", quiet, Layout(hash_fn="xxhash_cbor")),
+    Scenario("quiet, vLLM's own hashes", quiet, OWN_HASHES),
+    Scenario("engine restarts, vLLM's own hashes", engine_restarts, OWN_HASHES),
     Scenario("quiet, SGLang", quiet, Layout(kinds=("sglang",))),
     Scenario("quiet, SGLang, pages of 64", quiet, Layout(kinds=("sglang",), block_size=64, blocks=100)),
     Scenario("quiet, SGLang unified", quiet, replace(UNIFIED, salts=NAMES.salts, adapters=NAMES.adapters)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from chats import Chats
 from processes import Bridge, Broker, Daemon, Depths, Host, Process, Prompt, free_ports, kvatlas, wait_until
@@ -62,6 +64,8 @@ class Layout:
     chat_unit: int | None = None
     # Keys of every engine in the bridge's file, and whether holders can be exact with them.
     keys: tuple[str, ...] = ()
+    # The scheme whose hashes the bridge publishes. Every second question is by these hashes then, the others by tokens.
+    scheme: str | None = None
     can_be_exact: bool = True
 
 
@@ -80,6 +84,9 @@ class World:
 
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         self.layout, self.counts = layout, Counts()
+        # The cache that is asked about, in the words of HTTP.
+        self._about = {"namespace": namespace_of(layout.scheme)} if layout.scheme else {"model": MODEL}
+        self._asked = 0
         # Holders that have served requests in turn.
         self.served: set[tuple[str, int]] = set()
         self.chats = Chats(seed, layout.chat_unit or layout.block_size, list(layout.salts), list(layout.adapters))
@@ -266,7 +273,7 @@ class World:
 
     def status(self) -> dict[tuple[str, int], bool]:
         """Which holders are exact."""
-        answer = self.daemon.ask(f"/v1/status?model={MODEL.replace('/', '%2F')}")
+        answer = self.daemon.ask(f"/v1/status?{urlencode(self._about)}")
         listed = answer["holders"] if answer else []
         return {(holder["worker"], holder.get("rank", 0)): holder["exact"] for holder in listed}
 
@@ -344,9 +351,14 @@ class World:
     def _answers(self, probe: Prompt) -> tuple[dict[tuple[str, int], Depths], set[tuple[str, int]]]:
         """The depths of holders, and which are called exact. Who is not in the answer has nothing, as exactly as its status."""
         tokens, salt, adapter = probe
-        query: dict[str, object] = {"model": MODEL, "tokens": tokens}
-        query |= {"cache_salt": salt} if salt else {}
-        query |= {"lora_name": adapter} if adapter else {}
+        query: dict[str, object] = dict(self._about)
+        self._asked += 1
+        if self.layout.scheme and self._asked % 2:
+            query |= {"sequence_hashes": vllm_hashes(tokens, salt, self.layout.block_size), "token_count": len(tokens)}
+        else:
+            query["tokens"] = tokens
+            query |= {"cache_salt": salt} if salt else {}
+            query |= {"lora_name": adapter} if adapter else {}
         before = self.status()
         answer = self.daemon.ask("/v1/query", query)
         after = self.status()
@@ -355,6 +367,26 @@ class World:
         known = {(holder.worker, holder.rank) for holder in self.holders}
         unlisted = {holder for holder in known - set(found) if before.get(holder) and after.get(holder)}
         return depths, unlisted | {holder for holder, one in found.items() if one["exact"]}
+
+
+def namespace_of(scheme: str) -> str:
+    """The namespace of the model's blocks under the hashes of a scheme."""
+    return MODEL.replace("/", "__").replace(".", "_d") + f"_s{scheme}"
+
+
+def vllm_hashes(tokens: list[int], salt: str | None, block_size: int) -> list[str]:
+    """The hashes of a prompt's blocks, as vLLM names them with sha256_cbor and without a PYTHONHASHSEED."""
+    import cbor2
+
+    def digest(value: object) -> bytes:
+        return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+
+    before, hashes = digest("vllm-none-hash"), []
+    for start in range(0, len(tokens) // block_size * block_size, block_size):
+        extra = (("cache_salt", salt),) if salt and not start else None
+        before = digest((before, tuple(tokens[start : start + block_size]), extra))
+        hashes.append(f"0x{before[-8:].hex()}")
+    return hashes
 
 
 def summary(name: str, counts: Counts, lost: Counter[str]) -> str:

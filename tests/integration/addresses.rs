@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas::daemon::http::{EngineRegistry, GivenEngine};
+use kvatlas::daemon::registry::{EngineRegistry, GivenEngine};
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{EventBatch, HolderMatch, Labels, NamespaceName, Profile, QueryResult, Tier};
 use serde_json::{Value, json};

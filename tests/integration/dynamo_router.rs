@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::support::http::HttpClient;
 use crate::support::publisher::Publisher;
 use crate::support::{Client, PATIENCE, broker, daemon, eventually, subjects};
 
@@ -187,6 +188,8 @@ async fn routers_ask_over_tcp() {
         ("dynamo.components", "dynamo.backend"),
         ("dynamo.discovery", discovery.as_str()),
         ("dynamo.listen", "127.0.0.1:0"),
+        ("queries.max_depth_blocks", "4"),
+        ("http.listen", "127.0.0.1:0"),
     ];
     let daemon = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;
@@ -212,8 +215,25 @@ async fn routers_ask_over_tcp() {
             .unwrap();
         stream.write_all(&payload).await.unwrap();
         assert_eq!(stream.read_u32().await.unwrap(), 0, "an acknowledgement");
-        assert_eq!(in_order(data(&router.answer().await)), expected());
+        // What is found of the four blocks that are looked for is found of the prompt.
+        let mut known = expected();
+        known["TieredScores"]["lower_tier"][0][1]["hits"][0][1] = json!(1);
+        assert_eq!(in_order(data(&router.answer().await)), known);
     }
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    eventually("both are counted", async || {
+        let metrics = String::from_utf8(http.get("/metrics").await.body).ok()?;
+        let counted = [
+            "kvatlas_dynamo_requests_total{outcome=\"answered\"} 2",
+            "kvatlas_dynamo_connections 1",
+            "kvatlas_queries_total{namespace=\"m\",kind=\"block_hashes\"} 2",
+        ];
+        counted
+            .iter()
+            .all(|line| metrics.lines().any(|found| found == *line))
+            .then_some(())
+    })
+    .await;
     // A length beyond the bound ends the connection.
     stream
         .write_all(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])

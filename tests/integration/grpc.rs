@@ -36,15 +36,15 @@ use crate::support::{Client, PATIENCE, broker, daemon, eventually};
 
 /// The messages as SGLang's router has them; those of tiers are read by Python's client in tests/routers.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Question {
+pub(crate) struct Question {
     #[prost(sfixed64, repeated, tag = "1")]
-    hashes: Vec<i64>,
+    pub(crate) hashes: Vec<i64>,
     #[prost(uint32, tag = "2")]
-    max_blocks: u32,
+    pub(crate) max_blocks: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Match {
+pub(crate) struct Match {
     #[prost(string, tag = "1")]
     worker_address: String,
     #[prost(uint32, tag = "2")]
@@ -54,34 +54,43 @@ struct Match {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Answer {
+pub(crate) struct Answer {
     #[prost(message, repeated, tag = "1")]
     matches: Vec<Match>,
     #[prost(uint32, tag = "2")]
-    best_prefix_blocks: u32,
+    pub(crate) best_prefix_blocks: u32,
     #[prost(uint32, tag = "3")]
     blocks_read: u32,
 }
 
 /// A router.
-struct Router(Channel);
+pub(crate) struct Router(Channel);
 
 impl Router {
-    async fn connect(daemon: &Daemon) -> Self {
+    pub(crate) async fn connect(daemon: &Daemon) -> Self {
         let address = daemon.grpc_address().unwrap();
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
         Self(endpoint.connect().await.unwrap())
     }
 
     async fn call(&self, method: &str, request: Request<Question>) -> Result<Response<Answer>, Status> {
+        self.send(method, request).await
+    }
+
+    /// Sends any message to a method.
+    pub(crate) async fn send<Q, A>(&self, method: &str, request: Request<Q>) -> Result<Response<A>, Status>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
         let mut client = tonic::client::Grpc::new(self.0.clone());
         client.ready().await.unwrap();
         let path = PathAndQuery::from_maybe_shared(format!("/kv_indexer.v1.KVIndexer/{method}")).unwrap();
-        let codec: ProstCodec<Question, Answer> = ProstCodec::default();
+        let codec: ProstCodec<Q, A> = ProstCodec::default();
         client.unary(request, path, codec).await
     }
 
-    async fn ask(&self, hashes: &[SequenceHash]) -> Result<Response<Answer>, Status> {
+    pub(crate) async fn ask(&self, hashes: &[SequenceHash]) -> Result<Response<Answer>, Status> {
         let question = Question {
             hashes: hashes.iter().map(|hash| hash.as_u64().cast_signed()).collect(),
             max_blocks: 0,
@@ -90,7 +99,7 @@ impl Router {
     }
 
     /// What is told of each address, and whether all of it is certain.
-    async fn told(&self, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
+    pub(crate) async fn told(&self, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
         let response = self.ask(hashes).await.unwrap();
         let is_exact = response.metadata().get("x-kvatlas-exact").unwrap() == "true";
         let answer = response.into_inner();
@@ -113,12 +122,12 @@ fn model() -> ModelKey {
     ModelKey::new("m").speaking(Some("sglang".parse().unwrap()))
 }
 
-fn namespace() -> NamespaceName {
+pub(crate) fn namespace() -> NamespaceName {
     model().namespace().unwrap()
 }
 
 /// A prompt of so many pages; `which` differs from the page `from` on.
-fn prompt(which: u32, from: u32, pages: u32) -> Vec<SequenceHash> {
+pub(crate) fn prompt(which: u32, from: u32, pages: u32) -> Vec<SequenceHash> {
     let token = |page: u32| if page < from { page } else { page + which * 1000 };
     let tokens: Vec<u32> = (0..pages).flat_map(|page| [token(page); 16]).collect();
     let chains = model().chains().unwrap();
@@ -175,15 +184,15 @@ fn fleet() -> Vec<(WorkerName, EventBatch)> {
 }
 
 /// Settings with which a gap stays, and nobody is taken for silent.
-const PATIENT: [(&str, &str); 3] = [
+pub(crate) const PATIENT: [(&str, &str); 3] = [
     ("resync.concurrency", "0"),
     ("namespace_defaults.stale_after_ms", "600000"),
     ("namespace_defaults.remove_after_ms", "900000"),
 ];
-const LISTEN: (&str, &str) = ("grpc.listen", "127.0.0.1:0");
+pub(crate) const LISTEN: (&str, &str) = ("grpc.listen", "127.0.0.1:0");
 
 /// Publishes the fleet under `prefix`.
-async fn publish(client: &Client, prefix: &str) {
+pub(crate) async fn publish(client: &Client, prefix: &str) {
     let subjects = Subjects::new(prefix).unwrap();
     for (worker, batch) in fleet() {
         let subject = subjects.events(&namespace(), &worker);
@@ -194,7 +203,7 @@ async fn publish(client: &Client, prefix: &str) {
 
 /// What is to be told of the prompt that most have. Of the window, the second page is the last behind which a request can go on. Who is in doubt
 /// is left out.
-fn told_of_first() -> BTreeMap<String, u32> {
+pub(crate) fn told_of_first() -> BTreeMap<String, u32> {
     let depths = [(0, 4), (1, 6), (2, 2), (3, 1)];
     depths
         .map(|(number, pages)| (format!("http://gpu-{number}:30000"), pages))
@@ -202,7 +211,7 @@ fn told_of_first() -> BTreeMap<String, u32> {
 }
 
 /// Waits until the daemon knows the whole fleet.
-async fn knows_all(router: &Router) {
+pub(crate) async fn knows_all(router: &Router) {
     eventually("the fleet is known", async || {
         let second = router.ask(&prompt(1, 2, 9)).await.ok()?.into_inner();
         let (first, _) = router.told(&prompt(0, 0, 8)).await;
@@ -336,7 +345,7 @@ async fn what_cannot_be_answered_makes_the_router_go_by_load() {
     assert!(unknown.message().contains("scheme=sglang"), "{unknown}");
     let long = router.ask(&prompt(0, 0, 600)).await.unwrap_err();
     assert_eq!(long.code(), Code::OutOfRange, "{long}");
-    for method in ["GetExternalKvHitCounts", "ApplyExternalKvBatch", "Other"] {
+    for method in ["ApplyExternalKvBatch", "ConfigureExpectedWorkers", "Other"] {
         let status = router
             .call(method, Request::new(Question::default()))
             .await

@@ -30,6 +30,8 @@ mod gateway_http;
 mod ground_truth;
 #[cfg(feature = "grpc")]
 mod grpc;
+#[cfg(feature = "grpc")]
+mod grpc_reports;
 mod hints;
 mod history;
 mod http;

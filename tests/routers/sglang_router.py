@@ -3,7 +3,7 @@
     python3 tests/routers/sglang_router.py [--seed N] [--short]
 
 The engines are SGLang's own radix caches and publishers (tests/engines). The client is Python's grpcio: it asks by the hashes of a prompt's pages,
-as SGLang chains them. With GRPCURL, the path of grpcurl, the server is asked what it takes, and the same questions are asked by its answer. Wants
+as SGLang chains them. A second daemon hears of the same engines by gRPC alone: their events are reported to it, as SGLang's bridge does. With GRPCURL, the path of grpcurl, the server is asked what it takes, and the same questions are asked by its answer. Wants
 KVATLAS_ENGINES, KVATLAS_BIN and NATS_SERVER_BIN, and a Python with grpcio and what the engines need. Ends with 1 where an answer was wrong.
 """
 
@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
+import msgspec
+import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 from chats import Chats
@@ -105,12 +107,83 @@ def told(answer: bytes) -> Told:
     return found
 
 
+def field(number: int, value: int | bytes) -> bytes:
+    """A field of a message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def packed(hashes: list[int]) -> bytes:
+    """Hashes as a field has them."""
+    return struct.pack(f"<{len(hashes)}q", *hashes)
+
+
+class Reporter:
+    """Reports the events of engines over gRPC, as SGLang's bridge does; the engines have nothing yet."""
+
+    EPOCH = b"e"
+
+    def __init__(self, channel: grpc.Channel, endpoints: list[str], addresses: list[str]) -> None:
+        self._channel = channel
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._engines: dict[object, tuple[bytes, bytes]] = {}
+        for number, (endpoint, address) in enumerate(zip(endpoints, addresses, strict=True)):
+            socket = self._context.socket(zmq.SUB)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.subscribe(b"")
+            socket.connect(endpoint)
+            self._poller.register(socket, zmq.POLLIN)
+            self._engines[socket] = (f"sglang-{number}".encode(), address.encode())
+        self._numbered: set[bytes] = set()
+        self.batches = 0
+
+    def _call(self, method: str, message: bytes) -> bytes:
+        answer = self._channel.unary_unary(f"/kv_indexer.v1.KVIndexer/{method}")(message, timeout=5)
+        assert isinstance(answer, bytes)
+        return answer
+
+    def begin(self) -> None:
+        """Says which workers there will be."""
+        workers = b"".join(field(1, field(1, name) + field(2, address)) for name, address in self._engines.values())
+        self._call("ConfigureExpectedWorkers", workers)
+
+    def report(self) -> None:
+        """Reports what has come."""
+        while ready := self._poller.poll(0):
+            for socket, _ in ready:
+                _, number, payload = socket.recv_multipart()
+                self._batch(*self._engines[socket], int.from_bytes(number, "big"), payload)
+
+    def _batch(self, name: bytes, address: bytes, number: int, payload: bytes) -> None:
+        if name not in self._numbered:
+            # The first batch of an engine comes behind an empty snapshot.
+            assert number == 0, "the first batches of an engine are lost"
+            self._numbered.add(name)
+            self._call("ReplaceExternalKvSnapshot", field(1, name) + field(2, address) + field(3, self.EPOCH) + field(4, number))
+        actions = b"".join(field(3, action) for event in msgspec.msgpack.decode(payload)[1] for action in self._actions(event))
+        head = field(1, name) + field(2, number + 1) + actions + field(4, address) + field(7, self.EPOCH) + field(8, 1)
+        applied = dict(fields(self._call("ApplyExternalKvBatch", head)))
+        assert applied == {4: number + 1}, applied
+        self.batches += 1
+
+    def _actions(self, event: list[object] | dict[str, object]) -> Iterator[bytes]:
+        kind = event["type"] if isinstance(event, dict) else event[0]
+        if kind == "AllBlocksCleared":
+            yield from (field(1, 3) + field(2, tier) for tier in (1, 2, 3))
+            return
+        hashes = event["block_hashes"] if isinstance(event, dict) else event[1]
+        assert isinstance(hashes, list)
+        yield field(1, 1 if kind == "BlockStored" else 2) + field(2, 1) + field(3, packed(hashes))
+
+
 class Fleet:
     """Engines, kvatlas beside them, and a client."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         publishing, replaying = free_ports(ENGINES), free_ports(ENGINES)
-        nats_port, http_port, self.grpc_port = free_ports(3)
+        nats_port, http_port, self.grpc_port, second_http, second_grpc = free_ports(5)
         given = [
             {
                 "endpoint": f"tcp://*:{publishing[number]}",
@@ -135,12 +208,17 @@ class Fleet:
         self.bridge = Bridge(folder, nats_port, follow)
         self.chats = Chats(seed, PAGE, list(SALTS), [None])
         self.random = random.Random(seed)
-        channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
-        self._ask = channel.unary_unary(f"/kv_indexer.v1.KVIndexer/{METHODS[0]}")
+        more = {"grpc-listen": f"127.0.0.1:{second_grpc}", "grpc-namespace": "reported", "grpc-writing": "open"}
+        (folder / "reported").mkdir()
+        self.reported = Daemon(folder / "reported", nats_port, second_http, dict(more), ["serve"])
+        channels = [grpc.insecure_channel(f"127.0.0.1:{port}") for port in (self.grpc_port, second_grpc)]
+        self._asks = [channel.unary_unary(f"/kv_indexer.v1.KVIndexer/{METHODS[0]}") for channel in channels]
+        endpoints = [f"tcp://127.0.0.1:{port}" for port in publishing]
+        self.reporter = Reporter(channels[1], endpoints, self.addresses)
 
-    def ask(self, prompt: Prompt) -> Told:
-        """What the router is told."""
-        return told(self._ask(question(pages(prompt)), timeout=5))
+    def ask(self, prompt: Prompt) -> list[Told]:
+        """What the router is told: of what the bridge of kvatlas follows, and of what is reported."""
+        return [told(ask(question(pages(prompt)), timeout=5)) for ask in self._asks]
 
     def truth(self, prompts: list[Prompt]) -> list[Told]:
         """What the caches have."""
@@ -154,8 +232,9 @@ class Fleet:
         """Waits until all that the engines have told is known, and the engines are exact."""
         deadline = time.monotonic() + PATIENCE
         while True:
+            self.reporter.report()
             try:
-                if [self.ask(prompt) for prompt in prompts] == self.truth(prompts):
+                if [self.ask(prompt) for prompt in prompts] == [[known] * 2 for known in self.truth(prompts)]:
                     return
             except grpc.RpcError as error:
                 # Nothing is known of anybody yet.
@@ -187,11 +266,14 @@ class Fleet:
     def __enter__(self) -> Fleet:
         self.broker.start()
         self.daemon.start()
+        self.reported.start()
+        self.reporter.begin()
         self.bridge.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bridge.stop()
+        self.reported.stop()
         self.daemon.stop()
         self.broker.stop()
         self.host.kill()
@@ -228,9 +310,11 @@ def main() -> int:
             for prompt, expected in zip(probes, fleet.truth(probes), strict=True):
                 answer = fleet.ask(prompt)
                 asked, found = asked + 1, found + len(expected)
-                wrong += answer != expected
+                wrong += sum(one != expected for one in answer)
         wrong_of_grpcurl = check_grpcurl(fleet, served[:20])
-    print(f"SGLang's caches, by grpcio: {asked:,} answers about {found:,} workers, of which wrong: {wrong}; by grpcurl wrong: {wrong_of_grpcurl}")
+        batches = fleet.reporter.batches
+    print(f"SGLang's caches, by grpcio: {asked:,} answers about {found:,} workers, and as many of {batches:,} batches that were reported over gRPC, of")
+    print(f"which wrong: {wrong}; by grpcurl wrong: {wrong_of_grpcurl}")
     return min(wrong + wrong_of_grpcurl, 1)
 
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::daemon::http::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
+use crate::daemon::registry::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;

@@ -3,7 +3,7 @@
 use kvatlas_core::wire::{ModelKey, Profile};
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::http::{
+use crate::daemon::registry::{
     EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, RemovedEngines, ServerKey, ServerState,
 };
 

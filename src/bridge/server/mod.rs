@@ -31,8 +31,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::http::{EngineKey, NewEngine, NewServer, RegisterRefusal};
 use crate::daemon::metrics::{BridgeMetrics, LogGate};
+use crate::daemon::registry::{EngineKey, NewEngine, NewServer, RegisterRefusal};
 
 use super::discovery::LookError;
 use super::engines::Bridge;

@@ -26,8 +26,8 @@ use kvatlas_client::publish::PublishedHolder;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::SavedTranslator;
 
-use crate::daemon::http::NewEngine;
 use crate::daemon::metrics::LogGate;
+use crate::daemon::registry::NewEngine;
 use crate::daemon::snapshots::{DirectoryLock, Disk, LockError, Storage};
 
 use super::continuity::Continuity;

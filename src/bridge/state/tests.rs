@@ -3,7 +3,7 @@ use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
 use crate::bridge::{EngineDefaults, parse_engine};
-use crate::daemon::http::GivenEngine;
+use crate::daemon::registry::GivenEngine;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 

@@ -37,15 +37,22 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index, which a gateway does not have.
-const NOT_FOR_GATEWAY: [&str; 4] = [
+const NOT_FOR_GATEWAY: [&str; 5] = [
     "sharding.shard",
     "snapshots.directory",
     "dynamo.components",
     "redis.listen",
+    "grpc.writing",
 ];
 
 /// The addresses that the daemon listens at.
-const LISTENERS: [&str; 4] = ["http.listen", "admin.listen", "redis.listen", "grpc.listen"];
+const LISTENERS: [&str; 5] = [
+    "http.listen",
+    "admin.listen",
+    "dynamo.listen",
+    "redis.listen",
+    "grpc.listen",
+];
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
@@ -79,6 +86,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_listeners(layers),
         check_namespaces(layers),
         check_asked_gateway(layers),
+        check_writing(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
 }
@@ -185,6 +193,24 @@ fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
         namespace,
         " at a gateway: it does not know which namespaces there are",
     )
+}
+
+/// Those who report blocks name no model, and need a token unless it is said that they need none.
+fn check_writing(layers: &Layers) -> Vec<ConfigError> {
+    let (writing, namespace, token) = ("grpc.writing", "grpc.namespace", "grpc.writing_token_file");
+    if !layers.are_settled(&[writing, namespace, token]) {
+        return Vec::new();
+    }
+    let mut errors = check_needed(layers, writing, namespace, ": reports name no model");
+    let wants = layers
+        .effective
+        .entry(writing)
+        .and_then(|entry| entry.value.text());
+    if wants == Some("token") {
+        let reason = "; open takes reports from all that may ask";
+        errors.extend(check_needed(layers, writing, token, reason));
+    }
+    errors
 }
 
 fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {

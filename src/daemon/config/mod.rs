@@ -54,4 +54,4 @@ pub use settings::{
     TracesConfig,
 };
 pub use suggest::meant;
-pub use types::{Authentication, Depth, SharedAuthentication, Transport};
+pub use types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};

@@ -21,7 +21,7 @@ use super::rule::{
     Rule, boolean, bytes, choice, components, discovery, integer, listen_address, milliseconds,
     milliseconds_or_never, optional_text, path, seconds, secret, server_urls, shard, text,
 };
-use super::types::{Authentication, Depth, SharedAuthentication, Transport};
+use super::types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
 use crate::daemon::metrics::LogFormat;
 
 /// The environment variable that names the configuration file; the command line reads it.
@@ -324,6 +324,16 @@ tables! {
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told beside the port of the listener; unset, its IP address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
+        /// Bytes of all requests of Dynamo's routers over TCP that are being received, at most; who goes beyond it is cut off.
+        max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
+        /// Connections of Dynamo's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of Dynamo's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection of a router of Dynamo may be idle, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a request of a router of Dynamo may take to come, and its answer to be taken, in milliseconds.
+        request_timeout as request_timeout_ms: Duration = "5000", milliseconds(10, 600_000);
     }
 
     /// Whether llm-d's routers may ask, as their Redis.
@@ -372,6 +382,16 @@ tables! {
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
         /// How long a question over gRPC may take to come and to be answered, in milliseconds; the client's own deadline may be shorter.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+        /// Who may report over gRPC which blocks workers have, as SGLang's bridge does: nobody (off), who has the token of grpc.writing_token_file (token), or who may ask (open); needs grpc.namespace.
+        writing: GrpcWriting = "off", choice();
+        /// File with the token that those need who report blocks over gRPC.
+        writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Bytes of all blocks that are reported over gRPC, at most; who has no room is left out of answers until a snapshot fits.
+        max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
+        /// How long nothing may be reported of a worker over gRPC before it is left out of answers, in milliseconds; 0 waits for ever.
+        report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);
+        /// Bytes of all counts of how often blocks were looked up over gRPC, at most; beyond it the oldest counts go.
+        max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
     }
 
     /// The log.

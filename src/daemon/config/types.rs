@@ -98,6 +98,23 @@ words!(Depth {
     "matched" => Depth::Matched,
 });
 
+/// The clients that may report over gRPC which blocks workers have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrpcWriting {
+    /// None.
+    Off,
+    /// Those with a token of their own.
+    Token,
+    /// All that may ask.
+    Open,
+}
+
+words!(GrpcWriting {
+    "off" => GrpcWriting::Off,
+    "token" => GrpcWriting::Token,
+    "open" => GrpcWriting::Open,
+});
+
 words!(Hashing {
     "engine" => Hashing::Engine,
     "recompute" => Hashing::Recompute,

@@ -1,21 +1,25 @@
 //! From a router's question to its answer.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use kvatlas_core::wire::{ModelKey, QueryKey};
+use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey};
 
 use crate::daemon::admin::Readiness;
+use crate::daemon::metrics::labels::QueryKind;
+use crate::daemon::metrics::{QueryErrorMetrics, QueryMetricsByNamespace};
 use crate::daemon::queries::{Answerer, Found, FoundHolder};
 
 use super::messages::Question;
 
 /// Answers routers from the index.
-#[derive(Clone)]
 pub(super) struct Indexer {
     pub(super) answerer: Answerer,
     pub(super) readiness: Arc<Readiness>,
+    pub(super) errors: QueryErrorMetrics,
+    pub(super) namespaces: QueryMetricsByNamespace,
 }
 
 impl Indexer {
@@ -28,13 +32,31 @@ impl Indexer {
 
     fn find(&self, question: &Question) -> Option<Found> {
         if !self.readiness.may_answer() {
+            self.errors.failed(ErrorCode::Unavailable, &"not ready");
             return None;
         }
         let model = ModelKey::of_tenant(question.model_name.clone(), String::new());
-        let namespace = model.namespace().ok()?;
-        let hashes = question.block_hashes.iter().map(|hash| (*hash).into());
-        let key = QueryKey::BlockHashes(hashes.collect());
-        self.answerer.find(&namespace, &key, None).ok()
+        let refused = |error| self.errors.failed(ErrorCode::BadRequest, &error);
+        let namespace = model.namespace().map_err(refused).ok()?;
+        // What is found of a part is found of the whole.
+        let hashes = question
+            .block_hashes
+            .iter()
+            .take(self.answerer.limits().query_depth_max);
+        let key = QueryKey::BlockHashes(hashes.map(|hash| (*hash).into()).collect());
+        let begun = Instant::now();
+        match self.answerer.find(&namespace, &key, None) {
+            Ok(found) => {
+                let metrics = self.namespaces.of(&namespace);
+                metrics.answered(QueryKind::BlockHashes, begun.elapsed());
+                metrics.found(found.prompt());
+                Some(found)
+            }
+            Err(error) => {
+                self.errors.failed(error.code, &error.text);
+                None
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
@@ -18,8 +18,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
 use crate::daemon::config::{Component, DynamoConfig};
 use crate::daemon::instance_name;
-use crate::daemon::metrics::LogGate;
-use crate::daemon::metrics::labels::Connection;
+use crate::daemon::listener::{Acceptor, ConnectionLimits, Place};
+use crate::daemon::metrics::labels::{Connection, DynamoOutcome};
+use crate::daemon::metrics::{
+    DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace,
+};
 use crate::daemon::shared::{Shared, Stage};
 
 use super::answer::Indexer;
@@ -30,14 +33,15 @@ use super::messages::{Instance, MessageError, ReplyTo, Transport, read_request, 
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Requests that are answered at the same time; further ones wait.
 const ANSWERS_MAX: usize = 256;
-/// Connections of routers at the same time; further ones wait.
-const CONNECTIONS_MAX: usize = 256;
-/// Time that a router has to take its answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time that a connection still has after the stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest path, and longest headers, in bytes.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Bytes of one unit of the room for requests that are received.
+const ROOM_BYTES: usize = 1 << 10;
 /// Messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
-static REFUSED_GATE: LogGate = LogGate::new();
 static UNREADABLE_GATE: LogGate = LogGate::new();
 static UNANSWERED_GATE: LogGate = LogGate::new();
 
@@ -64,14 +68,20 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         return Ok(());
     }
     let answerer = shared.listener_answerer();
-    let service = Service {
+    let service = Arc::new(Service {
         indexer: Indexer {
             answerer,
             readiness: Arc::clone(&shared.readiness),
+            errors: QueryErrorMetrics::new(),
+            namespaces: QueryMetricsByNamespace::default(),
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        room: Semaphore::new(config.max_receiving_bytes / ROOM_BYTES),
+        idle_timeout: config.idle_timeout,
+        request_timeout: config.request_timeout,
+        metrics: DynamoMetrics::new(),
         stop: stage.stop.clone(),
-    };
+    });
     let transport = match config.listen {
         None => Transport::Nats,
         Some(address) => Transport::Tcp(listen(address, config, &service, stage).await?),
@@ -86,7 +96,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         let buffer = Buffer::of_messages(WAITING_MAX);
         let client = connect_counted(&shared.nats, Connection::Queries, "dynamo", buffer, |_| {}).await?;
         for instance in &instances {
-            let (client, service) = (client.clone(), service.clone());
+            let (client, service) = (client.clone(), Arc::clone(&service));
             let group = shared.config.queries.queue_group.clone();
             stage
                 .tasks
@@ -112,46 +122,69 @@ fn instance(component: &Component, seed: &str) -> Instance {
 }
 
 /// Answers requests, whichever way they come.
-#[derive(Clone)]
 struct Service {
     indexer: Indexer,
     answers: Arc<Semaphore>,
+    /// Room for requests that are received over TCP.
+    room: Semaphore,
+    idle_timeout: Duration,
+    /// Time for a request to come, and for its answer to be taken.
+    request_timeout: Duration,
+    metrics: DynamoMetrics,
     stop: CancellationToken,
 }
 
 impl Service {
     /// Answers a request in a task of its own. Waits while too many are answered.
-    async fn take(&self, message: Bytes) {
+    async fn take(self: &Arc<Self>, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
         };
-        let service = self.clone();
-        tokio::spawn(async move { service.answer(&message, permit).await });
+        let service = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Some(outcome) = service.answer(&message, permit).await {
+                service.metrics.ended(outcome);
+            }
+        });
     }
 
-    async fn answer(&self, message: &[u8], _permit: OwnedSemaphorePermit) {
+    /// Answers a request. None where the daemon stops.
+    async fn answer(&self, message: &[u8], _permit: OwnedSemaphorePermit) -> Option<DynamoOutcome> {
         let asked = match read_request(message) {
             Ok(asked) => asked,
-            Err(error) => return log_unreadable(&error),
-        };
-        let answer = match asked.question {
-            Ok(question) => self.indexer.answer(&question),
             Err(error) => {
                 log_unreadable(&error);
-                serde_json::json!({"Error": error.to_string()})
+                return Some(DynamoOutcome::Unreadable);
+            }
+        };
+        let (answer, outcome) = match asked.question {
+            Ok(question) => (self.indexer.answer(&question), DynamoOutcome::Answered),
+            Err(error) => {
+                log_unreadable(&error);
+                let answer = serde_json::json!({"Error": error.to_string()});
+                (answer, DynamoOutcome::Unreadable)
             }
         };
         let sending = send(&asked.reply_to, response(&asked.reply_to, &answer));
-        let sent = tokio::select! {
-            sent = timeout(PATIENCE, sending) => sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-            () = self.stop.cancelled() => return,
+        let sending = timeout(self.request_timeout, sending);
+        let sent = self.stop.run_until_cancelled(sending).await?;
+        let Err(error) = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) else {
+            return Some(outcome);
         };
-        if let Err(error) = sent
-            && let Some(suppressed) = UNANSWERED_GATE.admit()
-        {
+        if let Some(suppressed) = UNANSWERED_GATE.admit() {
             let address = &asked.reply_to.address;
             tracing::warn!(%error, ?address, suppressed, "a router of Dynamo did not take its answer");
         }
+        Some(DynamoOutcome::NotTaken)
+    }
+
+    /// Room for a request of so many bytes.
+    fn room(&self, bytes: usize) -> io::Result<SemaphorePermit<'_>> {
+        let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
+        self.room.try_acquire_many(units).map_err(|_| {
+            self.metrics.ended(DynamoOutcome::NoRoom);
+            io::Error::other("requests take too much room (dynamo.max_receiving_bytes)")
+        })
     }
 }
 
@@ -174,7 +207,7 @@ async fn send(reply_to: &ReplyTo, answer: Bytes) -> io::Result<()> {
 }
 
 /// Serves the requests on a subject, which replicas share, until the stop.
-async fn serve_subject(client: Client, subject: String, group: String, service: Service) {
+async fn serve_subject(client: Client, subject: String, group: String, service: Arc<Service>) {
     let subscribed = client.queue_subscribe(subject.clone(), group).await;
     let mut messages = match subscribed {
         Ok(messages) => messages,
@@ -198,7 +231,7 @@ async fn serve_subject(client: Client, subject: String, group: String, service: 
 async fn listen(
     address: SocketAddr,
     config: &DynamoConfig,
-    service: &Service,
+    service: &Arc<Service>,
     stage: &Stage,
 ) -> Result<String, DynamoError> {
     let failed = |source| DynamoError::Listen { address, source };
@@ -208,71 +241,75 @@ async fn listen(
         SocketAddr::V4(address) => address.ip().to_string(),
         SocketAddr::V6(address) => format!("[{}]", address.ip()),
     });
-    stage.tasks.spawn(accept(listener, service.clone()));
+    let acceptor = Acceptor {
+        name: "dynamo",
+        limits: ConnectionLimits {
+            connections_max: config.max_connections,
+            per_source_max: config.max_connections_per_source,
+            head_timeout: config.idle_timeout,
+            age_max: None,
+            drain_timeout: DRAIN_TIMEOUT,
+            head_bytes_max: HEAD_BYTES_MAX,
+        },
+        stopping: stage.stop.clone(),
+        counts: Arc::new(DynamoConnectionMetrics::new()),
+    };
+    let service = Arc::clone(service);
+    let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
+    stage.tasks.spawn(acceptor.accept(listener, serve));
     Ok(format!("{host}:{port}"))
 }
 
-async fn accept(listener: TcpListener, service: Service) {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
-            return;
-        };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = service.stop.cancelled() => return,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let service = service.clone();
-                tokio::spawn(async move {
-                    let _permit = permit;
-                    let stop = service.stop.clone();
-                    let serving = stop.run_until_cancelled(serve_connection(stream, &service));
-                    if let Some(Err(error)) = serving.await {
-                        tracing::debug!(%error, "a connection of a router of Dynamo has ended");
-                    }
-                });
-            }
-            // No descriptors left, most likely: some come back.
-            Err(error) => {
-                if let Some(suppressed) = REFUSED_GATE.admit() {
-                    tracing::warn!(%error, suppressed, "a router of Dynamo cannot connect");
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+/// Serves a connection until it ends, breaks a limit or is displaced, or the daemon stops.
+async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
+    tokio::select! {
+        ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {
+            tracing::debug!(%error, "a connection of a router of Dynamo has ended");
+        },
+        () = place.displaced() => {}
+        () = service.stop.cancelled() => {}
     }
 }
 
-/// Serves one connection: path, headers and payload of each request, each after its length.
-async fn serve_connection(mut stream: TcpStream, service: &Service) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+/// Takes the requests of one connection: path, headers and payload of each, each after its length.
+async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
-        let path = stream.read_u16().await?;
-        // The request itself says whom to answer.
-        skip(&mut stream, path.into()).await?;
-        let headers = stream.read_u16().await?;
-        skip(&mut stream, headers.into()).await?;
-        let bytes = usize::try_from(stream.read_u32().await?).unwrap_or(usize::MAX);
-        if bytes > REQUEST_BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut payload = Vec::with_capacity(bytes.min(64 << 10));
-        let mut rest = (&mut stream).take(bytes as u64);
-        let read = timeout(PATIENCE, rest.read_to_end(&mut payload)).await??;
-        if read < bytes {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        let path = timeout(service.idle_timeout, stream.read_u16()).await??;
+        let (payload, _room) = timeout(service.request_timeout, receive(stream, path, service)).await??;
+        place.note_waits(false);
         stream.write_u32(0).await?;
-        service.take(payload.into()).await;
+        service.take(payload).await;
+        place.note_waits(true);
+    }
+}
+
+/// The rest of a request, and its room.
+async fn receive<'s>(
+    stream: &mut TcpStream,
+    path: u16,
+    service: &'s Service,
+) -> io::Result<(Bytes, SemaphorePermit<'s>)> {
+    // The request itself says whom to answer.
+    skip(stream, path.into()).await?;
+    let headers = stream.read_u16().await?;
+    skip(stream, headers.into()).await?;
+    let bytes = usize::try_from(stream.read_u32().await?).unwrap_or(usize::MAX);
+    if bytes > REQUEST_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let room = service.room(bytes)?;
+    let mut payload = Vec::with_capacity(bytes.min(64 << 10));
+    let read = stream.take(bytes as u64).read_to_end(&mut payload).await?;
+    match read == bytes {
+        true => Ok((payload.into(), room)),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
 async fn skip(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {
     let (mut rest, mut nowhere) = (stream.take(bytes), tokio::io::sink());
     let skipped = tokio::io::copy(&mut rest, &mut nowhere);
-    match timeout(PATIENCE, skipped).await?? == bytes {
+    match skipped.await? == bytes {
         true => Ok(()),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
     }

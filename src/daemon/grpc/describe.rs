@@ -14,7 +14,7 @@ const SERVICE: &str = "KVIndexer";
 /// A field: its name, number and type, the name of its message or enumeration, and whether it may come several times.
 type Field = (&'static str, i32, Type, &'static str, bool);
 
-const MESSAGES: [(&str, &[Field]); 7] = [
+const MESSAGES: [(&str, &[Field]); 19] = [
     (
         "MatchExternalKvPrefixRequest",
         &[
@@ -50,6 +50,8 @@ const MESSAGES: [(&str, &[Field]); 7] = [
         &[
             ("tier", 1, Type::Enum, "TierType", false),
             ("hashes", 2, Type::Sfixed64, "", true),
+            ("component_masks", 3, Type::Uint32, "", true),
+            ("block_sizes", 4, Type::Uint32, "", true),
         ],
     ),
     (
@@ -64,12 +66,117 @@ const MESSAGES: [(&str, &[Field]); 7] = [
         "MatchExternalKvResponse",
         &[("matches", 1, Type::Message, "ExternalKvNodeMatch", true)],
     ),
+    (
+        "WorkerCacheSpec",
+        &[
+            ("version", 1, Type::Uint32, "", false),
+            ("components", 2, Type::Uint32, "", false),
+            ("swa_window_tokens", 3, Type::Uint32, "", false),
+            ("full_tier_mask", 4, Type::Uint32, "", false),
+            ("swa_tier_mask", 5, Type::Uint32, "", false),
+            ("mamba_tier_mask", 6, Type::Uint32, "", false),
+        ],
+    ),
+    (
+        "ExternalKvAction",
+        &[
+            ("type", 1, Type::Enum, "ExternalKvActionType", false),
+            ("tier", 2, Type::Enum, "TierType", false),
+            ("hashes", 3, Type::Sfixed64, "", true),
+            ("component_masks", 4, Type::Uint32, "", true),
+            ("block_sizes", 5, Type::Uint32, "", true),
+        ],
+    ),
+    (
+        "ApplyExternalKvBatchRequest",
+        &[
+            ("worker_id", 1, Type::String, "", false),
+            ("seq", 2, Type::Uint64, "", false),
+            ("actions", 3, Type::Message, "ExternalKvAction", true),
+            ("worker_address", 4, Type::String, "", false),
+            ("cache_spec", 6, Type::Message, "WorkerCacheSpec", false),
+            ("worker_epoch", 7, Type::String, "", false),
+            ("enforce_sequence", 8, Type::Bool, "", false),
+        ],
+    ),
+    (
+        "ApplyExternalKvBatchResponse",
+        &[
+            ("applied_seq", 4, Type::Uint64, "", false),
+            ("duplicate", 5, Type::Bool, "", false),
+        ],
+    ),
+    (
+        "ReplaceExternalKvSnapshotRequest",
+        &[
+            ("worker_id", 1, Type::String, "", false),
+            ("worker_address", 2, Type::String, "", false),
+            ("worker_epoch", 3, Type::String, "", false),
+            ("applied_seq", 4, Type::Uint64, "", false),
+            ("hashes_by_tier", 5, Type::Message, "TierHashes", true),
+            ("cache_spec", 6, Type::Message, "WorkerCacheSpec", false),
+        ],
+    ),
+    (
+        "ReplaceExternalKvSnapshotResponse",
+        &[("applied_seq", 1, Type::Uint64, "", false)],
+    ),
+    (
+        "ExpectedWorker",
+        &[
+            ("worker_id", 1, Type::String, "", false),
+            ("worker_address", 2, Type::String, "", false),
+            ("cache_spec", 3, Type::Message, "WorkerCacheSpec", false),
+        ],
+    ),
+    (
+        "ConfigureExpectedWorkersRequest",
+        &[("workers", 1, Type::Message, "ExpectedWorker", true)],
+    ),
+    (
+        "ConfigureExpectedWorkersResponse",
+        &[
+            ("total_workers", 1, Type::Uint32, "", false),
+            ("ready_workers", 2, Type::Uint32, "", false),
+        ],
+    ),
+    (
+        "GetExternalKvHitCountsRequest",
+        &[("hashes", 1, Type::Sfixed64, "", true)],
+    ),
+    (
+        "HitCountEntry",
+        &[
+            ("hash", 1, Type::Sfixed64, "", false),
+            ("hit_count_total", 2, Type::Uint64, "", false),
+        ],
+    ),
+    (
+        "GetExternalKvHitCountsResponse",
+        &[("entries", 1, Type::Message, "HitCountEntry", true)],
+    ),
 ];
 
 const TIERS: [&str; 4] = ["TIER_UNKNOWN", "TIER_HBM", "TIER_DRAM", "TIER_SSD"];
+const ACTIONS: [&str; 4] = [
+    "ACTION_UNKNOWN",
+    "ACTION_REPORT",
+    "ACTION_REVOKE",
+    "ACTION_CLEAR_ALL_AT_TIER",
+];
 
 /// The methods that are answered. Their messages are named after them.
-const METHODS: [&str; 2] = ["MatchExternalKvPrefix", "MatchExternalKv"];
+const METHODS: [&str; 3] = [
+    "MatchExternalKvPrefix",
+    "MatchExternalKv",
+    "GetExternalKvHitCounts",
+];
+/// The methods of those who report, where somebody may.
+const REPORTS: [&str; 3] = [
+    "ConfigureExpectedWorkers",
+    "ReplaceExternalKvSnapshot",
+    "ApplyExternalKvBatch",
+];
 
 fn named(name: &str) -> Option<String> {
     Some(name.to_owned())
@@ -106,31 +213,39 @@ fn method(name: &str) -> MethodDescriptorProto {
     }
 }
 
+fn enumeration(name: &str, words: &[&str]) -> EnumDescriptorProto {
+    let values = (0..).zip(words).map(|(number, word)| EnumValueDescriptorProto {
+        name: named(word),
+        number: Some(number),
+        ..EnumValueDescriptorProto::default()
+    });
+    EnumDescriptorProto {
+        name: named(name),
+        value: values.collect(),
+        ..EnumDescriptorProto::default()
+    }
+}
+
 /// The file that describes the service.
-pub(super) fn descriptors() -> FileDescriptorSet {
+pub(super) fn descriptors(takes_reports: bool) -> FileDescriptorSet {
     let messages = MESSAGES.iter().map(|(name, fields)| DescriptorProto {
         name: named(name),
         field: fields.iter().map(field).collect(),
         ..DescriptorProto::default()
     });
-    let tiers = (0..).zip(TIERS).map(|(number, name)| EnumValueDescriptorProto {
-        name: named(name),
-        number: Some(number),
-        ..EnumValueDescriptorProto::default()
-    });
+    let reports = REPORTS.into_iter().filter(|_| takes_reports);
     let file = FileDescriptorProto {
         name: named("kv_indexer.proto"),
         package: named(PACKAGE),
         syntax: named("proto3"),
         message_type: messages.collect(),
-        enum_type: vec![EnumDescriptorProto {
-            name: named("TierType"),
-            value: tiers.collect(),
-            ..EnumDescriptorProto::default()
-        }],
+        enum_type: vec![
+            enumeration("TierType", &TIERS),
+            enumeration("ExternalKvActionType", &ACTIONS),
+        ],
         service: vec![ServiceDescriptorProto {
             name: named(SERVICE),
-            method: METHODS.into_iter().map(method).collect(),
+            method: METHODS.into_iter().chain(reports).map(method).collect(),
             ..ServiceDescriptorProto::default()
         }],
         ..FileDescriptorProto::default()
@@ -143,10 +258,7 @@ mod tests {
     use prost::Message;
     use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 
-    use super::super::messages::{
-        ExternalKvNodeMatch, ExternalKvPrefixMatch, MatchExternalKvPrefixRequest,
-        MatchExternalKvPrefixResponse, MatchExternalKvRequest, MatchExternalKvResponse, TierHashes, TierType,
-    };
+    use super::super::messages::*;
     use super::*;
 
     /// The fields on the wire, by number, and how they are written.
@@ -165,7 +277,7 @@ mod tests {
     fn described(name: &str) -> Vec<(i32, WireType)> {
         let (_, fields) = MESSAGES.iter().find(|(known, _)| *known == name).unwrap();
         let wire = |kind: Type, is_list: bool| match kind {
-            Type::Uint32 | Type::Bool | Type::Enum => WireType::Varint,
+            Type::Uint32 | Type::Uint64 | Type::Bool | Type::Enum if !is_list => WireType::Varint,
             Type::Sfixed64 if !is_list => WireType::SixtyFourBit,
             _ => WireType::LengthDelimited,
         };
@@ -183,6 +295,8 @@ mod tests {
         let hashes = TierHashes {
             tier: TierType::Ssd.into(),
             hashes: vec![-1],
+            component_masks: vec![1],
+            block_sizes: vec![1],
         };
         let node = ExternalKvNodeMatch {
             worker_id: "a".to_owned(),
@@ -224,5 +338,111 @@ mod tests {
         ] {
             assert_eq!(TIERS[tier as usize], name);
         }
+    }
+
+    fn cache_spec() -> WorkerCacheSpec {
+        WorkerCacheSpec {
+            version: 1,
+            components: 1,
+            swa_window_tokens: 1,
+            full_tier_mask: 1,
+            swa_tier_mask: 1,
+            mamba_tier_mask: 1,
+        }
+    }
+
+    fn text() -> String {
+        "a".to_owned()
+    }
+
+    fn batch() -> ApplyExternalKvBatchRequest {
+        ApplyExternalKvBatchRequest {
+            worker_id: text(),
+            seq: 1,
+            actions: vec![ExternalKvAction {
+                r#type: ExternalKvActionType::Report.into(),
+                tier: TierType::Hbm.into(),
+                hashes: vec![-1],
+                component_masks: vec![1],
+                block_sizes: vec![1],
+            }],
+            worker_address: text(),
+            cache_spec: Some(cache_spec()),
+            worker_epoch: text(),
+            enforce_sequence: true,
+        }
+    }
+
+    fn snapshot() -> ReplaceExternalKvSnapshotRequest {
+        ReplaceExternalKvSnapshotRequest {
+            worker_id: text(),
+            worker_address: text(),
+            worker_epoch: text(),
+            applied_seq: 1,
+            hashes_by_tier: vec![TierHashes::default()],
+            cache_spec: Some(cache_spec()),
+        }
+    }
+
+    #[test]
+    fn reports_are_described_as_they_are_sent() {
+        let worker = ExpectedWorker {
+            worker_id: text(),
+            worker_address: text(),
+            cache_spec: Some(cache_spec()),
+        };
+        let applied = ApplyExternalKvBatchResponse {
+            applied_seq: 1,
+            duplicate: true,
+        };
+        let ready = ConfigureExpectedWorkersResponse {
+            total_workers: 1,
+            ready_workers: 1,
+        };
+        let count = HitCountEntry {
+            hash: -1,
+            hit_count_total: 1,
+        };
+        for (name, fields) in [
+            ("WorkerCacheSpec", written(&cache_spec())),
+            ("ExternalKvAction", written(&batch().actions[0])),
+            ("ApplyExternalKvBatchRequest", written(&batch())),
+            ("ApplyExternalKvBatchResponse", written(&applied)),
+            ("ReplaceExternalKvSnapshotRequest", written(&snapshot())),
+            (
+                "ReplaceExternalKvSnapshotResponse",
+                written(&ReplaceExternalKvSnapshotResponse { applied_seq: 1 }),
+            ),
+            ("ExpectedWorker", written(&worker)),
+            (
+                "ConfigureExpectedWorkersRequest",
+                written(&ConfigureExpectedWorkersRequest {
+                    workers: vec![worker],
+                }),
+            ),
+            ("ConfigureExpectedWorkersResponse", written(&ready)),
+            (
+                "GetExternalKvHitCountsRequest",
+                written(&GetExternalKvHitCountsRequest { hashes: vec![-1] }),
+            ),
+            ("HitCountEntry", written(&count)),
+            (
+                "GetExternalKvHitCountsResponse",
+                written(&GetExternalKvHitCountsResponse { entries: vec![count] }),
+            ),
+        ] {
+            assert_eq!(described(name), fields, "{name}");
+        }
+        assert_eq!(
+            ACTIONS[ExternalKvActionType::ClearAllAtTier as usize],
+            "ACTION_CLEAR_ALL_AT_TIER"
+        );
+        assert_eq!(ACTIONS[ExternalKvActionType::Report as usize], "ACTION_REPORT");
+    }
+
+    #[test]
+    fn what_is_not_answered_is_not_described() {
+        let methods = |takes_reports| descriptors(takes_reports).file[0].service[0].method.len();
+        assert_eq!((methods(false), methods(true)), (3, 6));
     }
 }

@@ -1,4 +1,4 @@
-//! Questions and answers of `kv_indexer.v1`. Fields that nobody here needs are not declared, and are passed over.
+//! Questions, reports and answers of `kv_indexer.v1`. Fields that nobody here needs are not declared, and are passed over.
 
 /// The tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
@@ -51,7 +51,7 @@ pub(super) struct MatchExternalKvRequest {
     /// As in a question about a prefix.
     #[prost(sfixed64, repeated, tag = "1")]
     pub(super) hashes: Vec<i64>,
-    /// Whether the blocks found count as hits. They do not here.
+    /// Whether the blocks found count as hits.
     #[prost(bool, tag = "2")]
     pub(super) count_as_hit: bool,
 }
@@ -62,6 +62,12 @@ pub(super) struct TierHashes {
     pub(super) tier: i32,
     #[prost(sfixed64, repeated, tag = "2")]
     pub(super) hashes: Vec<i64>,
+    /// The components of each; none where nobody says.
+    #[prost(uint32, repeated, tag = "3")]
+    pub(super) component_masks: Vec<u32>,
+    /// The tokens of each; none where nobody says.
+    #[prost(uint32, repeated, tag = "4")]
+    pub(super) block_sizes: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -78,4 +84,142 @@ pub(super) struct ExternalKvNodeMatch {
 pub(super) struct MatchExternalKvResponse {
     #[prost(message, repeated, tag = "1")]
     pub(super) matches: Vec<ExternalKvNodeMatch>,
+}
+
+/// The components of a worker's cache, and what their rules need.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct WorkerCacheSpec {
+    #[prost(uint32, tag = "1")]
+    pub(super) version: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) components: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) swa_window_tokens: u32,
+    /// The tiers from which a component is served: bits of 1 << tier. The same below.
+    #[prost(uint32, tag = "4")]
+    pub(super) full_tier_mask: u32,
+    #[prost(uint32, tag = "5")]
+    pub(super) swa_tier_mask: u32,
+    #[prost(uint32, tag = "6")]
+    pub(super) mamba_tier_mask: u32,
+}
+
+/// The kind of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(super) enum ExternalKvActionType {
+    /// Nobody knows.
+    Unknown = 0,
+    /// A tier has blocks now.
+    Report = 1,
+    /// A tier has them no longer.
+    Revoke = 2,
+    /// A tier has nothing any more.
+    ClearAllAtTier = 3,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ExternalKvAction {
+    #[prost(enumeration = "ExternalKvActionType", tag = "1")]
+    pub(super) r#type: i32,
+    #[prost(enumeration = "TierType", tag = "2")]
+    pub(super) tier: i32,
+    #[prost(sfixed64, repeated, tag = "3")]
+    pub(super) hashes: Vec<i64>,
+    #[prost(uint32, repeated, tag = "4")]
+    pub(super) component_masks: Vec<u32>,
+    #[prost(uint32, repeated, tag = "5")]
+    pub(super) block_sizes: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ApplyExternalKvBatchRequest {
+    #[prost(string, tag = "1")]
+    pub(super) worker_id: String,
+    #[prost(uint64, tag = "2")]
+    pub(super) seq: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) actions: Vec<ExternalKvAction>,
+    #[prost(string, tag = "4")]
+    pub(super) worker_address: String,
+    #[prost(message, optional, tag = "6")]
+    pub(super) cache_spec: Option<WorkerCacheSpec>,
+    #[prost(string, tag = "7")]
+    pub(super) worker_epoch: String,
+    #[prost(bool, tag = "8")]
+    pub(super) enforce_sequence: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct ApplyExternalKvBatchResponse {
+    #[prost(uint64, tag = "4")]
+    pub(super) applied_seq: u64,
+    #[prost(bool, tag = "5")]
+    pub(super) duplicate: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ReplaceExternalKvSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub(super) worker_id: String,
+    #[prost(string, tag = "2")]
+    pub(super) worker_address: String,
+    #[prost(string, tag = "3")]
+    pub(super) worker_epoch: String,
+    #[prost(uint64, tag = "4")]
+    pub(super) applied_seq: u64,
+    #[prost(message, repeated, tag = "5")]
+    pub(super) hashes_by_tier: Vec<TierHashes>,
+    #[prost(message, optional, tag = "6")]
+    pub(super) cache_spec: Option<WorkerCacheSpec>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct ReplaceExternalKvSnapshotResponse {
+    #[prost(uint64, tag = "1")]
+    pub(super) applied_seq: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ExpectedWorker {
+    #[prost(string, tag = "1")]
+    pub(super) worker_id: String,
+    #[prost(string, tag = "2")]
+    pub(super) worker_address: String,
+    #[prost(message, optional, tag = "3")]
+    pub(super) cache_spec: Option<WorkerCacheSpec>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ConfigureExpectedWorkersRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) workers: Vec<ExpectedWorker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct ConfigureExpectedWorkersResponse {
+    #[prost(uint32, tag = "1")]
+    pub(super) total_workers: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) ready_workers: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct GetExternalKvHitCountsRequest {
+    #[prost(sfixed64, repeated, tag = "1")]
+    pub(super) hashes: Vec<i64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct HitCountEntry {
+    #[prost(sfixed64, tag = "1")]
+    pub(super) hash: i64,
+    #[prost(uint64, tag = "2")]
+    pub(super) hit_count_total: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct GetExternalKvHitCountsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) entries: Vec<HitCountEntry>,
 }

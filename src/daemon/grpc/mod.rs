@@ -24,6 +24,8 @@
 //! | `messages` | questions and answers on the wire |
 //! | `describe` | the same for those who ask the server what it takes (reflection) |
 //! | `question` | from a question to its answer |
+//! | `reports` | workers whose blocks are reported here, and how much of a prompt they have |
+//! | `hits` | how often blocks were looked up |
 //! | `health` | readiness, in the words of gRPC |
 //! | `service` | one request: who answers it, in which time, within which bounds |
 //! | `connection` | one connection of HTTP/2 |
@@ -32,8 +34,10 @@
 mod connection;
 mod describe;
 mod health;
+mod hits;
 mod messages;
 mod question;
+mod reports;
 mod service;
 mod start;
 

@@ -1,31 +1,33 @@
 //! From a router's question to its answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use tonic::{Code, Status};
 
 use kvatlas_core::hash::SchemeAlgorithm;
-use kvatlas_core::wire::{
-    Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
-};
+use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool};
 
 use crate::daemon::admin::Readiness;
+use crate::daemon::config::Depth;
 use crate::daemon::http::Source;
 use crate::daemon::metrics::labels::QueryKind;
 use crate::daemon::metrics::{GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 use crate::daemon::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
 
+use super::hits::Hits;
 use super::messages::{
-    ExternalKvNodeMatch, ExternalKvPrefixMatch, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
+    ExternalKvNodeMatch, ExternalKvPrefixMatch, GetExternalKvHitCountsRequest,
+    GetExternalKvHitCountsResponse, MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse,
     MatchExternalKvRequest, MatchExternalKvResponse, TierHashes, TierType,
 };
+use super::reports::{Coverage, ReportedMatch, Reports};
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
-/// Blocks of all workers in one answer about tiers, at most: half a megabyte, which a client may leave lying for each of its requests.
-const BLOCKS_MAX: u64 = 64 << 10;
+/// Blocks of all workers in one answer about tiers, at most: a megabyte, which a client may leave lying for each of its requests.
+const BLOCKS_MAX: u32 = 64 << 10;
 
 /// The tiers of an answer. Blocks beyond the disk count as on it.
 const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
@@ -35,6 +37,11 @@ pub(super) struct Questions {
     pub(super) source: Source,
     /// The namespace that is asked about; none for all that speak SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
+    /// What is reported of workers; none where nobody may report.
+    pub(super) reports: Option<Arc<Reports>>,
+    pub(super) hits: Hits,
+    /// Which depth is told.
+    pub(super) depth: Depth,
     pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
     pub(super) metrics: GrpcMetrics,
@@ -42,11 +49,11 @@ pub(super) struct Questions {
     pub(super) namespaces: QueryMetricsByNamespace,
 }
 
-/// An answer, and whether the state of all holders that it is about is certain.
+/// An answer, and whether the state of all holders that it is about is certain; none where it is about no holders.
 #[derive(Debug, PartialEq)]
 pub(super) struct Answered<T> {
     pub(super) answer: T,
-    pub(super) is_exact: bool,
+    pub(super) is_exact: Option<bool>,
 }
 
 /// The blocks of a prompt that the namespaces have for certain.
@@ -54,6 +61,8 @@ pub(super) struct Answered<T> {
 struct Certain {
     /// Workers, each with what the deepest of its ranks has.
     workers: Vec<FoundHolder>,
+    /// Workers that are reported.
+    reported: Vec<ReportedMatch>,
     is_exact: bool,
     /// Blocks that were looked for.
     asked: u32,
@@ -81,21 +90,30 @@ impl Certain {
 
     /// The addresses of workers, each with what is reached there, the deepest first.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
-        let mut deepest: HashMap<&Address, &FoundHolder> = HashMap::new();
-        for worker in self.workers.iter().filter(|worker| worker.blocks > 0) {
-            let Some(address) = &worker.address else {
-                metrics.without_address(&worker.id.worker);
+        let found = self.workers.iter().filter(|worker| worker.blocks > 0);
+        let found = found.map(|worker| ReportedMatch {
+            worker: instance_of_worker(&worker.id.worker),
+            address: worker
+                .address
+                .as_ref()
+                .map_or_else(String::new, |address| address.as_str().to_owned()),
+            blocks: worker.blocks,
+        });
+        let mut deepest: HashMap<String, (u32, String)> = HashMap::new();
+        for worker in found.chain(self.reported.iter().cloned()) {
+            if worker.address.is_empty() {
+                metrics.without_address(&worker.worker);
                 continue;
-            };
-            let known = deepest.entry(address).or_insert(worker);
-            if worker.blocks > known.blocks {
-                *known = worker;
+            }
+            let known = deepest.entry(worker.address).or_default();
+            if worker.blocks > known.0 {
+                *known = (worker.blocks, worker.worker);
             }
         }
-        let of_worker = |(address, worker): (&Address, &FoundHolder)| ExternalKvPrefixMatch {
-            worker_address: address.as_str().to_owned(),
-            matched_prefix_blocks: worker.blocks,
-            worker_id: instance_of_worker(&worker.id.worker),
+        let of_worker = |(worker_address, (matched_prefix_blocks, worker_id))| ExternalKvPrefixMatch {
+            worker_address,
+            matched_prefix_blocks,
+            worker_id,
         };
         let mut matches: Vec<_> = deepest.into_iter().map(of_worker).collect();
         matches.sort_unstable_by(|one, other| {
@@ -125,7 +143,13 @@ impl Questions {
         if question.max_blocks > 0 {
             hashes.truncate(usize::try_from(question.max_blocks).unwrap_or(usize::MAX));
         }
-        let certain = self.ask(&hashes).await?;
+        hashes.truncate(self.source.limits().query_depth_max);
+        let (reported, coverage) = match &self.reports {
+            None => Default::default(),
+            Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()),
+        };
+        let mut certain = self.ask(&hashes, coverage).await?;
+        certain.reported = reported;
         let matches = certain.matches(&self.metrics);
         let best = matches.first().map(|best| best.matched_prefix_blocks);
         Ok(Answered {
@@ -134,7 +158,7 @@ impl Questions {
                 best_prefix_blocks: best.unwrap_or_default(),
                 blocks_read: certain.asked,
             },
-            is_exact: certain.is_exact,
+            is_exact: Some(certain.is_exact),
         })
     }
 
@@ -143,55 +167,94 @@ impl Questions {
         &self,
         question: MatchExternalKvRequest,
     ) -> Result<Answered<MatchExternalKvResponse>, Status> {
-        let hashes = question.hashes;
-        let certain = self.ask(&hashes).await?;
-        let heavy = self.heavy(&certain)?;
+        let mut hashes = question.hashes;
+        hashes.truncate(self.source.limits().query_depth_max);
+        let (reported, coverage) = self.placements(&hashes)?;
+        let certain = self.ask(&hashes, coverage).await?;
+        let heavy = self.heavy(&certain, &reported)?;
         let _turn = match &heavy {
             Some(heavy) => heavy.turn().await,
             None => None,
         };
         let workers = certain.workers.iter().filter(|worker| worker.blocks > 0);
         let mut matches: Vec<_> = workers.map(|worker| tiers_of(worker, &hashes)).collect();
+        matches.extend(reported);
         matches.sort_unstable_by(|one, other| one.worker_id.cmp(&other.worker_id));
+        if question.count_as_hit {
+            let tiers = matches.iter().flat_map(|found| &found.hashes_by_tier);
+            let found: HashSet<i64> = tiers.flat_map(|tier| &tier.hashes).copied().collect();
+            self.hits.count(found);
+        }
         Ok(Answered {
             answer: MatchExternalKvResponse { matches },
-            is_exact: certain.is_exact,
+            is_exact: Some(certain.is_exact),
         })
     }
 
-    /// A place among the large answers of the namespace for one that is large.
-    fn heavy(&self, certain: &Certain) -> Result<Option<HeavyRequest>, Status> {
-        let work: u64 = certain
-            .workers
-            .iter()
-            .map(|worker| u64::from(worker.blocks))
-            .sum();
-        if work > BLOCKS_MAX {
-            let text = format!("the answer would have {work} blocks, at most {BLOCKS_MAX}; ask for fewer");
-            return Err(Status::resource_exhausted(text));
+    /// How often hashes were found by those who wanted that counted.
+    pub(super) fn hit_counts(
+        &self,
+        question: &GetExternalKvHitCountsRequest,
+    ) -> Result<Answered<GetExternalKvHitCountsResponse>, Status> {
+        let hashes = each_once(&question.hashes);
+        if hashes.len() > usize::try_from(BLOCKS_MAX).unwrap_or(usize::MAX) {
+            return Err(too_many(hashes.len()));
         }
-        let Some(namespace) = &certain.namespace else {
+        Ok(Answered {
+            answer: GetExternalKvHitCountsResponse {
+                entries: self.hits.of(&hashes),
+            },
+            is_exact: None,
+        })
+    }
+
+    /// Blocks of workers that are reported.
+    fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
+        let Some(reports) = &self.reports else {
+            return Ok(Default::default());
+        };
+        let blocks_max = usize::try_from(BLOCKS_MAX).unwrap_or(usize::MAX);
+        let found = reports.placements(&each_once(hashes), blocks_max, Instant::now());
+        found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
+    }
+
+    /// A place among the large answers of the namespace for one that is large.
+    fn heavy(
+        &self,
+        certain: &Certain,
+        reported: &[ExternalKvNodeMatch],
+    ) -> Result<Option<HeavyRequest>, Status> {
+        let blocks = certain.workers.iter().map(|worker| u64::from(worker.blocks));
+        let tiers = reported.iter().flat_map(|found| &found.hashes_by_tier);
+        let work = blocks.sum::<u64>() + tiers.map(|tier| tier.hashes.len() as u64).sum::<u64>();
+        if work > u64::from(BLOCKS_MAX) {
+            return Err(too_many(work));
+        }
+        let Some(namespace) = certain.namespace.as_ref().or(self.namespace.as_ref()) else {
             return Ok(None);
         };
         let entered = self.heavy_turns.enter_if_heavy(namespace, work);
         entered.map_err(|error| self.refused(&error))
     }
 
-    /// The blocks of a prompt that the namespaces have.
-    async fn ask(&self, hashes: &[i64]) -> Result<Certain, Status> {
+    /// The blocks of a prompt that the namespaces have. `reports` says what is known of those who are reported.
+    async fn ask(&self, hashes: &[i64], reports: Coverage) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");
             let error = WireError::new(ErrorCode::Unavailable, format!("not ready: {reasons}"));
             return Err(self.refused(&error));
         }
-        // What is found of a part is found of the whole.
-        let hashes = hashes.iter().take(self.source.limits().query_depth_max);
-        let hashes = hashes.map(|hash| hash.cast_unsigned().into());
-        let key = QueryKey::SequenceHashes(hashes.collect());
+        let sequence = hashes.iter().map(|hash| hash.cast_unsigned().into());
+        let key = QueryKey::SequenceHashes(sequence.collect());
         let names = self.asked();
         let mut refusal = None;
         let mut certain = Certain {
-            is_exact: names.len() <= NAMESPACES_MAX,
+            is_exact: names.len() <= NAMESPACES_MAX && reports.is_exact,
+            asked: if reports.knows_some {
+                u32::try_from(hashes.len()).unwrap_or(u32::MAX)
+            } else {
+                0
+            },
             ..Certain::default()
         };
         for name in names.into_iter().take(NAMESPACES_MAX) {
@@ -205,12 +268,13 @@ impl Questions {
                     certain.namespace = Some(name);
                 }
                 Err(error) => {
-                    certain.is_exact = false;
+                    // A namespace without events has nobody beside those who are reported.
+                    certain.is_exact &= reports.knows_some && error.code == ErrorCode::UnknownNamespace;
                     refusal = Some(error);
                 }
             }
         }
-        if certain.namespace.is_some() {
+        if certain.namespace.is_some() || reports.knows_some {
             return Ok(certain);
         }
         let unknown = || {
@@ -247,6 +311,18 @@ impl Questions {
     }
 }
 
+/// The hashes in their order, each once.
+fn each_once(hashes: &[i64]) -> Vec<i64> {
+    let mut seen = HashSet::new();
+    let first = hashes.iter().filter(|hash| seen.insert(**hash));
+    first.copied().collect()
+}
+
+fn too_many(blocks: impl std::fmt::Display) -> Status {
+    let text = format!("the answer would have {blocks} blocks, at most {BLOCKS_MAX}; ask for fewer");
+    Status::resource_exhausted(text)
+}
+
 /// The blocks of a worker, by tier.
 fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
     let [device, with_host] = worker.near_blocks;
@@ -259,6 +335,7 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
             hashes_by_tier.push(TierHashes {
                 tier: tier.into(),
                 hashes: own.to_vec(),
+                ..TierHashes::default()
             });
             before = depth;
         }

@@ -4,10 +4,11 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body as AxumBody;
 use axum::http::{HeaderMap, HeaderName, Request, Response};
+use bytes::Bytes;
 use http_body_util::Full;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -22,6 +23,7 @@ use crate::daemon::metrics::labels::{GrpcMethod, GrpcOutcome};
 
 use super::connection::Activity;
 use super::question::{Answered, Questions};
+use super::reports::{ReportError, Reports};
 
 /// The service's name.
 pub(super) const KV_INDEXER: &str = "kv_indexer.v1.KVIndexer";
@@ -39,6 +41,8 @@ pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
     pub(super) token: Option<Secret>,
+    /// Where reports go; none where nobody may report.
+    pub(super) writing: Option<Writing>,
     /// Longest question, in bytes.
     pub(super) message_bytes_max: usize,
     /// Time for a question to come and to be answered, at most.
@@ -46,6 +50,13 @@ pub(super) struct Door {
     pub(super) health: Other,
     /// The server's description of what it takes, in both versions of that protocol.
     pub(super) reflection: [Other; 2],
+}
+
+/// The way of reports of workers' blocks.
+pub(super) struct Writing {
+    pub(super) reports: Arc<Reports>,
+    /// The token of those who report, where they need one of their own.
+    pub(super) token: Option<Secret>,
 }
 
 /// A service whose kind is not told.
@@ -77,8 +88,10 @@ where
         Box::pin(async move {
             let Answered { answer, is_exact } = answering.await?;
             let mut response = tonic::Response::new(answer);
-            let value = MetadataValue::from_static(if is_exact { "true" } else { "false" });
-            response.metadata_mut().insert(EXACT, value);
+            if let Some(is_exact) = is_exact {
+                let value = MetadataValue::from_static(if is_exact { "true" } else { "false" });
+                response.metadata_mut().insert(EXACT, value);
+            }
             Ok(response)
         })
     }
@@ -92,13 +105,9 @@ impl Door {
         activity: Arc<Activity>,
     ) -> Response<Body> {
         let method = GrpcMethod::of_path(request.uri().path());
-        let is_open = method == GrpcMethod::Health;
-        let response = match is_open || is_allowed(request.headers(), self.token.as_ref()) {
-            true => self.answer(method, request, &activity).await,
-            false => {
-                let text = "send authorization: Bearer TOKEN with the token of grpc.token_file";
-                Status::unauthenticated(text).into_http()
-            }
+        let response = match self.check_token(method, request.headers()) {
+            Ok(()) => self.answer(method, request, &activity).await,
+            Err(refusal) => refusal.into_http(),
         };
         // Who answers in a stream tells its outcome at the end.
         let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
@@ -106,6 +115,27 @@ impl Door {
             .metrics
             .answered(method, GrpcOutcome::of_code(code as i32));
         response
+    }
+
+    /// Checks that a request has the token that its method needs.
+    fn check_token(&self, method: GrpcMethod, headers: &HeaderMap) -> Result<(), Status> {
+        let of_writing = match method {
+            GrpcMethod::Health => return Ok(()),
+            GrpcMethod::Apply | GrpcMethod::Replace | GrpcMethod::Configure => {
+                self.writing.as_ref().and_then(|writing| writing.token.as_ref())
+            }
+            _ => None,
+        };
+        let (token, setting) = match of_writing {
+            Some(token) => (Some(token), "grpc.writing_token_file"),
+            None => (self.token.as_ref(), "grpc.token_file"),
+        };
+        let refusal = || {
+            Status::unauthenticated(format!(
+                "send authorization: Bearer TOKEN with the token of {setting}"
+            ))
+        };
+        is_allowed(headers, token).then_some(()).ok_or_else(refusal)
     }
 
     async fn answer(
@@ -125,18 +155,19 @@ impl Door {
                 let service = if is_older { v1alpha } else { v1 };
                 service(request.map(Body::new)).await
             }
-            GrpcMethod::MatchPrefix | GrpcMethod::Match => {
+            GrpcMethod::Apply | GrpcMethod::Replace | GrpcMethod::Configure if self.writing.is_none() => {
+                unimplemented(
+                    "reports are not taken (grpc.writing); kvatlas follows engines itself: kvatlas bridge",
+                )
+            }
+            GrpcMethod::Other => unimplemented("there is no such method"),
+            _ => {
                 let asked = timeout_of(request.headers()).unwrap_or(Duration::MAX);
                 let answering = self.answer_message(method, request, activity);
                 let answered = tokio::time::timeout(asked.min(self.request_timeout), answering).await;
                 answered
                     .unwrap_or_else(|_| Status::deadline_exceeded("the question's time is over").into_http())
             }
-            GrpcMethod::HitCounts => unimplemented("how often blocks are looked up is not counted here"),
-            GrpcMethod::Source => unimplemented(
-                "kvatlas follows engines itself: kvatlas bridge. What is told here does not say which block follows which",
-            ),
-            GrpcMethod::Other => unimplemented("there is no such method"),
         }
     }
 
@@ -155,23 +186,66 @@ impl Door {
         let _begun = activity.begin();
         let mut request = Request::new(Full::new(received.bytes.clone()));
         *request.headers_mut() = headers;
-        let door = Arc::clone(self);
         match method {
             GrpcMethod::MatchPrefix => {
-                let method = move |question| {
-                    let door = Arc::clone(&door);
-                    async move { door.questions.prefix(question).await }
-                };
-                self.grpc().unary(Method(method), request).await
+                self.unary(request, |door: Arc<Self>, question| async move {
+                    door.questions.prefix(question).await
+                })
+                .await
+            }
+            GrpcMethod::HitCounts => {
+                self.unary(request, |door: Arc<Self>, question| async move {
+                    door.questions.hit_counts(&question)
+                })
+                .await
+            }
+            GrpcMethod::Apply => {
+                self.unary(request, |door: Arc<Self>, report| async move {
+                    done(door.reports()?.apply(report, Instant::now()))
+                })
+                .await
+            }
+            GrpcMethod::Replace => {
+                self.unary(request, |door: Arc<Self>, report| async move {
+                    done(door.reports()?.replace(report).await)
+                })
+                .await
+            }
+            GrpcMethod::Configure => {
+                self.unary(request, |door: Arc<Self>, report| async move {
+                    done(door.reports()?.configure(report, Instant::now()))
+                })
+                .await
             }
             _ => {
-                let method = move |question| {
-                    let door = Arc::clone(&door);
-                    async move { door.questions.tiers(question).await }
-                };
-                self.grpc().unary(Method(method), request).await
+                self.unary(request, |door: Arc<Self>, question| async move {
+                    door.questions.tiers(question).await
+                })
+                .await
             }
         }
+    }
+
+    /// What is reported.
+    fn reports(&self) -> Result<&Reports, Status> {
+        let writing = self.writing.as_ref();
+        writing
+            .map(|writing| &*writing.reports)
+            .ok_or_else(|| Status::unimplemented("reports are not taken"))
+    }
+
+    /// Answers a message by a function.
+    async fn unary<Q, A, F, Fut>(self: &Arc<Self>, request: Request<Full<Bytes>>, answer: F) -> Response<Body>
+    where
+        Q: prost::Message + Default + Send + 'static,
+        A: prost::Message + Send + 'static,
+        F: Fn(Arc<Self>, Q) -> Fut,
+        Fut: Future<Output = Result<Answered<A>, Status>> + Send + 'static,
+    {
+        let door = Arc::clone(self);
+        self.grpc()
+            .unary(Method(move |message| answer(Arc::clone(&door), message)), request)
+            .await
     }
 
     fn grpc<Q, A>(&self) -> Grpc<ProstCodec<A, Q>>
@@ -181,6 +255,15 @@ impl Door {
     {
         Grpc::new(ProstCodec::default()).max_decoding_message_size(self.message_bytes_max)
     }
+}
+
+/// The answer to a report.
+fn done<T>(result: Result<T, ReportError>) -> Result<Answered<T>, Status> {
+    let answer = result.map_err(Status::from)?;
+    Ok(Answered {
+        answer,
+        is_exact: None,
+    })
 }
 
 fn unimplemented(text: &str) -> Response<Body> {

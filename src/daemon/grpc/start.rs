@@ -11,7 +11,7 @@ use tonic_reflection::server::{Builder, Error as ReflectionError};
 
 use kvatlas_core::wire::{NameError, NamespaceName};
 
-use crate::daemon::config::GrpcConfig;
+use crate::daemon::config::{GrpcConfig, GrpcWriting};
 use crate::daemon::http::{Bodies, BodyLimits, Source, TokenError, read_token};
 use crate::daemon::listener::{Acceptor, ConnectionLimits};
 use crate::daemon::metrics::{
@@ -22,8 +22,10 @@ use crate::daemon::shared::{Shared, Stage};
 use super::connection::{Limits, serve};
 use super::describe::descriptors;
 use super::health::ReadinessHealth;
+use super::hits::Hits;
 use super::question::Questions;
-use super::service::{Door, Other, other};
+use super::reports::{ReportLimits, Reports};
+use super::service::{Door, Other, Writing, other};
 
 /// Time that a request in progress still has at the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,6 +98,7 @@ fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStar
     let token = token
         .map(|path| read_token("grpc.token_file", path))
         .transpose()?;
+    let writing = writing(config)?;
     let namespace = config.namespace.as_deref().map(NamespaceName::new).transpose()?;
     let health = HealthServer::new(ReadinessHealth {
         readiness: Arc::clone(&shared.readiness),
@@ -106,6 +109,9 @@ fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStar
         questions: Questions {
             source,
             namespace,
+            reports: writing.as_ref().map(|writing| Arc::clone(&writing.reports)),
+            hits: Hits::new(config.max_hit_count_bytes),
+            depth: shared.config.queries.dialect_depth,
             readiness: Arc::clone(&shared.readiness),
             heavy_turns: Arc::clone(&shared.heavy_turns),
             metrics: GrpcMetrics::new(),
@@ -119,11 +125,30 @@ fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStar
             setting: "grpc.max_receiving_bytes",
         }),
         token,
+        reflection: reflection(writing.is_some())?,
+        writing,
         message_bytes_max: config.max_message_bytes,
         request_timeout: config.request_timeout,
         health: other(health),
-        reflection: reflection()?,
     })
+}
+
+/// The way of reports of workers' blocks, where somebody may report.
+fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
+    let path = config.writing_token_file.as_deref();
+    let path = path.filter(|_| config.writing == GrpcWriting::Token);
+    let token = path
+        .map(|path| read_token("grpc.writing_token_file", path))
+        .transpose()?;
+    let limits = ReportLimits {
+        bytes_max: config.max_reported_bytes,
+        silence_max: config.report_silence,
+    };
+    let is_on = config.writing != GrpcWriting::Off;
+    Ok(is_on.then(|| Writing {
+        reports: Arc::new(Reports::new(limits)),
+        token,
+    }))
 }
 
 fn limits(config: &GrpcConfig) -> Limits {
@@ -136,10 +161,10 @@ fn limits(config: &GrpcConfig) -> Limits {
 }
 
 /// The server's description of what it takes, in both versions of that protocol.
-fn reflection() -> Result<[Other; 2], ReflectionError> {
+fn reflection(takes_reports: bool) -> Result<[Other; 2], ReflectionError> {
     let described = || {
         Builder::configure()
-            .register_file_descriptor_set(descriptors())
+            .register_file_descriptor_set(descriptors(takes_reports))
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let v1 = described().build_v1()?;

@@ -22,13 +22,11 @@
 //! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
 
 mod auth;
-mod beside;
 mod bodies;
 mod caller;
 mod contract;
 mod dialect;
 mod dump;
-mod engines;
 mod error;
 mod hints;
 mod lookup;
@@ -49,13 +47,8 @@ mod workers;
 pub(crate) use auth::is_allowed;
 pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
-pub use beside::{BesideEvents, read_scheme};
 #[cfg(feature = "grpc")]
 pub(crate) use bodies::{Bodies, BodyLimits};
-pub use engines::{
-    Discovered, EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer,
-    RegisterRefusal, RemovedEngines, ServerKey, ServerState, SizeOf, follow_patiently,
-};
 #[cfg(feature = "grpc")]
 pub(crate) use error::HttpError;
 pub use server::{HttpLimits, HttpServer, HttpStartError};

@@ -11,13 +11,13 @@ use serde_json::json;
 use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
-use super::beside::{BesideEvents, read_scheme};
 use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
-use super::engines::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 use super::error::{DialectError, HttpError};
 use super::scores::Words;
 use super::shared::{HttpShared, Payload, json_response};
+use crate::daemon::registry::{BesideEvents, read_scheme};
+use crate::daemon::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]

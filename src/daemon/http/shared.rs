@@ -23,9 +23,9 @@ use crate::daemon::queries::Found;
 use crate::daemon::traces::Tracer;
 
 use super::bodies::{Bodies, BodyLimits, Received};
-use super::engines::EngineRegistry;
 use super::error::HttpError;
 use super::source::Source;
+use crate::daemon::registry::EngineRegistry;
 
 /// Says whether all holders in an answer are exact.
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");

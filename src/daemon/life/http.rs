@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::daemon::admin::AdminSource;
 use crate::daemon::config::Config;
 use crate::daemon::http::{
-    EngineRegistry, HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token,
+    HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token,
 };
 use crate::daemon::queries::{connect_to_shards, query_limits, shard_asker};
+use crate::daemon::registry::EngineRegistry;
 use crate::daemon::shared::Shared;
 
 use kvatlas_core::wire::WireLimits;

@@ -2,12 +2,13 @@
 
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
-    AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, HintMetrics, HistoryMetrics,
-    HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
-    MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
-    QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
-    ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
+    AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoConnectionMetrics, DynamoMetrics,
+    EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcHitMetrics,
+    GrpcMethodMetrics, GrpcReportMetrics, HintMetrics, HistoryMetrics, HolderOutcomeMetrics, HttpBodyMetrics,
+    HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
+    OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics, QueryErrorMetrics, QueryMetrics,
+    RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
+    SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -49,12 +50,16 @@ groups! {
     HttpMetrics,
     HttpConnectionMetrics,
     HttpBodyMetrics,
+    DynamoMetrics,
+    DynamoConnectionMetrics,
     RedisMetrics,
     RedisConnectionMetrics,
     RedisGuessMetrics,
     GrpcMethodMetrics,
     GrpcAddressMetrics,
     GrpcConnectionMetrics,
+    GrpcReportMetrics,
+    GrpcHitMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

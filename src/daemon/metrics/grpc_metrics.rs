@@ -7,9 +7,10 @@ use metrics::{Counter, Gauge};
 use super::LogGate;
 use super::connection_counts::count_connections;
 use super::declare::metric_group;
-use super::labels::{GrpcMethod, GrpcOutcome, PerLabel};
+use super::labels::{GrpcMethod, GrpcOutcome, LabelValue, PerLabel, ReportLoss, ReportState};
 
 static ADDRESS_GATE: LogGate = LogGate::new();
+static LOSS_GATES: [LogGate; ReportLoss::COUNT] = [const { LogGate::new() }; ReportLoss::COUNT];
 
 metric_group! {
     /// Requests to a method of the listener for SGLang's routers.
@@ -67,6 +68,53 @@ impl GrpcMetrics {
 }
 
 metric_group! {
+    /// Blocks that are reported over gRPC.
+    GrpcReportMetrics::new() {
+        /// Workers that are reported over gRPC, by whether all that they have is known.
+        workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
+        /// Memory of all blocks that are reported over gRPC.
+        bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
+        /// Workers whose reported blocks were forgotten until a snapshot comes, by reason.
+        lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
+    }
+}
+
+impl GrpcReportMetrics {
+    /// Sets how many workers are told and awaited, and the memory of their blocks.
+    pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
+        self.workers.get(ReportState::Told).set(told as f64);
+        self.workers.get(ReportState::Awaited).set(awaited as f64);
+        self.bytes.set(bytes as f64);
+    }
+
+    /// Counts a worker whose blocks were forgotten, and logs it.
+    pub fn lost(&self, reason: ReportLoss, worker: &str) {
+        self.lost.get(reason).increment(1);
+        if let Some(suppressed) = LOSS_GATES[reason.index()].admit() {
+            tracing::warn!(%reason, worker, suppressed, "a worker that is reported over gRPC is forgotten until its next snapshot");
+        }
+    }
+}
+
+metric_group! {
+    /// Counts of how often blocks were looked up over gRPC.
+    GrpcHitMetrics::new() {
+        /// Blocks whose look-ups over gRPC are counted.
+        counted: Gauge = "kvatlas_grpc_hit_counts", Count;
+        /// Counts of look-ups over gRPC that went because there was no room for more.
+        dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
+    }
+}
+
+impl GrpcHitMetrics {
+    /// Sets how many counts there are, and counts those that went.
+    pub fn kept(&self, counted: usize, dropped: u64) {
+        self.counted.set(counted as f64);
+        self.dropped.increment(dropped);
+    }
+}
+
+metric_group! {
     /// Connections of SGLang's routers.
     GrpcConnectionMetrics::new() {
         /// Connections to the listener for SGLang's routers that are open.
@@ -95,6 +143,10 @@ mod tests {
             metrics.answered(method, GrpcOutcome::of_code(0));
             metrics.answered(GrpcMethod::of_path("/x/y"), GrpcOutcome::of_code(12));
             metrics.without_address(&"gpu-0");
+            let reports = GrpcReportMetrics::new();
+            reports.kept(2, 1, 640);
+            reports.lost(ReportLoss::Gap, "gpu-0");
+            GrpcHitMetrics::new().kept(3, 4);
             let connections = GrpcConnectionMetrics::new();
             connections.opened();
             connections.opened();
@@ -106,6 +158,12 @@ mod tests {
             "kvatlas_grpc_requests_total{method=\"match_prefix\",outcome=\"unavailable\"} 0",
             "kvatlas_grpc_requests_total{method=\"other\",outcome=\"unimplemented\"} 1",
             "kvatlas_grpc_without_address_total 1",
+            "kvatlas_grpc_reported_workers{state=\"told\"} 2",
+            "kvatlas_grpc_reported_workers{state=\"awaited\"} 1",
+            "kvatlas_grpc_reported_bytes 640",
+            "kvatlas_grpc_reports_lost_total{reason=\"gap\"} 1",
+            "kvatlas_grpc_hit_counts 3",
+            "kvatlas_grpc_hit_counts_dropped_total 4",
             "kvatlas_grpc_connections 1",
             "kvatlas_grpc_connections_refused_total 1",
         ] {

@@ -87,12 +87,14 @@ macro_rules! label_values {
     };
 }
 
+mod dynamo;
 mod grpc;
 mod http;
 mod redis;
 mod told;
 
-pub use grpc::{GrpcMethod, GrpcOutcome};
+pub use dynamo::DynamoOutcome;
+pub use grpc::{GrpcMethod, GrpcOutcome, ReportLoss, ReportState};
 pub use http::{HttpOutcome, HttpRoute};
 pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
 pub use told::{HintDrop, OutcomeRefusal};

@@ -23,6 +23,7 @@
 mod bridge_metrics;
 mod connection_counts;
 mod declare;
+mod dynamo_metrics;
 mod event_metrics;
 mod gather_metrics;
 mod groups;
@@ -51,10 +52,14 @@ mod trace_metrics;
 pub use bridge_metrics::{BridgeMetrics, EngineMetrics};
 pub(crate) use connection_counts::ConnectionCounts;
 pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricKind};
+pub use dynamo_metrics::{DynamoConnectionMetrics, DynamoMetrics};
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
-pub use grpc_metrics::{GrpcAddressMetrics, GrpcConnectionMetrics, GrpcMethodMetrics, GrpcMetrics};
+pub use grpc_metrics::{
+    GrpcAddressMetrics, GrpcConnectionMetrics, GrpcHitMetrics, GrpcMethodMetrics, GrpcMetrics,
+    GrpcReportMetrics,
+};
 pub use hint_metrics::HintMetrics;
 pub use history_metrics::HistoryMetrics;
 pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};

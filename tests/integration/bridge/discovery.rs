@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas::bridge::{Bridge, DiscoverOptions, EngineDefaults};
-use kvatlas::daemon::http::{EngineRegistry, ServerState};
+use kvatlas::daemon::registry::{EngineRegistry, ServerState};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::UdpSocket;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
-use kvatlas::daemon::http::EngineRegistry;
+use kvatlas::daemon::registry::EngineRegistry;
 use kvatlas::daemon::{Daemon, namespaces};
 use kvatlas_client::{Backoff, ClientError};
 use kvatlas_core::wire::{ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, QueryKey, SingleQuery};

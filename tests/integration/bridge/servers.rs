@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvatlas::bridge::{Bridge, EngineDefaults, parse_engine};
-use kvatlas::daemon::http::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
+use kvatlas::daemon::registry::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use kvatlas::daemon::http::{EngineRegistry, EngineStatus};
+use kvatlas::daemon::registry::{EngineRegistry, EngineStatus};
 use kvatlas_core::hash::{BlockSize, HashSeed, block_hashes, sequence_hashes};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

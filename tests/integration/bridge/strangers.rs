@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvatlas::bridge::{Bridge, BridgeOptions, FollowOptions};
-use kvatlas::daemon::http::EngineRegistry;
+use kvatlas::daemon::registry::EngineRegistry;
 use serde_json::json;
 
 use super::python::{Publishers, Spec, python};

@@ -29,7 +29,7 @@ use kvatlas_client::Backoff;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
-use crate::daemon::http::{GivenEngine, NewServer};
+use crate::daemon::registry::{GivenEngine, NewServer};
 
 use super::super::spec::EngineDefaults;
 use super::spec::KubernetesPlace;

@@ -456,6 +456,13 @@ fn combinations_are_checked() {
         ],
     );
 
+    let messages = refuse(&[("grpc.writing", "token")], &[], "");
+    for needed in ["grpc.namespace", "grpc.writing_token_file"] {
+        assert_one(&messages, &["flag --grpc-writing: grpc.writing needs", needed]);
+    }
+    let reported = [("grpc.namespace", "m"), ("grpc.writing", "open")];
+    assert!(load(&reported, &[], "").is_ok());
+
     let messages = refuse(&[("snapshots.object_store", "warm")], &[], "");
     assert_one(
         &messages,

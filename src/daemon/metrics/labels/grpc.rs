@@ -9,10 +9,14 @@ label_values! {
         MatchPrefix => "match_prefix",
         /// The same, by tier.
         Match => "match",
-        /// How often blocks were looked up; not answered.
+        /// How often blocks were looked up.
         HitCounts => "hit_counts",
-        /// Somebody tells of blocks; not taken.
-        Source => "source",
+        /// Changes of a worker's blocks.
+        Apply => "apply",
+        /// All blocks of a worker.
+        Replace => "replace",
+        /// The workers that will be reported.
+        Configure => "configure",
         /// Whether the daemon is ready.
         Health => "health",
         /// The description of what the server takes.
@@ -30,9 +34,9 @@ impl GrpcMethod {
                 "MatchExternalKvPrefix" => Self::MatchPrefix,
                 "MatchExternalKv" => Self::Match,
                 "GetExternalKvHitCounts" => Self::HitCounts,
-                "ApplyExternalKvBatch" | "ReplaceExternalKvSnapshot" | "ConfigureExpectedWorkers" => {
-                    Self::Source
-                }
+                "ApplyExternalKvBatch" => Self::Apply,
+                "ReplaceExternalKvSnapshot" => Self::Replace,
+                "ConfigureExpectedWorkers" => Self::Configure,
                 _ => Self::Other,
             },
             Some(("grpc.health.v1.Health", _)) => Self::Health,
@@ -57,6 +61,8 @@ label_values! {
         DeadlineExceeded => "deadline_exceeded",
         /// Too much at once.
         ResourceExhausted => "resource_exhausted",
+        /// A report that does not continue what is known.
+        FailedPrecondition => "failed_precondition",
         /// Too long.
         OutOfRange => "out_of_range",
         /// Not served here.
@@ -79,11 +85,32 @@ impl GrpcOutcome {
             3 => Self::InvalidArgument,
             4 => Self::DeadlineExceeded,
             8 => Self::ResourceExhausted,
+            9 => Self::FailedPrecondition,
             11 => Self::OutOfRange,
             12 => Self::Unimplemented,
             14 => Self::Unavailable,
             16 => Self::Unauthenticated,
             _ => Self::Other,
         }
+    }
+}
+
+label_values! {
+    /// States of workers that are reported.
+    ReportState: "state" {
+        /// All that it has was reported.
+        Told => "told",
+        /// A snapshot of it has to come.
+        Awaited => "awaited",
+    }
+}
+
+label_values! {
+    /// Why a worker that was reported has to be reported whole again.
+    ReportLoss: "reason" {
+        /// A batch of it is missing.
+        Gap => "gap",
+        /// There was no room for its blocks.
+        Room => "room",
     }
 }

@@ -1,4 +1,7 @@
-//! The interface of a bridge in the same process that the routes need.
+//! The registry of engines: what is said of an engine, its server and its state, and the interface of whoever follows them. The bridge does; HTTP
+//! and the page ask it.
+
+mod beside;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +16,7 @@ use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::config::{Discovery, Secret};
 
-use super::beside::BesideEvents;
+pub use beside::{BesideEvents, read_scheme};
 
 /// How long the holders of engines that are no longer followed may take to leave.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,449 @@
+//! Blocks of workers that somebody reports, as SGLang's bridge does.
+//!
+//! A report names blocks by their hashes and does not say which follows which, so that the index has no place for them. A hash of SGLang stands for
+//! its whole prefix. So a set of hashes for each worker is all that an answer needs: how many leading hashes of a prompt are in it.
+//!
+//! ```text
+//! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
+//!                                 ▲                                     │
+//!                                 └──── a batch is missing, or there is no room ◀─┘
+//! ```
+//!
+//! - A worker that is awaited, or of whom nothing has come for long, is left out of answers. A batch that continues what is known ends the silence.
+//! - A batch and a snapshot are one step each.
+//! - Memory is bounded. Who has no room for its blocks is awaited.
+
+mod blocks;
+mod check;
+mod reuse;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+use tokio::task::yield_now;
+
+use crate::daemon::config::Depth;
+use crate::daemon::metrics::GrpcReportMetrics;
+use crate::daemon::metrics::labels::ReportLoss;
+
+use super::messages::{
+    ApplyExternalKvBatchRequest, ApplyExternalKvBatchResponse, ConfigureExpectedWorkersRequest,
+    ConfigureExpectedWorkersResponse, ExternalKvNodeMatch, ReplaceExternalKvSnapshotRequest,
+    ReplaceExternalKvSnapshotResponse, TierHashes, WorkerCacheSpec,
+};
+
+use blocks::{Blocks, TierPlace};
+use check::{Change, Stored, WORKERS_MAX, check_name, check_text};
+use reuse::depths;
+
+pub(super) use check::ReportError;
+
+/// Bytes of a worker beside its blocks, about.
+const WORKER_BYTES: usize = 512;
+/// Blocks of a snapshot that are taken before others have a turn.
+const AT_ONCE: usize = 8192;
+
+/// Bounds on what is kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReportLimits {
+    pub(super) bytes_max: usize,
+    /// How long nothing may come of a worker; for ever where there is none.
+    pub(super) silence_max: Option<Duration>,
+}
+
+/// The last batch of a worker that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Checkpoint {
+    epoch: String,
+    seq: u64,
+}
+
+/// A worker that is reported.
+#[derive(Debug)]
+struct Worker {
+    /// The address where requests for it go; empty where nobody has said.
+    address: String,
+    spec: Option<WorkerCacheSpec>,
+    /// None while a snapshot is awaited. Then there are no blocks.
+    checkpoint: Option<Checkpoint>,
+    /// The last sign that somebody follows it.
+    heard: Instant,
+    blocks: Blocks,
+}
+
+impl Worker {
+    fn awaited(now: Instant) -> Self {
+        Self {
+            address: String::new(),
+            spec: None,
+            checkpoint: None,
+            heard: now,
+            blocks: Blocks::default(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        WORKER_BYTES + self.blocks.bytes()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    workers: BTreeMap<String, Worker>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Changes a worker. Its memory is counted again.
+    fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let worker = self.workers.get_mut(name)?;
+        let before = worker.bytes();
+        let done = change(worker);
+        self.bytes = self.bytes.saturating_sub(before).saturating_add(worker.bytes());
+        Some(done)
+    }
+
+    fn told(&self) -> usize {
+        let workers = self.workers.values();
+        workers.filter(|worker| worker.checkpoint.is_some()).count()
+    }
+}
+
+/// A worker that has leading blocks of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ReportedMatch {
+    pub(super) worker: String,
+    /// Empty where nobody has said.
+    pub(super) address: String,
+    pub(super) blocks: u32,
+}
+
+/// What is known of all workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Coverage {
+    /// Whether there is a worker whose state is certain.
+    pub(super) knows_some: bool,
+    /// Whether there is none whose state is not.
+    pub(super) is_exact: bool,
+}
+
+/// Nobody is reported.
+impl Default for Coverage {
+    fn default() -> Self {
+        Self {
+            knows_some: false,
+            is_exact: true,
+        }
+    }
+}
+
+/// The workers that are reported.
+pub(super) struct Reports {
+    kept: RwLock<Kept>,
+    /// One snapshot is taken at a time: it is beside the blocks that it replaces.
+    snapshots: Mutex<()>,
+    limits: ReportLimits,
+    metrics: GrpcReportMetrics,
+}
+
+impl Reports {
+    pub(super) fn new(limits: ReportLimits) -> Self {
+        Self {
+            kept: RwLock::default(),
+            snapshots: Mutex::default(),
+            limits,
+            metrics: GrpcReportMetrics::new(),
+        }
+    }
+
+    /// Works on what is kept, and tells the metrics of it.
+    fn write<T>(&self, work: impl FnOnce(&mut Kept) -> T) -> T {
+        let mut kept = self.kept.write();
+        let done = work(&mut kept);
+        let (told, all) = (kept.told(), kept.workers.len());
+        self.metrics.kept(told, all - told, kept.bytes);
+        done
+    }
+
+    /// Sets which workers there are; those that are not named are forgotten.
+    pub(super) fn configure(
+        &self,
+        request: ConfigureExpectedWorkersRequest,
+        now: Instant,
+    ) -> Result<ConfigureExpectedWorkersResponse, ReportError> {
+        if request.workers.len() > WORKERS_MAX {
+            return Err(ReportError::TooManyWorkers(request.workers.len()));
+        }
+        for worker in &request.workers {
+            check_name("worker_id", &worker.worker_id)?;
+            check_text("worker_address", &worker.worker_address)?;
+        }
+        let (answer, forgotten) = self.write(|kept| {
+            let mut before = std::mem::take(&mut kept.workers);
+            for expected in request.workers {
+                let known = before.remove(&expected.worker_id);
+                let mut worker = known.unwrap_or_else(|| Worker::awaited(now));
+                worker.address = expected.worker_address;
+                worker.spec = expected.cache_spec.or(worker.spec);
+                worker.heard = now;
+                kept.workers.insert(expected.worker_id, worker);
+            }
+            kept.bytes = kept.workers.values().map(Worker::bytes).sum();
+            let count = |workers| u32::try_from(workers).unwrap_or(u32::MAX);
+            let answer = ConfigureExpectedWorkersResponse {
+                total_workers: count(kept.workers.len()),
+                ready_workers: count(kept.told()),
+            };
+            (answer, before)
+        });
+        // Not while others wait.
+        drop(forgotten);
+        Ok(answer)
+    }
+
+    /// Makes the changes of a batch, which has to be the next one.
+    pub(super) fn apply(
+        &self,
+        request: ApplyExternalKvBatchRequest,
+        now: Instant,
+    ) -> Result<ApplyExternalKvBatchResponse, ReportError> {
+        check_name("worker_id", &request.worker_id)?;
+        check_text("worker_address", &request.worker_address)?;
+        let changes = Change::all_of(&request.actions)?;
+        if !request.enforce_sequence || request.worker_epoch.is_empty() {
+            return Err(ReportError::Unnumbered);
+        }
+        self.write(|kept| {
+            let seq = request.seq;
+            let duplicate = kept.next_batch(&request.worker_id, &request.worker_epoch, seq, now);
+            if let Some(applied_seq) = self.noted(kept, &request.worker_id, duplicate)? {
+                return Ok(ApplyExternalKvBatchResponse {
+                    applied_seq,
+                    duplicate: true,
+                });
+            }
+            let further = changes.iter().map(Change::further).sum();
+            let room = kept.room_for(&request.worker_id, further, self.limits.bytes_max);
+            self.noted(kept, &request.worker_id, room)?;
+            kept.change(&request.worker_id, |worker| {
+                worker.address = request.worker_address;
+                worker.spec = request.cache_spec;
+                changes.iter().for_each(|change| change.make(&mut worker.blocks));
+                worker.blocks.rest();
+                worker.checkpoint = Some(Checkpoint {
+                    epoch: request.worker_epoch,
+                    seq,
+                });
+            });
+            Ok(ApplyExternalKvBatchResponse {
+                applied_seq: seq,
+                duplicate: false,
+            })
+        })
+    }
+
+    /// Forgets the blocks of a worker whose report was refused because it lacks something.
+    fn noted<T>(
+        &self,
+        kept: &mut Kept,
+        name: &str,
+        result: Result<T, ReportError>,
+    ) -> Result<T, ReportError> {
+        let reason = match &result {
+            Err(ReportError::Gap { .. }) => ReportLoss::Gap,
+            Err(ReportError::NoRoom) => ReportLoss::Room,
+            _ => return result,
+        };
+        self.metrics.lost(reason, name);
+        kept.change(name, |worker| {
+            worker.checkpoint = None;
+            worker.blocks = Blocks::default();
+        });
+        result
+    }
+
+    /// Takes all blocks of a worker in place of those that it had.
+    pub(super) async fn replace(
+        &self,
+        request: ReplaceExternalKvSnapshotRequest,
+    ) -> Result<ReplaceExternalKvSnapshotResponse, ReportError> {
+        check_name("worker_id", &request.worker_id)?;
+        check_name("worker_epoch", &request.worker_epoch)?;
+        check_text("worker_address", &request.worker_address)?;
+        let parts: Vec<Stored<'_>> = request
+            .hashes_by_tier
+            .iter()
+            .map(Stored::of_snapshot)
+            .collect::<Result<_, _>>()?;
+        let _alone = self.snapshots.lock().await;
+        let count = parts.iter().map(|part| part.hashes.len()).sum();
+        self.write(|kept| {
+            let room = kept.room_for_snapshot(&request.worker_id, count, self.limits.bytes_max);
+            self.noted(kept, &request.worker_id, room)
+        })?;
+        let mut blocks = Blocks::default();
+        for part in &parts {
+            for start in (0..part.hashes.len()).step_by(AT_ONCE) {
+                part.store(&mut blocks, start..part.hashes.len().min(start + AT_ONCE));
+                yield_now().await;
+            }
+        }
+        let applied_seq = request.applied_seq;
+        let put = self.write(|kept| {
+            // Others have reported in the meantime.
+            let room = kept.room_for_snapshot(&request.worker_id, count, self.limits.bytes_max);
+            self.noted(kept, &request.worker_id, room)?;
+            Ok(kept.change(&request.worker_id, |worker| {
+                worker.address = request.worker_address;
+                worker.spec = request.cache_spec;
+                worker.heard = Instant::now();
+                worker.checkpoint = Some(Checkpoint {
+                    epoch: request.worker_epoch,
+                    seq: applied_seq,
+                });
+                std::mem::replace(&mut worker.blocks, blocks)
+            }))
+        });
+        // The old blocks go while nobody waits.
+        drop(put?);
+        Ok(ReplaceExternalKvSnapshotResponse { applied_seq })
+    }
+
+    /// Whether a worker's state is certain.
+    fn is_certain(&self, worker: &Worker, now: Instant) -> bool {
+        let silence = now.saturating_duration_since(worker.heard);
+        worker.checkpoint.is_some() && self.limits.silence_max.is_none_or(|most| silence <= most)
+    }
+
+    /// Looks at every worker whose state is certain.
+    fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker)) -> Coverage {
+        let kept = self.kept.read();
+        let mut certain = 0;
+        for (name, worker) in &kept.workers {
+            if self.is_certain(worker, now) {
+                certain += 1;
+                look(name, worker);
+            }
+        }
+        Coverage {
+            knows_some: certain > 0,
+            is_exact: certain == kept.workers.len(),
+        }
+    }
+
+    /// The workers that have leading blocks of a prompt.
+    pub(super) fn prefixes(
+        &self,
+        hashes: &[i64],
+        depth: Depth,
+        now: Instant,
+    ) -> (Vec<ReportedMatch>, Coverage) {
+        let mut matches = Vec::new();
+        let coverage = self.look(now, |name, worker| {
+            let found = depths(&worker.blocks, worker.spec.as_ref(), hashes);
+            let blocks = match depth {
+                Depth::Usable => found.usable,
+                Depth::Matched => found.matched,
+            };
+            if blocks > 0 {
+                matches.push(ReportedMatch {
+                    worker: name.to_owned(),
+                    address: worker.address.clone(),
+                    blocks,
+                });
+            }
+        });
+        (matches, coverage)
+    }
+
+    /// The workers that have some of the hashes, wherever they are in a prompt, by tier. None where that would be more than `blocks_max`.
+    pub(super) fn placements(
+        &self,
+        hashes: &[i64],
+        blocks_max: usize,
+        now: Instant,
+    ) -> Option<(Vec<ExternalKvNodeMatch>, Coverage)> {
+        let (mut matches, mut room) = (Vec::new(), Some(blocks_max));
+        let coverage = self.look(now, |name, worker| {
+            let Some(left) = room else { return };
+            let hashes_by_tier: Vec<_> = TierPlace::ALL
+                .into_iter()
+                .map(|tier| placed(worker, tier, hashes))
+                .filter(|placed| !placed.hashes.is_empty())
+                .collect();
+            let count = hashes_by_tier.iter().map(|placed| placed.hashes.len()).sum();
+            room = left.checked_sub(count);
+            if count > 0 {
+                matches.push(ExternalKvNodeMatch {
+                    worker_id: name.to_owned(),
+                    address: worker.address.clone(),
+                    hashes_by_tier,
+                });
+            }
+        });
+        room.map(|_| (matches, coverage))
+    }
+}
+
+impl Kept {
+    /// Checks that a batch is the next one, which is a sign of life. The last number where it has come before.
+    fn next_batch(
+        &mut self,
+        name: &str,
+        epoch: &str,
+        seq: u64,
+        now: Instant,
+    ) -> Result<Option<u64>, ReportError> {
+        let worker = self.workers.get_mut(name).ok_or(ReportError::Unexpected)?;
+        let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);
+        let last = known.ok_or(ReportError::NoSnapshot)?.seq;
+        worker.heard = now;
+        match seq.checked_sub(last) {
+            None | Some(0) => Ok(Some(last)),
+            Some(1) => Ok(None),
+            Some(_) => Err(ReportError::Gap {
+                expected: last.saturating_add(1),
+                given: seq,
+            }),
+        }
+    }
+
+    /// Checks that so many further blocks of a worker have room.
+    fn room_for(&self, name: &str, further: usize, bytes_max: usize) -> Result<(), ReportError> {
+        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
+        self.check_room(worker, worker.blocks.bytes_with(further), bytes_max)
+    }
+
+    /// Checks that so many blocks have room in place of those that a worker has.
+    fn room_for_snapshot(&self, name: &str, count: usize, bytes_max: usize) -> Result<(), ReportError> {
+        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
+        self.check_room(worker, Blocks::default().bytes_with(count), bytes_max)
+    }
+
+    fn check_room(&self, worker: &Worker, bytes: usize, bytes_max: usize) -> Result<(), ReportError> {
+        let others = self.bytes.saturating_sub(worker.blocks.bytes());
+        let fits = others.saturating_add(bytes) <= bytes_max;
+        fits.then_some(()).ok_or(ReportError::NoRoom)
+    }
+}
+
+/// The hashes that a worker has in a tier.
+fn placed(worker: &Worker, tier: TierPlace, hashes: &[i64]) -> TierHashes {
+    let mut placed = TierHashes {
+        tier: tier.to_wire(),
+        ..TierHashes::default()
+    };
+    for hash in hashes {
+        let held = worker.blocks.get(*hash);
+        if let Some((held, components)) = held.and_then(|held| Some((held, held.at(tier)?))) {
+            placed.hashes.push(*hash);
+            placed.component_masks.push(components.into());
+            placed.block_sizes.push(held.tokens);
+        }
+    }
+    placed
+}

@@ -1,0 +1,178 @@
+//! The rules of a cache's components: how many leading blocks of a prompt a worker can reuse.
+//!
+//! | component | what a request needs of it |
+//! |---|---|
+//! | full attention | every block |
+//! | a window | the last `swa_window_tokens` tokens before the end, or every block |
+//! | a recurrent state | the last block |
+//!
+//! What cannot be judged counts for nothing: components of a worker that has not said which it has, and rules of a later version.
+
+use super::super::messages::{TierType, WorkerCacheSpec};
+use super::blocks::{Blocks, Held, TierPlace};
+
+pub(super) const FULL: u8 = 1;
+pub(super) const WINDOW: u8 = 2;
+pub(super) const STATE: u8 = 4;
+/// The version of the rules above. 0 is the same.
+const VERSION: u32 = 1;
+/// The tiers from which components are reused, as bits of the wire: device and host.
+const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as u32);
+
+/// Leading blocks of a prompt: those that full attention has, and those that a request can reuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Depths {
+    pub(super) matched: u32,
+    pub(super) usable: u32,
+}
+
+/// The leading blocks of `hashes` that are among `blocks`.
+pub(super) fn depths(blocks: &Blocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> Depths {
+    match spec {
+        None if blocks.are_in_parts() => Depths::default(),
+        None => whole(blocks, hashes),
+        Some(spec) if is_known(spec) => in_parts(blocks, spec, hashes),
+        Some(_) => Depths::default(),
+    }
+}
+
+/// Tells whether a cache of this kind can be judged.
+fn is_known(spec: &WorkerCacheSpec) -> bool {
+    let has_window = spec.components & u32::from(WINDOW) != 0;
+    let is_window_told = !has_window || spec.swa_window_tokens > 0;
+    spec.components != 0 && spec.version <= VERSION && is_window_told
+}
+
+fn whole(blocks: &Blocks, hashes: &[i64]) -> Depths {
+    let held = hashes.iter().take_while(|hash| blocks.get(**hash).is_some());
+    let count = u32::try_from(held.count()).unwrap_or(u32::MAX);
+    Depths {
+        matched: count,
+        usable: count,
+    }
+}
+
+fn in_parts(blocks: &Blocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Depths {
+    let wants = |component: u8| spec.components & u32::from(component) != 0;
+    let mut found = Depths::default();
+    // Tokens that the window has without a hole up to here; without bound from the beginning of the prompt.
+    let mut window = Some(u64::MAX);
+    for hash in hashes {
+        let Some(held) = blocks.get(*hash) else { break };
+        if !has(held, FULL, spec.full_tier_mask) {
+            break;
+        }
+        found.matched = found.matched.saturating_add(1);
+        window = match has(held, WINDOW, spec.swa_tier_mask) {
+            true => Some(window.unwrap_or_default().saturating_add(u64::from(held.tokens))),
+            false => None,
+        };
+        let has_window = window.is_some_and(|tokens| tokens >= u64::from(spec.swa_window_tokens));
+        let has_state = has(held, STATE, spec.mamba_tier_mask);
+        if (has_window || !wants(WINDOW)) && (has_state || !wants(STATE)) {
+            found.usable = found.matched;
+        }
+    }
+    found
+}
+
+/// Tells whether a tier from which the component is reused has it.
+fn has(held: &Held, component: u8, tiers: u32) -> bool {
+    TierPlace::ALL.into_iter().any(|tier| {
+        let is_reused = REUSED_TIERS & tiers & (1 << tier.to_wire()) != 0;
+        is_reused && held.at(tier).is_some_and(|known| known & component != 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: u32 = 1 << 1;
+    const HOST: u32 = 1 << 2;
+    const DISK: u32 = 1 << 3;
+
+    fn spec(components: u8, window: u32) -> WorkerCacheSpec {
+        WorkerCacheSpec {
+            version: 1,
+            components: components.into(),
+            swa_window_tokens: window,
+            full_tier_mask: DEVICE | HOST | DISK,
+            swa_tier_mask: DEVICE,
+            mamba_tier_mask: DEVICE,
+        }
+    }
+
+    /// Blocks 0, 1, 2, … of 16 tokens, each with the tier and the components that are given.
+    fn found(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)]) -> (u32, u32) {
+        let mut blocks = Blocks::default();
+        for (hash, (tier, components)) in (0..).zip(parts) {
+            if let Some(tier) = TierPlace::of_wire(*tier) {
+                blocks.store(hash, tier, u32::from(*components), 16);
+            }
+        }
+        let asked: Vec<i64> = (0..).take(parts.len() + 1).collect();
+        let found = depths(&blocks, spec.as_ref(), &asked);
+        (found.matched, found.usable)
+    }
+
+    #[test]
+    fn whole_blocks_count_up_to_the_first_hole() {
+        assert_eq!(found(None, &[(1, 0), (3, 0), (2, 0), (0, 0), (1, 0)]), (3, 3));
+    }
+
+    #[test]
+    fn what_cannot_be_judged_counts_for_nothing() {
+        let none = (0, 0);
+        assert_eq!(
+            found(None, &[(1, 0), (1, FULL)]),
+            none,
+            "components without a kind"
+        );
+        let full = [(1, FULL), (1, FULL)];
+        let later = WorkerCacheSpec {
+            version: 2,
+            ..spec(FULL, 0)
+        };
+        for (kind, name) in [
+            (spec(0, 0), "no component"),
+            (spec(FULL | WINDOW, 0), "a window without a length"),
+            (later, "later rules"),
+        ] {
+            assert_eq!(found(Some(kind), &full), none, "{name}");
+        }
+        assert_eq!(found(Some(spec(FULL, 0)), &full), (2, 2));
+        assert_eq!(
+            found(Some(spec(FULL, 0)), &[(1, 0)]),
+            none,
+            "a block without components"
+        );
+    }
+
+    #[test]
+    fn full_attention_needs_every_block_on_device_or_host() {
+        let parts = [(1, FULL), (2, FULL), (3, FULL), (1, FULL)];
+        assert_eq!(found(Some(spec(FULL, 0)), &parts), (2, 2));
+    }
+
+    #[test]
+    fn a_window_needs_its_tokens_before_the_end_or_all_from_the_beginning() {
+        let both = FULL | WINDOW;
+        let two = Some(spec(both, 32));
+        assert_eq!(
+            found(two, &[(1, both), (1, FULL), (1, both)]),
+            (3, 1),
+            "one block of two"
+        );
+        assert_eq!(found(two, &[(1, both), (1, FULL), (1, both), (1, both)]), (4, 4));
+        // The host is none of the tiers that serve the window.
+        assert_eq!(found(two, &[(1, both), (2, both)]), (2, 1));
+    }
+
+    #[test]
+    fn a_state_is_needed_at_the_end_only() {
+        let both = FULL | STATE;
+        let parts = [(1, FULL), (1, both), (1, FULL)];
+        assert_eq!(found(Some(spec(both, 0)), &parts), (3, 2));
+    }
+}

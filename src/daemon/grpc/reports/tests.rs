@@ -1,0 +1,427 @@
+//! Reports against a naive model, and what becomes of a worker whose reports have a hole, no room, or end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use super::super::messages::{ExpectedWorker, ExternalKvAction, ExternalKvActionType, WorkerCacheSpec};
+use super::*;
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// The prompt of all hashes, in order.
+const PROMPT: [i64; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+const WINDOW_TOKENS: u32 = 40;
+
+fn limits(bytes_max: usize) -> ReportLimits {
+    ReportLimits {
+        bytes_max,
+        silence_max: Some(Duration::from_secs(60)),
+    }
+}
+
+fn reports() -> Reports {
+    Reports::new(limits(1 << 20))
+}
+
+fn expected(names: &[&str]) -> ConfigureExpectedWorkersRequest {
+    let worker = |name: &&str| ExpectedWorker {
+        worker_id: (*name).to_owned(),
+        worker_address: format!("http://{name}:30000"),
+        cache_spec: None,
+    };
+    ConfigureExpectedWorkersRequest {
+        workers: names.iter().map(worker).collect(),
+    }
+}
+
+fn action(kind: ExternalKvActionType, tier: i32, hashes: Vec<i64>) -> ExternalKvAction {
+    ExternalKvAction {
+        r#type: kind.into(),
+        tier,
+        hashes,
+        ..ExternalKvAction::default()
+    }
+}
+
+fn batch(name: &str, seq: u64, actions: Vec<ExternalKvAction>) -> ApplyExternalKvBatchRequest {
+    ApplyExternalKvBatchRequest {
+        worker_id: name.to_owned(),
+        seq,
+        actions,
+        worker_address: format!("http://{name}:30000"),
+        cache_spec: None,
+        worker_epoch: "e".to_owned(),
+        enforce_sequence: true,
+    }
+}
+
+fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshotRequest {
+    let on_device = TierHashes {
+        tier: 1,
+        hashes,
+        ..TierHashes::default()
+    };
+    ReplaceExternalKvSnapshotRequest {
+        worker_id: name.to_owned(),
+        worker_address: format!("http://{name}:30000"),
+        worker_epoch: "e".to_owned(),
+        applied_seq: seq,
+        hashes_by_tier: vec![on_device],
+        cache_spec: None,
+    }
+}
+
+/// The depth of each worker that is told, and whether all are.
+fn told(reports: &Reports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
+    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
+    let found = matches.into_iter().map(|found| (found.worker, found.blocks));
+    (found.collect(), coverage.is_exact)
+}
+
+/// A worker in the model: where each block is, with which components, and its tokens.
+#[derive(Default)]
+struct Naive {
+    spec: Option<WorkerCacheSpec>,
+    placed: BTreeMap<(i32, i64), u32>,
+    tokens: HashMap<i64, u32>,
+    seq: Option<u64>,
+}
+
+impl Naive {
+    fn act(&mut self, action: &ExternalKvAction) {
+        for (place, hash) in action.hashes.iter().enumerate() {
+            let key = (action.tier, *hash);
+            if action.r#type == ExternalKvActionType::Report as i32 {
+                let mask = action.component_masks.get(place).copied().unwrap_or_default();
+                self.placed.insert(key, mask);
+                let tokens = action.block_sizes.get(place).copied().unwrap_or_default();
+                if tokens > 0 {
+                    self.tokens.insert(*hash, tokens);
+                }
+            } else if action.r#type == ExternalKvActionType::Revoke as i32 {
+                self.placed.remove(&key);
+            }
+        }
+        if action.r#type == ExternalKvActionType::ClearAllAtTier as i32 {
+            self.placed.retain(|(tier, _), _| *tier != action.tier);
+        }
+        let placed = &self.placed;
+        self.tokens
+            .retain(|hash, _| (1..=3).any(|tier| placed.contains_key(&(tier, *hash))));
+    }
+
+    /// Whether a tier that serves the component has the block with it.
+    fn has(&self, hash: i64, component: u32, tiers: u32) -> bool {
+        (1..=2).any(|tier| {
+            let mask = self.placed.get(&(tier, hash)).copied().unwrap_or_default();
+            tiers & (1 << tier) != 0 && mask & component != 0
+        })
+    }
+
+    fn is_whole(&self, count: usize) -> bool {
+        let hashes = PROMPT.iter().take(count);
+        let held = |hash: i64| (1..=3).any(|tier| self.placed.contains_key(&(tier, hash)));
+        match &self.spec {
+            None => hashes.copied().all(held) && self.placed.values().all(|mask| *mask == 0),
+            Some(spec) => hashes.copied().all(|hash| self.has(hash, 1, spec.full_tier_mask)),
+        }
+    }
+
+    /// Whether a request can go on behind so many blocks.
+    fn is_usable(&self, count: usize) -> bool {
+        let Some(spec) = &self.spec else {
+            return self.is_whole(count);
+        };
+        let before: Vec<i64> = PROMPT.iter().take(count).copied().collect();
+        let of_window = before.iter().rev();
+        let run: Vec<i64> = of_window
+            .take_while(|hash| self.has(**hash, 2, spec.swa_tier_mask))
+            .copied()
+            .collect();
+        let tokens: u32 = run
+            .iter()
+            .map(|hash| self.tokens.get(hash).copied().unwrap_or_default())
+            .sum();
+        let has_window = run.len() == count || tokens >= spec.swa_window_tokens && !run.is_empty();
+        let has_state = before
+            .last()
+            .is_some_and(|hash| self.has(*hash, 4, spec.mamba_tier_mask));
+        self.is_whole(count)
+            && (spec.components & 2 == 0 || has_window)
+            && (spec.components & 4 == 0 || has_state)
+    }
+
+    fn depth(&self, depth: Depth) -> u32 {
+        let counts = (1..=PROMPT.len()).rev();
+        let deepest = match depth {
+            Depth::Usable => counts.into_iter().find(|count| self.is_usable(*count)),
+            Depth::Matched => counts.into_iter().find(|count| self.is_whole(*count)),
+        };
+        u32::try_from(deepest.unwrap_or_default()).unwrap()
+    }
+}
+
+fn random_spec(random: &mut fastrand::Rng) -> Option<WorkerCacheSpec> {
+    let components = [0, 1, 3, 5, 7][random.usize(0..5)];
+    (components > 0).then(|| WorkerCacheSpec {
+        version: random.u32(0..2),
+        components,
+        swa_window_tokens: WINDOW_TOKENS,
+        full_tier_mask: random.u32(1..16),
+        swa_tier_mask: random.u32(1..16),
+        mamba_tier_mask: random.u32(1..16),
+    })
+}
+
+fn random_action(random: &mut fastrand::Rng, in_parts: bool) -> ExternalKvAction {
+    use ExternalKvActionType::{ClearAllAtTier, Report, Revoke};
+    let kind = [Report, Report, Report, Report, Revoke, ClearAllAtTier][random.usize(0..6)];
+    let first = random.i64(0..10);
+    let hashes: Vec<i64> = (first..random.i64(first..13)).collect();
+    let hashes = if kind == ClearAllAtTier {
+        Vec::new()
+    } else {
+        hashes
+    };
+    let mut action = action(kind, random.i32(1..4), hashes);
+    if kind == Report && in_parts {
+        action.component_masks = action
+            .hashes
+            .iter()
+            .map(|_| [1, 3, 5, 7, 7][random.usize(0..5)])
+            .collect();
+        action.block_sizes = action.hashes.iter().map(|_| random.u32(0..2) * 16).collect();
+    }
+    action
+}
+
+#[tokio::test]
+async fn answers_are_those_of_a_naive_model() {
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut found = 0;
+    for round in 0..300 {
+        let (reports, now) = (reports(), Instant::now());
+        reports.configure(expected(&NAMES), now).unwrap();
+        let mut model: BTreeMap<&str, Naive> = BTreeMap::new();
+        for name in NAMES {
+            let naive = model.entry(name).or_default();
+            naive.spec = random_spec(&mut random);
+        }
+        for _ in 0..40 {
+            let name = NAMES[random.usize(0..3)];
+            let naive = model.get_mut(name).unwrap();
+            let in_parts = naive.spec.is_some() || random.u8(0..20) == 0;
+            if naive.seq.is_none() || random.u8(0..10) == 0 {
+                let seq = random.u64(0..9);
+                let hashes: Vec<i64> = (0..random.i64(0..13)).collect();
+                *naive = Naive {
+                    spec: naive.spec,
+                    seq: Some(seq),
+                    ..Naive::default()
+                };
+                naive.act(&action(ExternalKvActionType::Report, 1, hashes.clone()));
+                let mut whole = snapshot(name, seq, hashes);
+                whole.cache_spec = naive.spec;
+                reports.replace(whole).await.unwrap();
+                continue;
+            }
+            let last = naive.seq.unwrap();
+            let seq = last + u64::from(random.u8(0..8) > 0) + u64::from(random.u8(0..12) == 0);
+            let count = random.usize(0..3);
+            let actions: Vec<_> = (0..count).map(|_| random_action(&mut random, in_parts)).collect();
+            let mut given = batch(name, seq, actions.clone());
+            given.cache_spec = naive.spec;
+            let answer = reports.apply(given, now);
+            if seq == last + 1 {
+                actions.iter().for_each(|action| naive.act(action));
+                naive.seq = Some(seq);
+                assert!(!answer.unwrap().duplicate);
+            } else if seq == last {
+                assert!(answer.unwrap().duplicate);
+            } else {
+                let (expected, given) = (last + 1, seq);
+                assert_eq!(answer, Err(ReportError::Gap { expected, given }));
+                *naive = Naive {
+                    spec: naive.spec,
+                    ..Naive::default()
+                };
+            }
+            for depth in [Depth::Usable, Depth::Matched] {
+                let of_model = model
+                    .iter()
+                    .map(|(name, naive)| ((*name).to_owned(), naive.depth(depth)));
+                let of_model: Vec<_> = of_model.filter(|(_, blocks)| *blocks > 0).collect();
+                found += of_model.len();
+                let is_exact = model.values().all(|naive| naive.seq.is_some());
+                assert_eq!(
+                    told(&reports, depth, now),
+                    (of_model, is_exact),
+                    "round {round} of seed {seed}, {depth:?}"
+                );
+            }
+            check_placements(&reports, &model, now);
+        }
+    }
+    assert!(found > 1000, "{found} matches");
+}
+
+/// Compares where each block is.
+fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Instant) {
+    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
+    let mut placed = BTreeMap::new();
+    for found in &matches {
+        for tier in &found.hashes_by_tier {
+            for (hash, mask) in tier.hashes.iter().zip(&tier.component_masks) {
+                placed.insert((found.worker_id.as_str(), tier.tier, *hash), *mask);
+            }
+        }
+    }
+    let of_model = model.iter().flat_map(|(name, naive)| {
+        let in_prompt = naive.placed.iter().filter(|((_, hash), _)| PROMPT.contains(hash));
+        in_prompt.map(|((tier, hash), mask)| ((*name, *tier, *hash), *mask))
+    });
+    assert_eq!(placed, of_model.collect());
+    let count = placed.len();
+    assert_eq!(reports.placements(&PROMPT, count, now).is_some(), true);
+    assert_eq!(
+        count == 0 || reports.placements(&PROMPT, count - 1, now).is_none(),
+        true
+    );
+}
+
+#[tokio::test]
+async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
+    let (reports, now) = (reports(), Instant::now());
+    let store = |seq| batch("a", seq, vec![action(ExternalKvActionType::Report, 1, vec![0])]);
+    assert_eq!(reports.apply(store(1), now), Err(ReportError::Unexpected));
+    assert_eq!(
+        reports.replace(snapshot("a", 1, vec![])).await,
+        Err(ReportError::Unexpected)
+    );
+    let ready = reports.configure(expected(&["a", "b"]), now).unwrap();
+    assert_eq!((ready.total_workers, ready.ready_workers), (2, 0));
+    assert_eq!(reports.apply(store(1), now), Err(ReportError::NoSnapshot));
+    reports.replace(snapshot("a", 5, vec![0, 1])).await.unwrap();
+    assert_eq!(
+        told(&reports, Depth::Usable, now),
+        (vec![("a".to_owned(), 2)], false),
+        "b is awaited"
+    );
+    let ready = reports.configure(expected(&["a"]), now).unwrap();
+    assert_eq!((ready.total_workers, ready.ready_workers), (1, 1));
+    assert_eq!(
+        told(&reports, Depth::Usable, now),
+        (vec![("a".to_owned(), 2)], true)
+    );
+    let of_another = ApplyExternalKvBatchRequest {
+        worker_epoch: "f".to_owned(),
+        ..store(6)
+    };
+    assert_eq!(reports.apply(of_another, now), Err(ReportError::NoSnapshot));
+    assert!(reports.apply(store(3), now).unwrap().duplicate, "an old batch");
+    let gap = ReportError::Gap {
+        expected: 6,
+        given: 7,
+    };
+    assert_eq!(reports.apply(store(7), now), Err(gap));
+    assert_eq!(told(&reports, Depth::Usable, now), (vec![], false));
+    assert_eq!(reports.apply(store(6), now), Err(ReportError::NoSnapshot));
+    reports.replace(snapshot("a", 7, vec![0])).await.unwrap();
+    assert_eq!(
+        told(&reports, Depth::Usable, now),
+        (vec![("a".to_owned(), 1)], true)
+    );
+}
+
+#[tokio::test]
+async fn a_silent_worker_is_left_out_until_a_batch_continues_what_is_known() {
+    let (reports, now) = (reports(), Instant::now());
+    reports.configure(expected(&["a"]), now).unwrap();
+    reports.replace(snapshot("a", 0, vec![0, 1])).await.unwrap();
+    let later = Instant::now() + Duration::from_secs(61);
+    let (matches, coverage) = reports.prefixes(&PROMPT, Depth::Usable, later);
+    assert!(matches.is_empty() && !coverage.is_exact && !coverage.knows_some);
+    reports.apply(batch("a", 1, vec![]), later).unwrap();
+    assert_eq!(
+        told(&reports, Depth::Usable, later),
+        (vec![("a".to_owned(), 2)], true)
+    );
+    let even_later = later + Duration::from_secs(61);
+    reports.configure(expected(&["a"]), even_later).unwrap();
+    assert_eq!(
+        told(&reports, Depth::Usable, even_later).0.len(),
+        1,
+        "its bridge is there"
+    );
+}
+
+#[tokio::test]
+async fn a_worker_without_room_is_awaited_and_the_others_stay() {
+    let reports = Reports::new(limits(3 * WORKER_BYTES + 64 * 1024));
+    let now = Instant::now();
+    reports.configure(expected(&NAMES), now).unwrap();
+    reports
+        .replace(snapshot("a", 0, (0..100).collect()))
+        .await
+        .unwrap();
+    let large = reports.replace(snapshot("b", 0, (0..5000).collect())).await;
+    assert_eq!(large, Err(ReportError::NoRoom));
+    reports.replace(snapshot("b", 0, vec![0])).await.unwrap();
+    let mut last = Ok(());
+    for seq in 1..10 {
+        let first = i64::try_from(seq).unwrap() * 1000;
+        let store = action(ExternalKvActionType::Report, 1, (first..first + 1000).collect());
+        last = reports.apply(batch("b", seq, vec![store]), now).map(|_| ());
+        if last.is_err() {
+            break;
+        }
+    }
+    assert_eq!(last, Err(ReportError::NoRoom));
+    assert_eq!(
+        told(&reports, Depth::Usable, now),
+        (vec![("a".to_owned(), 12)], false)
+    );
+    let kept = reports.kept.read();
+    let bytes: usize = kept.workers.values().map(Worker::bytes).sum();
+    assert_eq!(kept.bytes, bytes, "what went is counted");
+}
+
+#[test]
+fn a_batch_that_is_wrong_changes_nothing() {
+    use ExternalKvActionType::{Report, Unknown};
+    let (reports, now) = (reports(), Instant::now());
+    reports.configure(expected(&["a"]), now).unwrap();
+    let unaligned = ExternalKvAction {
+        component_masks: vec![1],
+        ..action(Report, 1, vec![1, 2])
+    };
+    let code = |request: ApplyExternalKvBatchRequest| {
+        tonic::Status::from(reports.apply(request, now).unwrap_err()).code()
+    };
+    use tonic::Code::{FailedPrecondition, InvalidArgument, ResourceExhausted};
+    assert_eq!(code(batch("a", 1, vec![unaligned])), InvalidArgument);
+    assert_eq!(
+        code(batch("a", 1, vec![action(Report, 0, vec![1])])),
+        InvalidArgument
+    );
+    assert_eq!(
+        code(batch("a", 1, vec![action(Unknown, 1, vec![1])])),
+        InvalidArgument
+    );
+    assert_eq!(code(batch("", 1, vec![])), InvalidArgument);
+    assert_eq!(code(batch(&"a".repeat(300), 1, vec![])), InvalidArgument);
+    let long = (0..20_000).collect();
+    assert_eq!(
+        code(batch("a", 1, vec![action(Report, 1, long)])),
+        ResourceExhausted
+    );
+    let unnumbered = ApplyExternalKvBatchRequest {
+        enforce_sequence: false,
+        ..batch("a", 1, vec![])
+    };
+    assert_eq!(code(unnumbered), FailedPrecondition);
+    let many: Vec<String> = (0..=WORKERS_MAX).map(|number| number.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let too_many = reports.configure(expected(&many), now);
+    assert_eq!(too_many, Err(ReportError::TooManyWorkers(WORKERS_MAX + 1)));
+}
