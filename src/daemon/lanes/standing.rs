@@ -30,7 +30,7 @@ pub(super) enum BlocksState {
     Outlived,
 }
 
-/// What happens to a holder's blocks.
+/// A change of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksChange {
     /// They were cleared, or replaced by a full state.
@@ -66,7 +66,7 @@ impl BlocksState {
 /// Whether a holder's publisher answers questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublisherState {
-    /// It has not been asked, or has answered last.
+    /// The last question was answered, or there was none.
     Answers,
     /// The last question found no answer; another may.
     Unheard,
@@ -74,14 +74,14 @@ pub(super) enum PublisherState {
     Mute,
 }
 
-/// What is learnt of a publisher's answers.
+/// News of a publisher's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PublisherChange {
-    /// It has answered.
+    /// An answer came.
     Answered,
-    /// It has not; asking again may help.
+    /// No answer came; asking again may help.
     Failed,
-    /// It has not, and will not.
+    /// No answer came, and none will.
     Refused,
     /// A new epoch or an operator: there is a reason to ask it again.
     Reconsidered,

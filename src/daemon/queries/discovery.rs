@@ -193,7 +193,7 @@ pub async fn present_bridge(
 pub(super) struct Discovery {
     client: Client,
     identity: Identity,
-    /// None of a bridge.
+    /// Absent where no requests are taken: of a bridge.
     served: Option<Served>,
     started_us: u64,
     /// Says where no reply may go.
