@@ -213,6 +213,8 @@ async fn taking(url: &str, more: &[(&str, &str)]) -> (Daemon, Router, Bridge) {
         ("grpc.writing", "open"),
     ];
     let daemon = daemon(url, &[&PATIENT[..], &own, more].concat()).await;
+    // From then on, who has not been heard of is not there.
+    daemon.listed().await;
     let router = Router::connect(&daemon).await;
     let bridge = Bridge(Router::connect(&daemon).await);
     (daemon, router, bridge)

@@ -158,8 +158,8 @@ class Reporter:
 
     def _batch(self, name: bytes, address: bytes, number: int, payload: bytes) -> None:
         if name not in self._numbered:
-            # The first batch of an engine comes behind an empty snapshot.
-            assert number == 0, "the first batches of an engine are lost"
+            # The first batch that matters comes behind an empty snapshot. One before it says that the cache is clear at the start.
+            assert number <= 1, f"the first batches of an engine are lost: {number}"
             self._numbered.add(name)
             self._call("ReplaceExternalKvSnapshot", field(1, name) + field(2, address) + field(3, self.EPOCH) + field(4, number))
         actions = b"".join(field(3, action) for event in msgspec.msgpack.decode(payload)[1] for action in self._actions(event))

@@ -195,7 +195,7 @@ fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     )
 }
 
-/// Those who report blocks name no model, and need a token unless it is said that they need none.
+/// Reports name no model, and need a token unless it is said that they need none.
 fn check_writing(layers: &Layers) -> Vec<ConfigError> {
     let (writing, namespace, token) = ("grpc.writing", "grpc.namespace", "grpc.writing_token_file");
     if !layers.are_settled(&[writing, namespace, token]) {

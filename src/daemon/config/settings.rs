@@ -382,7 +382,7 @@ tables! {
         idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
         /// How long a question over gRPC may take to come and to be answered, in milliseconds; the client's own deadline may be shorter.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
-        /// Who may report over gRPC which blocks workers have, as SGLang's bridge does: nobody (off), who has the token of grpc.writing_token_file (token), or who may ask (open); needs grpc.namespace.
+        /// Clients that may report over gRPC which blocks workers have, as SGLang's bridge does: none (off), those with the token of grpc.writing_token_file (token), or all that may ask (open); needs grpc.namespace.
         writing: GrpcWriting = "off", choice();
         /// File with the token that those need who report blocks over gRPC.
         writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);

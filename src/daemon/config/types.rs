@@ -101,11 +101,11 @@ words!(Depth {
 /// The clients that may report over gRPC which blocks workers have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrpcWriting {
-    /// None.
+    /// No client.
     Off,
-    /// Those with a token of their own.
+    /// Clients with a token of their own.
     Token,
-    /// All that may ask.
+    /// All clients that may ask.
     Open,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Questions {
     pub(super) source: Source,
     /// The namespace that is asked about; none for all that speak SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
-    /// What is reported of workers; none where nobody may report.
+    /// The workers that are reported; none where nobody may report.
     pub(super) reports: Option<Arc<Reports>>,
     pub(super) hits: Hits,
     /// Which depth is told.

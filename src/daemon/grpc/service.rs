@@ -41,7 +41,7 @@ pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
     pub(super) token: Option<Secret>,
-    /// Where reports go; none where nobody may report.
+    /// The way of reports; none where nobody may report.
     pub(super) writing: Option<Writing>,
     /// Longest question, in bytes.
     pub(super) message_bytes_max: usize,
@@ -226,7 +226,7 @@ impl Door {
         }
     }
 
-    /// What is reported.
+    /// The workers that are reported.
     fn reports(&self) -> Result<&Reports, Status> {
         let writing = self.writing.as_ref();
         writing

@@ -55,7 +55,7 @@ pub(super) struct ReportLimits {
     pub(super) silence_max: Option<Duration>,
 }
 
-/// The last batch of a worker that is known.
+/// A batch of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Checkpoint {
     epoch: String,
@@ -68,7 +68,7 @@ struct Worker {
     /// The address where requests for it go; empty where nobody has said.
     address: String,
     spec: Option<WorkerCacheSpec>,
-    /// None while a snapshot is awaited. Then there are no blocks.
+    /// The last batch that is known; none while a snapshot is awaited. Then there are no blocks.
     checkpoint: Option<Checkpoint>,
     /// The last sign that somebody follows it.
     heard: Instant,
@@ -122,7 +122,7 @@ pub(super) struct ReportedMatch {
     pub(super) blocks: u32,
 }
 
-/// What is known of all workers.
+/// The certainty about all workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coverage {
     /// Whether there is a worker whose state is certain.

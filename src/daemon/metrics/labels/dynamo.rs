@@ -7,7 +7,7 @@ label_values! {
     DynamoOutcome: "outcome" {
         /// The router has its answer.
         Answered => "answered",
-        /// It cannot be read.
+        /// The request cannot be read.
         Unreadable => "unreadable",
         /// The router did not take the answer.
         NotTaken => "not_taken",
