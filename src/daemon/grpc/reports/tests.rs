@@ -282,11 +282,8 @@ fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Insta
     });
     assert_eq!(placed, of_model.collect());
     let count = placed.len();
-    assert_eq!(reports.placements(&PROMPT, count, now).is_some(), true);
-    assert_eq!(
-        count == 0 || reports.placements(&PROMPT, count - 1, now).is_none(),
-        true
-    );
+    assert!(reports.placements(&PROMPT, count, now).is_some());
+    assert!(count == 0 || reports.placements(&PROMPT, count - 1, now).is_none());
 }
 
 #[tokio::test]
