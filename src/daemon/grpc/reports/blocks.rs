@@ -162,12 +162,12 @@ mod tests {
     fn the_memory_of_a_map_is_known_before_it_grows() {
         let mut blocks = Blocks::default();
         assert_eq!(blocks.bytes(), 0);
-        for hash in 0..5000 {
+        for hash in 0..20_000 {
             let expected = blocks.bytes_with(1);
             blocks.store(hash, TierPlace(0), 0, 0);
             assert!(blocks.bytes() <= expected, "block {hash}");
         }
-        assert!(blocks.bytes() >= 5000 * PLACE_BYTES && blocks.bytes() <= 5000 * 3 * PLACE_BYTES);
+        assert!(blocks.bytes() >= 20_000 * PLACE_BYTES && blocks.bytes() <= 20_000 * 3 * PLACE_BYTES);
         blocks.clear(TierPlace(0));
         blocks.rest();
         assert!(blocks.bytes() <= places(KEPT_ROOM * 2) * PLACE_BYTES);
