@@ -39,6 +39,15 @@ async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
     .await
 }
 
+/// The doctor's exit code and checks.
+async fn doctor(url: &str) -> (Option<i32>, Vec<Value>) {
+    let mut doctor = kvatlas(&["doctor", "--nats-url", url, "--json"]);
+    let looking = tokio::task::spawn_blocking(move || doctor.output().unwrap());
+    let looked = looking.await.unwrap();
+    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
+    (looked.status.code(), found["checks"].as_array().unwrap().clone())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_are_found_and_tell_what_they_have_answered() {
     let broker = broker().await;
@@ -142,13 +151,7 @@ async fn the_doctor_finds_the_replicas_itself() {
     let elsewhere = daemon(broker.url(), &[("subjects.prefix", "another")]).await;
     let client = Client::connect(broker.url()).await;
     asked(&client, "$SRV.PING", 3).await;
-    let url = broker.url().to_owned();
-    let looking = tokio::task::spawn_blocking(move || {
-        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
-        doctor.output().unwrap()
-    });
-    let found: Value = serde_json::from_slice(&looking.await.unwrap().stdout).unwrap();
-    let checks = found["checks"].as_array().unwrap();
+    let (_, checks) = doctor(broker.url()).await;
     let names: Vec<&str> = checks
         .iter()
         .map(|check| check["name"].as_str().unwrap())
@@ -188,13 +191,7 @@ async fn the_doctor_finds_a_bridge_and_says_what_it_lacks() {
         http_get(place, "/workers").1.contains("refused").then_some(())
     })
     .await;
-    let url = broker.url().to_owned();
-    let looking = tokio::task::spawn_blocking(move || {
-        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
-        doctor.output().unwrap()
-    });
-    let found: Value = serde_json::from_slice(&looking.await.unwrap().stdout).unwrap();
-    let checks = found["checks"].as_array().unwrap();
+    let (_, checks) = doctor(broker.url()).await;
     let engines = checks.iter().find(|check| check["name"] == "engines").unwrap();
     let text = engines.to_string();
     assert!(text.contains("vllm-0") && text.contains("refused"), "{text}");
@@ -218,15 +215,8 @@ async fn the_doctor_finds_daemons_that_hash_differently() {
         (known == [true, true]).then_some(())
     })
     .await;
-    let url = broker.url().to_owned();
-    let looking = tokio::task::spawn_blocking(move || {
-        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
-        doctor.output().unwrap()
-    });
-    let looked = looking.await.unwrap();
-    assert_eq!(looked.status.code(), Some(1));
-    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
-    let checks = found["checks"].as_array().unwrap();
+    let (code, checks) = doctor(broker.url()).await;
+    assert_eq!(code, Some(1));
     let check = checks.iter().find(|check| check["name"] == "namespaces").unwrap();
     let text = check.to_string();
     for word in ["llama", "16 tokens", "32 tokens"] {

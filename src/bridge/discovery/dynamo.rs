@@ -224,7 +224,7 @@ mod tests {
         DynamoPlace::parse(text).unwrap()
     }
 
-    /// As Dynamo 1.6.1 writes it.
+    /// A record as Dynamo 1.6.1 writes it.
     fn channel(publisher: &str, kind: &str, config: &Value) -> Channel {
         let value = json!({"type": "EventChannel", "topic": "kv-events", "instance_id": 1, "transport": {"kind": kind, "config": config}});
         let key = format!("{CHANNELS}{SCOPE}/topic/kv-events/{publisher}");

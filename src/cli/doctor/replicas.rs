@@ -64,7 +64,7 @@ pub(super) struct Replica {
     admin: AdminClient,
     /// Daemons of one group know the same workers; none where the daemon keeps no index.
     group: Option<String>,
-    /// It follows engines, and answers nobody.
+    /// Set of one that follows engines, and answers nobody.
     is_bridge: bool,
 }
 

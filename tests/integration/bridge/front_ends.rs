@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use kvatlas::daemon::registry::EngineRegistry;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::NamedService;
@@ -19,7 +19,7 @@ use tower::Service;
 
 use super::python::{Publishers, Spec, python};
 use super::servers::{follow, troubled};
-use super::subscribed::answered;
+use super::subscribed::{answered, serve_grpc};
 use super::{BLOCK, Site, stored};
 use crate::support::eventually;
 
@@ -150,32 +150,16 @@ impl Service<http::Request<Body>> for Control {
 struct FrontEnd {
     address: SocketAddr,
     answers: Arc<Mutex<Answers>>,
-    stop: CancellationToken,
-}
-
-impl Drop for FrontEnd {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
+    _serving: DropGuard,
 }
 
 async fn serve(answers: Answers) -> FrontEnd {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let incoming = tonic::transport::server::TcpIncoming::from(listener);
-    let (answers, stop) = (Arc::new(Mutex::new(answers)), CancellationToken::new());
-    let (service, stopped) = (Control(Arc::clone(&answers)), stop.clone());
-    tokio::spawn(async move {
-        let server = tonic::transport::Server::builder().add_service(service);
-        server
-            .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
-            .await
-            .unwrap();
-    });
+    let answers = Arc::new(Mutex::new(answers));
+    let (address, serving) = serve_grpc(Control(Arc::clone(&answers))).await;
     FrontEnd {
         address,
         answers,
-        stop,
+        _serving: serving,
     }
 }
 

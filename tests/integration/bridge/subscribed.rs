@@ -11,7 +11,7 @@ use futures_util::{Stream, StreamExt};
 use kvatlas::daemon::registry::EngineRegistry;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
@@ -247,25 +247,18 @@ impl Service<http::Request<Body>> for VllmEngine {
     }
 }
 
-/// A server on a free port, until it is dropped.
-struct Served {
-    address: SocketAddr,
-    servicer: Servicer,
-    stop: CancellationToken,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-async fn serve(servicer: Servicer) -> Served {
+/// Serves on a free port, until the guard is dropped.
+pub(super) async fn serve_grpc<S>(service: S) -> (SocketAddr, DropGuard)
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: NamedService + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let stop = CancellationToken::new();
-    let (service, stopped) = (VllmEngine(servicer.clone()), stop.clone());
+    let stopped = stop.clone();
     tokio::spawn(async move {
         let server = tonic::transport::Server::builder().add_service(service);
         server
@@ -273,10 +266,22 @@ async fn serve(servicer: Servicer) -> Served {
             .await
             .unwrap();
     });
+    (address, stop.drop_guard())
+}
+
+/// A server on a free port, until it is dropped.
+struct Served {
+    address: SocketAddr,
+    servicer: Servicer,
+    _serving: DropGuard,
+}
+
+async fn serve(servicer: Servicer) -> Served {
+    let (address, serving) = serve_grpc(VllmEngine(servicer.clone())).await;
     Served {
         address,
         servicer,
-        stop,
+        _serving: serving,
     }
 }
 
