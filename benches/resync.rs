@@ -25,13 +25,13 @@ use std::time::{Duration, Instant};
 
 use common::{KilledOnDrop, mix, start_daemon};
 use hdrhistogram::Histogram;
-use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
     Event, NamespaceName, QueryKey, SingleQuery, StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
 };
+use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 
 /// Connections that the publishers share.
 const CONNECTIONS: usize = 8;

@@ -34,12 +34,8 @@ use async_nats::jetstream;
 use common::mix;
 use common::publisher::Publisher;
 use hdrhistogram::Histogram;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
-use kvatlas::daemon::config::Config;
-use kvatlas::daemon::lanes::{LanePool, LaneSettings, LivenessSettings, StreamPosition};
-use kvatlas::daemon::snapshots::{Saved, SnapshotDirectory, Snapshotter};
 use kvatlas_client::QueryClient;
+use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search};
 use kvatlas_core::snapshot::StreamCursor;
@@ -48,6 +44,10 @@ use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, NamespaceName, QueryKey, StoredBlocks, Subjects, Tier, WireLimits,
     WorkerName,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_daemon::lanes::{LanePool, LaneSettings, LivenessSettings, StreamPosition};
+use kvatlas_daemon::snapshots::{Saved, SnapshotDirectory, Snapshotter};
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use tokio::runtime::Handle;
 
 const DEPTH: u64 = 1024;

@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Not src/cli: there the first words are help texts.
-FOLDERS = ("src/bridge", "src/client", "src/core", "src/daemon", "src/engines", "src/lab", "src/simulation", "src/vocab")
+FOLDERS = tuple(
+    f"src/{name}"
+    for name in "bridge client config core daemon engines lab process simulation telemetry vocab".split()
+)
 FIRST = re.compile(r"[\[`]*(What|Who|Whom|Whose|Where|Those|These|It|None|Of)\b(?!')")
 DOC = re.compile(r"\s*(?:///(?!/)|//!) ?(.*)")
 

@@ -6,13 +6,14 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::config::Config;
+use kvatlas_config::Config;
+use kvatlas_daemon::Daemon;
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, ConfigSource, ExitStatus, Failure, ServeArguments, StopSignals, supervisor};
 
 fn main() -> ExitCode {
+    kvatlas_telemetry::set_commit(env!("BUILD_COMMIT"));
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(refusal) => return end_parsing(&refusal),
@@ -91,7 +92,7 @@ fn serve(arguments: ServeArguments) -> Result<(), Failure> {
 async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        commit = env!("BUILD_COMMIT"),
+        commit = kvatlas_telemetry::commit(),
         "kvatlas starts"
     );
     let mut signals = StopSignals::listen()?;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{Event, RemovedBlocks, StoredBlocks, Subjects, Tier, WorkerName};
+use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 use crate::{Scale, counted_subjects, median, namespace, start_child, subjects, wait_for_cursor};
 

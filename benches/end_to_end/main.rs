@@ -42,9 +42,9 @@ use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
 use flood::{bench_flood, flood};
 use futures_util::StreamExt;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use queries::{Asked, bench_queries, load_prompts, wait_for_echo};
 
 /// A daemon that loses nothing while a publisher sends as fast as it can: nobody paces it. Holders whose publishers send no heartbeats

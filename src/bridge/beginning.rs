@@ -10,8 +10,8 @@ use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
 use kvatlas_engines::{Format, HashMode, Translator, TranslatorSettings};
 
-use crate::daemon::metrics::LogGate;
-use crate::daemon::registry::NewEngine;
+use kvatlas_process::registry::NewEngine;
+use kvatlas_telemetry::LogGate;
 
 use super::engines::Inner;
 use super::follower::HeardBefore;

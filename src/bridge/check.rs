@@ -5,7 +5,7 @@ use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
 
-use crate::daemon::registry::{NewEngine, NewServer, RegisterRefusal, SizeOf};
+use kvatlas_process::registry::{NewEngine, NewServer, RegisterRefusal, SizeOf};
 
 use super::http::ServerAddress;
 use super::subscribed::method_path;

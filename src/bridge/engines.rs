@@ -1,10 +1,10 @@
 //! The engines that a bridge follows.
 
 mod given;
+mod registry;
 mod servers;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -22,19 +22,18 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{Profile, Subjects, worker_of_instance};
 use kvatlas_engines::Format;
 
-use crate::daemon::config::Secret;
-use crate::daemon::metrics::BridgeMetrics;
-use crate::daemon::registry::{
-    EngineKey, EngineRegistry, EngineState, EngineStatus, GivenEngine, NewEngine, NewServer, RegisterRefusal,
-    RemovedEngines, ServerKey, ServerState, SizeOf,
+use kvatlas_config::Secret;
+use kvatlas_process::registry::{
+    EngineKey, EngineState, EngineStatus, GivenEngine, NewEngine, RegisterRefusal, ServerKey, SizeOf,
 };
+use kvatlas_telemetry::BridgeMetrics;
 
 use super::check::{check_block_size, check_engine};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
-use super::hosts::{AllowedHosts, host_of};
+use super::hosts::AllowedHosts;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::republish::{RepublishOptions, Republisher, SocketPair};
@@ -568,62 +567,5 @@ impl Inner {
             },
         };
         task.run(source).await;
-    }
-}
-
-impl EngineRegistry for Bridge {
-    fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
-        let own = peer.map(|peer| peer.to_string());
-        for endpoint in engine.endpoints() {
-            // Without a host it is refused as no endpoint.
-            let Some(host) = host_of(endpoint) else {
-                continue;
-            };
-            if own.as_ref() != Some(&host) && !self.allows_host(&host) {
-                let endpoint = endpoint.to_owned();
-                return Err(RegisterRefusal::Host { host, endpoint });
-            }
-        }
-        Ok(())
-    }
-
-    fn register_token(&self) -> Option<&Secret> {
-        self.inner.options.register_token.as_ref()
-    }
-
-    fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
-        self.follow(GivenEngine::Publisher(engine))?;
-        self.keep_registered();
-        Ok(())
-    }
-
-    fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
-        self.follow(GivenEngine::Server(server))?;
-        self.keep_registered();
-        Ok(())
-    }
-
-    fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
-        let mut state = self.inner.state.lock();
-        let mut removed = self.remove_servers(&mut state, is_meant);
-        let meant = state.engines.keys().filter(|key| is_meant(key));
-        let meant: RemovedEngines = meant.cloned().collect();
-        for key in &meant {
-            state.remove(key);
-        }
-        removed.extend(meant);
-        drop(state);
-        self.keep_registered();
-        removed
-    }
-
-    fn engines(&self) -> Vec<EngineState> {
-        let state = self.inner.state.lock();
-        state.engines.values().map(Followed::state).collect()
-    }
-
-    fn servers(&self) -> Vec<ServerState> {
-        let state = self.inner.state.lock();
-        state.servers.values().map(AskedServer::state).collect()
     }
 }

@@ -6,7 +6,7 @@ use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_engines::Reason;
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::continuity::{Continuity, Heard, Published};
 use super::dynamo::AnswerPorts;

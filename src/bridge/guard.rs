@@ -16,8 +16,8 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
 use zeromq::Endpoint;
 
-use crate::daemon::metrics::BridgeMetrics;
-use crate::daemon::metrics::labels::FrameFault;
+use kvatlas_telemetry::BridgeMetrics;
+use kvatlas_telemetry::labels::FrameFault;
 
 use super::walker::{Broken, WalkLimits, Walker};
 

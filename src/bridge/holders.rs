@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::relay::Relay;
 

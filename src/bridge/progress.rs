@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::daemon::metrics::LogGate;
-use crate::daemon::registry::{EngineStatus, NewEngine};
+use kvatlas_process::registry::{EngineStatus, NewEngine};
+use kvatlas_telemetry::LogGate;
 
 static LOST_GATE: LogGate = LogGate::new();
 /// Each of many engines is worth a line at a start. Who registers and removes engines without end gets no more.
@@ -103,8 +103,8 @@ pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::{EngineDefaults, parse_engine};
-    use crate::daemon::registry::GivenEngine;
+    use crate::{EngineDefaults, parse_engine};
+    use kvatlas_process::registry::GivenEngine;
 
     #[test]
     fn an_engine_that_was_never_seen_is_pending_and_not_lost() {

@@ -17,7 +17,7 @@ use kvatlas_engines::{
 };
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
-use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
+use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;

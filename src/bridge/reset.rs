@@ -16,9 +16,9 @@ use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSIO
 use kvatlas_engines::Format;
 use kvatlas_engines::described::Flushed;
 
-use crate::daemon::metrics::LogGate;
-use crate::daemon::registry::NewEngine;
-use crate::daemon::{BRIDGE, instance_name};
+use kvatlas_process::registry::NewEngine;
+use kvatlas_process::{BRIDGE, instance_name};
+use kvatlas_telemetry::LogGate;
 
 use super::engines::{Bridge, Named};
 use super::grpc::{self, GrpcError};

@@ -12,8 +12,8 @@ use zeromq::{
     DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage,
 };
 
-use crate::daemon::metrics::BridgeMetrics;
-use crate::daemon::metrics::labels::FrameFault;
+use kvatlas_telemetry::BridgeMetrics;
+use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
 use super::guard::Guard;

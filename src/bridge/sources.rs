@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::WorkerName;
 
-use crate::daemon::broker::round_trip;
-use crate::daemon::metrics::{BridgeMetrics, LogGate};
-use crate::daemon::registry::NewEngine;
+use kvatlas_process::broker::round_trip;
+use kvatlas_process::registry::NewEngine;
+use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::dynamo::{Healing, News, PlaneAddress, PlaneEvents, Records, parse_plane_message};
 use super::follower::FollowOptions;

@@ -9,8 +9,8 @@ use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError};
 use kvatlas_engines::{Format, GroupFacts};
 
-use crate::daemon::config::NoDiscovery;
-use crate::daemon::registry::{
+use kvatlas_config::NoDiscovery;
+use kvatlas_process::registry::{
     BesideEvents, Discovered, EngineKey, GivenEngine, NewEngine, NewServer, read_scheme,
 };
 

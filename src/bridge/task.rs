@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::registry::NewEngine;
+use kvatlas_process::registry::NewEngine;
 
 use super::follower::{FollowError, FollowOptions, Follower};
 use super::frames::Numbered;

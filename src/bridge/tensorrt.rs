@@ -15,7 +15,7 @@ use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, Reason};
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::holders::Holders;
 use super::http::{HttpConnection, HttpError, ServerAddress};

@@ -7,7 +7,7 @@
 //!
 //! A message is the frames up to the first one without the flag MORE. A command is a frame of its own, with the flag COMMAND.
 
-use crate::daemon::metrics::labels::FrameFault;
+use kvatlas_telemetry::labels::FrameFault;
 
 const GREETING_BYTES: u64 = 64;
 const MORE: u8 = 1;

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use kvatlas::daemon::config::process_environment;
+use kvatlas_config::process_environment;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas::bridge::Bridge;
-use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
-use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
-use kvatlas::daemon::config::{LoggingConfig, process_environment};
-use kvatlas::daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
-use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
-use kvatlas::daemon::present_bridge;
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_bridge::Bridge;
+use kvatlas_config::{LoggingConfig, process_environment};
 use kvatlas_core::wire::{AdminCommand, Subjects};
+use kvatlas_daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
+use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
+use kvatlas_process::present_bridge;
+use kvatlas_process::registry::EngineRegistry;
+use kvatlas_telemetry::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::DaemonArguments;

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas::simulation::policies::{Comparison, Outcome, ServiceModel, plot};
-use kvatlas::simulation::{Attention, CacheModel, FleetSize, Request, Retention, SyntheticLoad, read_trace};
+use kvatlas_simulation::policies::{Comparison, Outcome, ServiceModel, plot};
+use kvatlas_simulation::{Attention, CacheModel, FleetSize, Request, Retention, SyntheticLoad, read_trace};
 
 use super::failure::Failure;
 use super::output::{print, print_json, say};

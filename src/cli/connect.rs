@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use async_nats::Client;
 use clap::Args;
-use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
-use kvatlas::daemon::config::{Config, process_environment};
 use kvatlas_client::publish::Refusals;
+use kvatlas_config::{Config, process_environment};
 use kvatlas_core::wire::Subjects;
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
 
 use super::failure::Failure;
 use super::nats_context::Surroundings;

@@ -7,15 +7,15 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::daemon::broker::embedded::{BrokerError, find_nats_server};
-use kvatlas::daemon::config::Config;
-use kvatlas::daemon::metrics::wants_colour;
-use kvatlas::simulation::{
+use kvatlas_client::publish::Transport;
+use kvatlas_config::Config;
+use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
+use kvatlas_process::broker::embedded::{BrokerError, find_nats_server};
+use kvatlas_simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SteadyFleet,
     SteadyOptions, SyntheticLoad, embedded_config,
 };
-use kvatlas_client::publish::Transport;
-use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
+use kvatlas_telemetry::wants_colour;
 use serde::Serialize;
 
 use super::failure::Failure;

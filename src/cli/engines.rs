@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas::bridge::{
+use kvatlas_bridge::{
     AllowedHosts, AnswerPorts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults,
     FollowOptions, LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory,
     parse_engine, parse_engines_file,
 };
-use kvatlas::daemon::config::Secret;
-use kvatlas::daemon::registry::{GivenEngine, follow_patiently};
+use kvatlas_config::Secret;
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
+use kvatlas_process::registry::{GivenEngine, follow_patiently};
 use tokio::signal::unix::Signal;
 
 use super::connect::parse_time;

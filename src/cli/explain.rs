@@ -1,11 +1,11 @@
 //! `kvatlas explain`: what a word of answers, alerts, metrics or settings means, and what to do.
 
 use clap::Args;
-use kvatlas::daemon::config::meant;
+use kvatlas_config::meant;
 
 use super::failure::Failure;
 use super::output::print;
-use kvatlas::daemon::runbook::{Entry, entries, words};
+use kvatlas_daemon::runbook::{Entry, entries, words};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

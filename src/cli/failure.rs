@@ -3,13 +3,13 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use kvatlas::daemon::StartError;
-use kvatlas::daemon::broker::ConnectError;
-use kvatlas::daemon::broker::embedded::BrokerError;
-use kvatlas::daemon::config::ConfigErrors;
 use kvatlas_client::ClientError;
 use kvatlas_client::publish::PublisherError;
+use kvatlas_config::ConfigErrors;
 use kvatlas_core::wire::ErrorCode;
+use kvatlas_daemon::StartError;
+use kvatlas_process::broker::ConnectError;
+use kvatlas_process::broker::embedded::BrokerError;
 
 use super::text::printable;
 

@@ -4,10 +4,10 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas::daemon::config::process_environment;
-use kvatlas::daemon::metrics::{self as telemetry, LogFormat};
-use kvatlas::simulation::{FleetSize, SteadyFleet, SteadyOptions, SteadyTally};
+use kvatlas_config::process_environment;
 use kvatlas_core::wire::NamespaceName;
+use kvatlas_simulation::{FleetSize, SteadyFleet, SteadyOptions, SteadyTally};
+use kvatlas_telemetry::{self as telemetry, LogFormat};
 
 use super::connect::DaemonArguments;
 use super::failure::Failure;

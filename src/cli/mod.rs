@@ -4,6 +4,12 @@
 //! goes to standard error. A command ends with 0, or with one of the numbers of [`ExitStatus`]. Nothing here
 //! holds logic of the daemon: the commands are thin over the library.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::invalid_html_tags,
+    reason = "the comments of arguments are help texts"
+)]
+
 mod admin;
 mod admin_client;
 #[cfg(feature = "bridge")]

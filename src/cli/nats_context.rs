@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use kvatlas::daemon::config::Setting;
+use kvatlas_config::Setting;
 use serde_json::Value;
 
 /// Largest file of a context.

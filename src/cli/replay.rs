@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{HumanCount, HumanFloatCount, ProgressBar, ProgressStyle};
-use kvatlas::daemon::config::process_environment;
-use kvatlas::daemon::metrics;
-use kvatlas::simulation::{
+use kvatlas_config::process_environment;
+use kvatlas_core::wire::NamespaceName;
+use kvatlas_simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, Tally,
     embedded_config, read_trace,
 };
-use kvatlas_core::wire::NamespaceName;
 
 use super::connect::DaemonArguments;
 use super::failure::Failure;
@@ -32,7 +31,7 @@ Examples:
   kvatlas replay --trace conversation_trace.jsonl --nats-url nats://127.0.0.1:4222 --json";
 
 /// The log of a simulation: what goes wrong. That there is a development broker is said in better words.
-pub(super) const LOG_FILTER: &str = "warn,kvatlas::daemon::life::start=error";
+pub(super) const LOG_FILTER: &str = "warn,kvatlas_daemon::life::start=error";
 
 /// The prefix of subjects on a NATS server of our own.
 const EMBEDDED_PREFIX: &str = "kvatlas";
@@ -155,7 +154,7 @@ impl ReplayArguments {
             let prefix = self.daemon.prefix().unwrap_or(EMBEDDED_PREFIX);
             let mut config = embedded_config(prefix, "off")?;
             if self.transport == TransportName::Jetstream {
-                config.events.transport = kvatlas::daemon::config::Transport::JetStream;
+                config.events.transport = kvatlas_config::Transport::JetStream;
             }
             Box::pin(Session::embedded(config, namespace)).await?
         } else {
@@ -198,7 +197,7 @@ impl ReplayArguments {
 
 /// Sets the log up for a simulation.
 pub(super) fn start_logging() -> Result<(), Failure> {
-    metrics::init(metrics::LogFormat::Text, LOG_FILTER).map_err(Failure::failed)
+    kvatlas_telemetry::init(kvatlas_telemetry::LogFormat::Text, LOG_FILTER).map_err(Failure::failed)
 }
 
 /// The failure of a run that a signal ended.

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
-use kvatlas::daemon::config::{Config, ConfigErrors, Kind, LoggingConfig, SettingFlags, process_environment};
-use kvatlas::daemon::metrics;
+use kvatlas_config::settings::CONFIG_VARIABLE;
+use kvatlas_config::{Config, ConfigErrors, Kind, LoggingConfig, SettingFlags, process_environment};
+use kvatlas_daemon::Daemon;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::Failure;
@@ -124,7 +123,7 @@ pub(crate) fn start_logging(logging: &LoggingConfig) -> Result<(), Failure> {
     Kind::LogFilter
         .check(&logging.level)
         .map_err(|rule| Failure::usage(format_args!("--logging-level {rule}")))?;
-    metrics::init(logging.format, &logging.level).map_err(Failure::usage)
+    kvatlas_telemetry::init(logging.format, &logging.level).map_err(Failure::usage)
 }
 
 /// Logs where the daemon can be reached.
@@ -212,7 +211,7 @@ fn listen_to(kind: SignalKind) -> Result<Signal, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::daemon::metrics::LogFormat;
+    use kvatlas_telemetry::LogFormat;
 
     use super::*;
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use kvatlas::daemon::costs::Cost;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::DegradedReasons;
+use kvatlas_daemon::costs::Cost;
 use serde::{Deserialize, Serialize};
 
 use super::admin_client::{AdminArguments, AdminClient, Role};

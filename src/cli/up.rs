@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::bridge::Bridge;
-use kvatlas::daemon::broker::{ConnectPatience, connect};
-use kvatlas::daemon::config::{Config, Said, Secret, SettingFlags, process_environment};
-use kvatlas::daemon::metrics::install_shared;
-use kvatlas::daemon::registry::{EngineRegistry, EngineState, EngineStatus};
-use kvatlas::daemon::{Daemon, StartError, namespaces};
+use kvatlas_bridge::Bridge;
 use kvatlas_client::QueryClient;
+use kvatlas_config::{Config, Said, Secret, SettingFlags, process_environment};
 use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
+use kvatlas_daemon::{Daemon, StartError, namespaces};
 use kvatlas_engines::Format;
+use kvatlas_process::broker::{ConnectPatience, connect};
+use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus};
+use kvatlas_telemetry::install_shared;
 
 use super::engines::EngineArguments;
 use super::failure::Failure;

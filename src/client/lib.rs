@@ -14,3 +14,8 @@ pub use error::ClientError;
 pub use gather::{Gatherer, Merged};
 pub use query::QueryClient;
 pub use refusal::{Refusal, Refused};
+
+/// Compiles the README's Rust examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeExamples;

@@ -3,9 +3,9 @@
 use async_nats::Message;
 use futures_util::StreamExt;
 
-use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
-use crate::daemon::metrics::labels::{Connection, LabelValue};
-use crate::daemon::shared::{Shared, Stage};
+use crate::shared::{Shared, Stage};
+use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
+use kvatlas_telemetry::labels::{Connection, LabelValue};
 
 /// Reports that may wait on the connection; what does not fit is dropped, and counted as of a slow consumer.
 const WAITING_MAX: usize = 1024;

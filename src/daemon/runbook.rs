@@ -2,9 +2,9 @@
 
 /// The pages that are asked, first the one that says what to do.
 const PAGES: [&str; 3] = [
-    include_str!("../../deploy/operating.md"),
-    include_str!("../../deploy/metrics.md"),
-    include_str!("../../deploy/settings.md"),
+    include_str!("runbook/operating.md"),
+    include_str!("runbook/metrics.md"),
+    include_str!("runbook/settings.md"),
 ];
 
 /// An entry of a page about a word.
@@ -159,7 +159,7 @@ mod tests {
     use kvatlas_core::wire::DegradedReason;
 
     use super::*;
-    use crate::daemon::metrics::labels::{DropReason, LabelValue};
+    use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
     #[test]
     fn a_row_a_section_and_a_link_are_read() {

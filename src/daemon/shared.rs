@@ -11,14 +11,14 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Subjects, WireLimits};
 
-use super::admin::Readiness;
-use super::config::{Config, Live, NatsConfig};
 use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample};
 use super::traces::Tracer;
+use kvatlas_config::{Config, Live, NatsConfig};
+use kvatlas_process::admin::Readiness;
 
 /// The parts that the rooms of a starting daemon share.
 pub(crate) struct Shared {

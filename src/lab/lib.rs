@@ -1,4 +1,5 @@
-//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches.
+//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And two things that tests of all crates
+//! share: [`random`] numbers, and [`pages`] that are made from declarations.
 //!
 //! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. These designs are what that index is
 //! measured against and checked against: three of them reach the same answers in quite other ways.
@@ -38,6 +39,7 @@ mod jump;
 mod jump_search;
 mod lineage;
 mod nested;
+pub mod pages;
 mod pool;
 mod prefix_index;
 mod prefix_tree;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::daemon::StartError;
-use crate::daemon::broker::{ConnectError, RoundTripError};
-use crate::daemon::config::ConfigErrors;
 use kvatlas_client::ClientError;
 use kvatlas_client::publish::PublisherError;
+use kvatlas_config::ConfigErrors;
 use kvatlas_core::wire::{NameError, NamespaceName, SubjectError};
+use kvatlas_daemon::StartError;
+use kvatlas_process::broker::{ConnectError, RoundTripError};
 
 /// Why a simulation can't go on. A wrong reply is none of these: it is counted and reported.
 #[derive(Debug, thiserror::Error)]

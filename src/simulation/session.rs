@@ -7,12 +7,12 @@ use std::time::Duration;
 use async_nats::Client;
 use tokio::time::Instant;
 
-use crate::daemon::broker::{ConnectPatience, connect, round_trip};
-use crate::daemon::config::{Config, NatsConfig, Setting, process_environment};
-use crate::daemon::{Daemon, StopReport};
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
 use kvatlas_client::{Backoff, ClientError, QueryClient};
+use kvatlas_config::{Config, NatsConfig, Setting, process_environment};
 use kvatlas_core::wire::{BatchCursor, ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
+use kvatlas_daemon::{Daemon, StopReport};
+use kvatlas_process::broker::{ConnectPatience, connect, round_trip};
 
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};

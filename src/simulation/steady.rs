@@ -18,8 +18,8 @@ use super::error::SimulationError;
 use super::fleet::{Fleet, FleetSize, RANK};
 use super::session::SUBSCRIPTION_CAPACITY;
 use super::synthetic::SyntheticLoad;
-use crate::daemon::broker::{ConnectPatience, connect};
-use crate::daemon::config::Config;
+use kvatlas_config::Config;
+use kvatlas_process::broker::{ConnectPatience, connect};
 
 /// How long a router waits for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);

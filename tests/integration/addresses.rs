@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas::daemon::registry::{EngineRegistry, GivenEngine};
+use kvatlas_bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{EventBatch, HolderMatch, Labels, NamespaceName, Profile, QueryResult, Tier};
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_process::registry::{EngineRegistry, GivenEngine};
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;

@@ -6,12 +6,12 @@ use crate::support::{
     Client, broker, config, daemon, eventually, hashes, http_get, lasting_port, matches, namespace, skipped,
     stored, subjects, worker,
 };
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{
     ErrorCode, NamespaceName, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 
 /// The error reply to a raw payload on a subject: code and text.
 async fn refusal(client: &Client, subject: &str, payload: Vec<u8>) -> (String, String) {

@@ -15,8 +15,8 @@ use crate::support::publisher::Publisher;
 use crate::support::{
     Client, PATIENCE, broker, daemon, eventually, hashes, namespace, removed, server, stored, stored_after,
 };
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas::daemon::broker::round_trip;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_process::broker::round_trip;
 
 /// For how long the daemon is stopped: longer than events may wait.
 const STOPPED_FOR: Duration = Duration::from_millis(600);

@@ -6,9 +6,9 @@ use crate::support::process::Process;
 use crate::support::{
     Client, broker, eventually, hashes, matches, reasons, server, snapshots_in, stored, stored_after,
 };
-use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{Tier, WireLimits};
+use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 /// A daemon that writes snapshots all the time.
 fn start(broker: &EmbeddedBroker, snapshots: &Path) -> Process {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::Tier;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use serde_json::{Value, json};
 
 use crate::support::jetstream::{JETSTREAM, STREAM};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use kvatlas::daemon::admin::Latch;
 use kvatlas_core::hash::{BlockHash, SequenceHash};
 use kvatlas_core::wire::{
     BlockContent, BlockNames, DegradedReason, ErrorCode, Event, EventBatch, QueryKey, QueryRequest, Tier,
     WireLimits,
 };
+use kvatlas_process::admin::Latch;
 
 /// The pages, by file name.
 const PAGES: [(&str, &str); 4] = [

@@ -7,14 +7,14 @@ use std::process::Stdio;
 
 use async_nats::{Message, Subscriber};
 use futures_util::StreamExt;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::EmbeddedBroker;
-use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, NamespaceName, ResyncAnswerKind, ResyncChunk, ResyncRequest, Tier,
     WireLimits,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::EmbeddedBroker;
+use kvatlas_process::broker::round_trip;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::jetstream::{JETSTREAM, Restartable, broker_on_store, kept};

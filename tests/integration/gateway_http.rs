@@ -1,12 +1,12 @@
 //! A gateway over shards answers over HTTP as one daemon with all workers does, in every dialect.
 
-use kvatlas::daemon::Daemon;
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
     Event, EventBatch, NamespaceName, Profile, RemovedBlocks, Resumable, Shard, StoredBlocks, Subjects, Tier,
     WorkerName,
 };
+use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
 
 use crate::support::http::{Answer, HttpClient};
@@ -87,7 +87,7 @@ struct Site {
     shards: Vec<Daemon>,
     _others: [Daemon; 2],
     gateway: HttpClient,
-    _broker: kvatlas::daemon::broker::embedded::EmbeddedBroker,
+    _broker: kvatlas_process::broker::embedded::EmbeddedBroker,
 }
 
 async fn site() -> Site {

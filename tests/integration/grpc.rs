@@ -10,12 +10,12 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Body, Frame};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{
     Event, EventBatch, ModelKey, NamespaceName, Profile, RemovedBlocks, Resumable, StoredBlocks, Subjects,
     Tier, WorkerName,
 };
+use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;

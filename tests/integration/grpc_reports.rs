@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::SequenceHash;
+use kvatlas_daemon::Daemon;
 use tonic::{Code, Request, Status};
 
 use crate::grpc::{LISTEN, PATIENT, Question, Router, knows_all, namespace, prompt, publish, told_of_first};

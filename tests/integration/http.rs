@@ -1,12 +1,12 @@
 //! Queries over HTTP, in the contract's words and in the dialects, against a real daemon.
 
 use futures_util::future::LocalBoxFuture;
-use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks,
     Tier, WorkerName, pool_of_instance, worker_of_instance,
 };
+use kvatlas_daemon::Daemon;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
@@ -19,7 +19,7 @@ const MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
 
 /// A daemon with one model: `10.0.0.1:8000` has four blocks of the tokens 1, 2, … on rank 0 and two on rank 1, `7` has three.
 struct Site {
-    _broker: kvatlas::daemon::broker::embedded::EmbeddedBroker,
+    _broker: kvatlas_process::broker::embedded::EmbeddedBroker,
     daemon: Daemon,
     client: Client,
     http: HttpClient,

@@ -15,9 +15,9 @@ use crate::support::{
 };
 use async_nats::jetstream;
 use futures_util::TryStreamExt;
-use kvatlas::daemon::Daemon;
 use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_daemon::Daemon;
 
 fn path_text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -443,7 +443,7 @@ async fn the_embedded_server_has_jetstream_where_it_is_needed() {
         ("events.transport", "jetstream"),
     ];
     let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let config = kvatlas::daemon::config::Config::load(given.into(), std::iter::empty(), None).unwrap();
+    let config = kvatlas_config::Config::load(given.into(), std::iter::empty(), None).unwrap();
     let daemon = Daemon::start(config).await.unwrap();
     tokio::time::timeout(PATIENCE, daemon.ready())
         .await

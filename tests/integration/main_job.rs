@@ -3,7 +3,6 @@
 use crate::support::{
     Client, broker, daemon, hashes, matches, namespace, old_server, removed, stored, stored_after, worker,
 };
-use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_core::hash::{
     BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hashes, lineage_hashes, sequence_hashes,
 };
@@ -11,6 +10,7 @@ use kvatlas_core::wire::{
     BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, Resumable, SingleQuery,
     StoredBlocks, Tier,
 };
+use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 /// The whole job, once; run against every server there is.
 async fn serve_and_ask(broker: &EmbeddedBroker) {

@@ -8,7 +8,7 @@ use crate::support::publisher::Publisher;
 use crate::support::{Client, broker, config, daemon, eventually, hashes, matches, reasons, stored};
 use async_nats::jetstream::{self, object_store::ObjectStore};
 use futures_util::StreamExt;
-use kvatlas::daemon::Daemon;
+use kvatlas_daemon::Daemon;
 
 const BUCKET: &str = "snapshots";
 

@@ -4,9 +4,6 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{
     Beginning, HolderPublisher, PublishConnection, PublisherError, PublisherOptions,
 };
@@ -15,6 +12,9 @@ use kvatlas_core::wire::{
     AdminCommand, AdminHolder, AdminReply, AdminRequest, BatchCursor, Event, HolderStatusReply, QueryRequest,
     SingleQuery, Tier,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_process::broker::round_trip;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::support::metrics::{counter, total};

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvatlas::daemon::Daemon;
 use kvatlas_client::ClientError;
 use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
 use kvatlas_core::wire::{
     ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, SingleQuery, StoredBlocks, Tier,
     worker_of_instance,
 };
+use kvatlas_daemon::Daemon;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_client::QueryClient;
 use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

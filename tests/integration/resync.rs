@@ -15,11 +15,11 @@ use crate::support::{
     Client, broker, by_sequence, daemon, engine, eventually, fault_runs, hashes, reasons, server, stored,
     subjects,
 };
-use kvatlas::daemon::metrics::labels::ResyncFailure;
 use kvatlas_client::publish::{Beginning, HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{
     BatchCursor, DegradedReason, Event, EventBatch, ResyncAnswerKind, ResyncChunk, Tier, WireLimits,
 };
+use kvatlas_telemetry::labels::ResyncFailure;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::round_trip;
 use kvatlas_core::wire::{
     ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest, SHARD_HEADER, WorkerName,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::round_trip;
 use tokio::sync::watch;
 
 use crate::support::jetstream::Restartable;

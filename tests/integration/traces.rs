@@ -125,7 +125,7 @@ async fn traced_on_its_way(way: Way) {
     daemon.stop().await;
 }
 
-async fn broker_for(way: Way) -> kvatlas::daemon::broker::embedded::EmbeddedBroker {
+async fn broker_for(way: Way) -> kvatlas_process::broker::embedded::EmbeddedBroker {
     match way {
         Way::Core => broker().await,
         _ => {

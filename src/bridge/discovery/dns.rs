@@ -12,7 +12,7 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{RData, RecordType};
 
-use crate::daemon::registry::{Discovered, GivenEngine, NewServer};
+use kvatlas_process::registry::{Discovered, GivenEngine, NewServer};
 
 use super::super::http::authority;
 use super::super::spec::EngineDefaults;

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::daemon::registry::{EngineKey, GivenEngine, NewEngine};
+use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine};
 
 use super::super::dynamo::{CHANNELS, Pair, RecordsError, look_at};
 use super::super::spec::EngineDefaults;

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::daemon::registry::GivenEngine;
+use kvatlas_process::registry::GivenEngine;
 
 use super::super::spec::{EngineDefaults, SpecError, parse_engines_file};
 use super::Reports;

@@ -29,9 +29,9 @@ use kvatlas_core::wire::{Address, Labels, Profile};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::daemon::metrics::labels::EngineSource;
-use crate::daemon::metrics::{BridgeMetrics, LogGate};
-use crate::daemon::registry::{Discovered, GivenEngine, NewServer};
+use kvatlas_process::registry::{Discovered, GivenEngine, NewServer};
+use kvatlas_telemetry::labels::EngineSource;
+use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::engines::Bridge;
 use super::http::authority;

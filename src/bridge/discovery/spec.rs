@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::daemon::config::{Component, Discovery, NoComponent, NoDiscovery};
-use crate::daemon::metrics::labels::EngineSource;
+use kvatlas_config::{Component, Discovery, NoComponent, NoDiscovery};
+use kvatlas_telemetry::labels::EngineSource;
 
 /// A source of engines, as it was given.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format, Reason};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::follower::FollowOptions;
 use super::holders::Holders;

@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use crate::daemon::dynamo::{HEAD_BYTES, Lengths, two_parts};
+use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
 use super::ports::{AnswerPorts, Port};
 use super::records::{SourceRecord, Target};

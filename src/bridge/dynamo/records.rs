@@ -24,9 +24,9 @@ use tokio::sync::watch;
 
 use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 
-use crate::daemon::config::Discovery;
-use crate::daemon::dynamo::{EtcdError, ask_etcd};
-use crate::daemon::metrics::LogGate;
+use kvatlas_config::Discovery;
+use kvatlas_process::dynamo::{EtcdError, ask_etcd};
+use kvatlas_telemetry::LogGate;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
 

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::super::holders::StartRelay;
 use super::super::relay::{Relay, Way};
 use super::*;
-use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
-use crate::daemon::metrics::BridgeMetrics;
+use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas_telemetry::BridgeMetrics;
 
 /// An event plane without discovery.
 fn plane(start: StartRelay) -> PlaneEvents {

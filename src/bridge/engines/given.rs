@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::daemon::registry::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
+use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, ServerKey};
 
 use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
@@ -68,7 +68,7 @@ impl Given {
 
 impl Bridge {
     /// Asks the sources that have found a server whether it is still there, and still the same.
-    pub(in crate::bridge) async fn confirm_found(&self, server: &NewServer) -> Result<(), LookError> {
+    pub(crate) async fn confirm_found(&self, server: &NewServer) -> Result<(), LookError> {
         let finders: Vec<Reports> = {
             let state = self.inner.state.lock();
             let finds = |reports: &&Reports| state.given.is_of(reports.source(), server);

@@ -3,7 +3,7 @@
 use kvatlas_core::wire::{ModelKey, Profile};
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::registry::{
+use kvatlas_process::registry::{
     EngineKey, GivenEngine, NewEngine, NewServer, RegisterRefusal, RemovedEngines, ServerKey, ServerState,
 };
 
@@ -116,7 +116,7 @@ impl Bridge {
     /// # Errors
     ///
     /// The refusal of the first that is not followed; those before it are.
-    pub(in crate::bridge) fn follow_publishers(
+    pub(crate) fn follow_publishers(
         &self,
         handle: &ServerHandle,
         mut told: Vec<(NewEngine, Option<&'static str>)>,
@@ -145,12 +145,12 @@ impl Bridge {
     }
 
     /// Ends to follow what a server has told of: it is another engine's by now.
-    pub(in crate::bridge) fn forget_publishers(&self, handle: &ServerHandle) {
+    pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         self.inner.state.lock().forget_publishers(handle, &|_| false);
     }
 
     /// The size of the blocks of a model's engines that are followed.
-    pub(in crate::bridge) fn size_of(&self, model: &ModelKey) -> Option<u32> {
+    pub(crate) fn size_of(&self, model: &ModelKey) -> Option<u32> {
         let state = self.inner.state.lock();
         let mut engines = state.engines.values().map(|followed| &followed.engine);
         engines
@@ -159,7 +159,7 @@ impl Bridge {
     }
 
     /// Notes in metrics how many servers are asked, and of how many nothing is followed.
-    pub(in crate::bridge) fn count_servers(&self) {
+    pub(crate) fn count_servers(&self) {
         self.count(&self.inner.state.lock());
     }
 

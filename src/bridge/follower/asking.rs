@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::super::continuity::{Heard, Replayed};
 use super::super::frames::{Numbered, ReplayMessage};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kvatlas_engines::Reason;
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::{FollowError, Follower};
 
@@ -27,14 +27,14 @@ pub(super) enum Identity {
 
 impl Follower {
     /// The engine has been out of sight for `silence`, which is too long for another process to be taken for it.
-    pub(in crate::bridge) fn was_long_silent(&mut self, silence: Duration) {
+    pub(crate) fn was_long_silent(&mut self, silence: Duration) {
         if self.continuity.last().is_some() {
             self.identity = Identity::LongSilent(silence);
         }
     }
 
     /// Another process is there by now, as the engine's server tells: nothing of the old one is left.
-    pub(in crate::bridge) async fn was_replaced(&mut self) -> Result<(), FollowError> {
+    pub(crate) async fn was_replaced(&mut self) -> Result<(), FollowError> {
         self.short_replay = None;
         self.restart(None).await?;
         self.continuity.restart();

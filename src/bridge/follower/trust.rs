@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use super::super::continuity::Heard;
 use super::super::frames::Numbered;

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use kvatlas_client::publish::{PublishedHolder, Voice};
 
-use crate::daemon::metrics::LogGate;
+use kvatlas_telemetry::LogGate;
 
 use beat::Beat;
 use table::Table;

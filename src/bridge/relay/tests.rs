@@ -3,8 +3,8 @@ use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
 use serde_json::json;
 
 use super::*;
-use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
-use crate::daemon::metrics::rendered;
+use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas_telemetry::rendered;
 
 async fn relay(broker: &EmbeddedBroker) -> Relay {
     let way = Way {

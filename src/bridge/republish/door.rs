@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use kvatlas_engines::EventList;
 
-use crate::daemon::metrics::labels::RepublishCut;
+use kvatlas_telemetry::labels::RepublishCut;
 
 use super::stream::{State, Stream};
 use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_opening};

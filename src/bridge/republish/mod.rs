@@ -30,8 +30,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use kvatlas_engines::{Format, MirrorSettings, TranslatorSettings};
 
-use crate::daemon::metrics::BridgeMetrics;
-use crate::daemon::registry::{GivenEngine, NewEngine};
+use kvatlas_process::registry::{GivenEngine, NewEngine};
+use kvatlas_telemetry::BridgeMetrics;
 
 use addresses::Addresses;
 use door::serve;

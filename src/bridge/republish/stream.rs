@@ -12,8 +12,8 @@ use tokio_util::task::AbortOnDropHandle;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::{EngineBatch, EventList, Mirror, MirrorSettings, Translation, Translator};
 
-use crate::daemon::metrics::labels::{RepublishCut, RepublishOmission};
-use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
+use kvatlas_telemetry::labels::{RepublishCut, RepublishOmission};
+use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::NUMBERS_MAX;
 use super::zmtp::push_message;

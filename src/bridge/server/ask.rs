@@ -8,7 +8,7 @@ use hyper::{Method, StatusCode};
 use kvatlas_engines::Format;
 use tokio::time::timeout;
 
-use crate::daemon::registry::NewServer;
+use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::GrpcError;
 use super::super::http::{HttpConnection, HttpError, ServerAddress};

@@ -17,7 +17,7 @@ use kvatlas_engines::described::{
 };
 use tonic::transport::Channel;
 
-use crate::daemon::registry::NewServer;
+use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::{self, GrpcError};
 use super::super::http::{HttpError, ServerAddress};

@@ -31,8 +31,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::metrics::{BridgeMetrics, LogGate};
-use crate::daemon::registry::{EngineKey, NewEngine, NewServer, RegisterRefusal};
+use kvatlas_process::registry::{EngineKey, NewEngine, NewServer, RegisterRefusal};
+use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::discovery::LookError;
 use super::engines::Bridge;

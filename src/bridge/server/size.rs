@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use kvatlas_engines::{Content, DecodeLimits, Decoder, EngineBatch, EngineChange, Format};
 
-use crate::daemon::metrics::BridgeMetrics;
-use crate::daemon::registry::GivenEngine;
+use kvatlas_process::registry::GivenEngine;
+use kvatlas_telemetry::BridgeMetrics;
 
 use super::super::frames::ReplayMessage;
 use super::super::grpc::{self, GrpcError};

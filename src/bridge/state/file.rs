@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::daemon::snapshots::{Storage, open_regular};
+use kvatlas_process::storage::{Storage, open_regular};
 
 const MAGIC: &[u8; 8] = b"KVBRIDGE";
 /// Raised with each change of what is written. Must be kept stable.

@@ -26,9 +26,9 @@ use kvatlas_client::publish::PublishedHolder;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::SavedTranslator;
 
-use crate::daemon::metrics::LogGate;
-use crate::daemon::registry::NewEngine;
-use crate::daemon::snapshots::{DirectoryLock, Disk, LockError, Storage};
+use kvatlas_process::registry::NewEngine;
+use kvatlas_process::storage::{DirectoryLock, Disk, LockError, Storage};
+use kvatlas_telemetry::LogGate;
 
 use super::continuity::Continuity;
 use file::{Kind, read_file, write_file};

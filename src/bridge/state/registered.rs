@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-use crate::daemon::registry::GivenEngine;
+use kvatlas_process::registry::GivenEngine;
 
 use super::file::{Kind, read_file};
 use super::{StateDirectory, refused};

@@ -2,8 +2,8 @@ use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
-use crate::bridge::{EngineDefaults, parse_engine};
-use crate::daemon::registry::GivenEngine;
+use crate::{EngineDefaults, parse_engine};
+use kvatlas_process::registry::GivenEngine;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 

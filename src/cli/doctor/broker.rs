@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, jetstream};
-use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats};
-use kvatlas::daemon::config::Config;
+use kvatlas_config::Config;
+use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats};
 use tokio::sync::mpsc;
 
 use super::report::Check;

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kvatlas::daemon::config::Config;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
 

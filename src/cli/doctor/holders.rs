@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvatlas::daemon::costs::Cost;
-use kvatlas::daemon::runbook::mend_for;
 use kvatlas_core::wire::DegradedReasons;
+use kvatlas_daemon::costs::Cost;
+use kvatlas_daemon::runbook::mend_for;
 use serde::Deserialize;
 
 use super::bridges::Followed;

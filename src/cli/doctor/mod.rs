@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kvatlas::daemon::config::{Config, process_environment};
+use kvatlas_config::{Config, process_environment};
 use kvatlas_core::wire::{NamespaceName, Subjects, WorkerName};
 
 use super::admin_client::AdminArguments;

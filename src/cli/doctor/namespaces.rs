@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvatlas::daemon::costs::Cost;
-use kvatlas::daemon::runbook::mend_of;
+use kvatlas_daemon::costs::Cost;
+use kvatlas_daemon::runbook::mend_of;
 use serde::Deserialize;
 
 use super::report::Check;

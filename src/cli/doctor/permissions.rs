@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use kvatlas::daemon::broker::Refused;
-use kvatlas::daemon::config::Config;
+use kvatlas_config::Config;
 use kvatlas_core::wire::Subjects;
+use kvatlas_process::broker::Refused;
 
 use super::broker::Connected;
 use super::report::Check;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use kvatlas::daemon::runbook::mend_of;
 use kvatlas_client::unix_time_us;
+use kvatlas_daemon::runbook::mend_of;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -15,7 +15,7 @@ use serde_json::json;
 use super::super::event_line::LineBatch;
 use super::super::failure::Failure;
 use super::files::{cannot_open, file_limits};
-use kvatlas::daemon::snapshots::open_regular;
+use kvatlas_process::storage::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArguments {

@@ -15,8 +15,8 @@ use super::super::status_report::describe_state;
 use super::super::table::{Side, Table};
 use super::super::text::{counted, printable};
 use super::files::{cannot_open, file_limits, snapshots_in};
-use kvatlas::daemon::snapshots::open_regular;
 use kvatlas_client::rfc3339;
+use kvatlas_process::storage::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArguments {

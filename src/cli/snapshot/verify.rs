@@ -10,7 +10,7 @@ use super::super::failure::Failure;
 use super::super::output::print;
 use super::super::text::counted;
 use super::files::{cannot_open, file_limits, snapshots_in};
-use kvatlas::daemon::snapshots::open_regular;
+use kvatlas_process::storage::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct VerifyArguments {

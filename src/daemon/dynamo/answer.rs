@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey};
 
-use crate::daemon::admin::Readiness;
-use crate::daemon::metrics::labels::QueryKind;
-use crate::daemon::metrics::{QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::queries::{Answerer, Found, FoundHolder};
+use crate::queries::{Answerer, Found, FoundHolder};
+use kvatlas_process::admin::Readiness;
+use kvatlas_telemetry::labels::QueryKind;
+use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::messages::Question;
 

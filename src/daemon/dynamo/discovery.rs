@@ -8,11 +8,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::config::Discovery;
-use crate::daemon::metrics::LogGate;
+use kvatlas_config::Discovery;
+use kvatlas_telemetry::LogGate;
 
-use super::etcd::{EtcdError, ask_etcd};
 use super::messages::{Instance, Transport};
+use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 
 /// How long etcd keeps the record of a process that is gone.
 const LEASE_SECONDS: u64 = 10;

@@ -1,16 +1,14 @@
 //! Messages of Dynamo's request plane, as its release 1.6.1 has them.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
-use xxhash_rust::xxh3::Xxh3;
 
-use crate::daemon::config::Component;
+use kvatlas_config::Component;
+use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
 /// The endpoint that routers ask.
 const ENDPOINT: &str = "kv_indexer_query";
-/// Lengths of header and body, and a checksum that is 0 where there is none; 64 bits each, big-endian.
-pub(crate) const HEAD_BYTES: usize = 24;
 
 /// The place where requests for an instance go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,51 +90,6 @@ pub(super) enum MessageError {
     /// The answer cannot be sent in the way that the request names.
     #[error("answers go over {0:?}, which is not known here")]
     Transport(String),
-}
-
-/// A message of header and body.
-pub(crate) fn two_parts(header: &[u8], body: &[u8]) -> Bytes {
-    let mut message = BytesMut::with_capacity(HEAD_BYTES + header.len() + body.len());
-    message.put_u64(header.len() as u64);
-    message.put_u64(body.len() as u64);
-    message.put_u64(0);
-    message.put_slice(header);
-    message.put_slice(body);
-    message.freeze()
-}
-
-/// The head of a message: how long its parts are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lengths {
-    /// Bytes of the header.
-    pub(crate) header: usize,
-    /// Bytes of the body.
-    pub(crate) body: usize,
-    /// XXH3-64 of header and body; 0 where the sender has computed none.
-    pub(crate) checksum: u64,
-}
-
-impl Lengths {
-    /// Reads the head; none where a length is beyond what this machine can have.
-    pub(crate) fn read(head: &[u8; HEAD_BYTES]) -> Option<Self> {
-        let number = |at: usize| {
-            let bytes = head.get(at..)?.first_chunk::<8>()?;
-            Some(u64::from_be_bytes(*bytes))
-        };
-        Some(Self {
-            header: usize::try_from(number(0)?).ok()?,
-            body: usize::try_from(number(8)?).ok()?,
-            checksum: number(16)?,
-        })
-    }
-
-    /// Tells whether the parts are those that the sender has summed up.
-    pub(crate) fn is_sum_of(&self, header: &[u8], body: &[u8]) -> bool {
-        let mut summed = Xxh3::new();
-        summed.update(header);
-        summed.update(body);
-        self.checksum == 0 || self.checksum == summed.digest()
-    }
 }
 
 /// Header and body of a message.

@@ -16,20 +16,14 @@
 //! | `messages` | the two-part messages, and the record of discovery |
 //! | `answer` | from a question to an answer, without I/O |
 //! | `discovery` | keeping the record where routers look for it |
-//! | `etcd` | questions to etcd |
 //! | `serve` | taking requests, and giving answers back |
 //!
 //! The bridge asks workers over the same plane, with the same messages.
 
 mod answer;
 mod discovery;
-mod etcd;
 mod messages;
 mod serve;
 
-#[cfg(feature = "bridge")]
-pub(crate) use etcd::{EtcdError, ask_etcd};
-#[cfg(feature = "bridge")]
-pub(crate) use messages::{HEAD_BYTES, Lengths, two_parts};
 pub(crate) use serve::DynamoError;
 pub(crate) use serve::start_dynamo;

@@ -15,15 +15,15 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
-use crate::daemon::config::{Component, DynamoConfig};
-use crate::daemon::instance_name;
-use crate::daemon::listener::{Acceptor, ConnectionLimits, Place};
-use crate::daemon::metrics::labels::{Connection, DynamoOutcome};
-use crate::daemon::metrics::{
+use crate::shared::{Shared, Stage};
+use kvatlas_config::{Component, DynamoConfig};
+use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
+use kvatlas_process::instance_name;
+use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
+use kvatlas_telemetry::labels::{Connection, DynamoOutcome};
+use kvatlas_telemetry::{
     DynamoConnectionMetrics, DynamoMetrics, LogGate, QueryErrorMetrics, QueryMetricsByNamespace,
 };
-use crate::daemon::shared::{Shared, Stage};
 
 use super::answer::Indexer;
 use super::discovery::keep_record;

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::listener::{Peer, Place};
+use kvatlas_process::listener::{Peer, Place};
 
 use super::service::Door;
 

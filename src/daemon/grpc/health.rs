@@ -13,7 +13,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::daemon::admin::Readiness;
+use kvatlas_process::admin::Readiness;
 
 /// The pause between two looks, for those who watch.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

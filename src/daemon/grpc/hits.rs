@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 
-use crate::daemon::metrics::GrpcHitMetrics;
+use kvatlas_telemetry::GrpcHitMetrics;
 
 use super::messages::HitCountEntry;
 

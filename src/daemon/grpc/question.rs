@@ -9,12 +9,12 @@ use tonic::{Code, Status};
 use kvatlas_core::hash::SchemeAlgorithm;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool};
 
-use crate::daemon::admin::Readiness;
-use crate::daemon::config::Depth;
-use crate::daemon::http::Source;
-use crate::daemon::metrics::labels::QueryKind;
-use crate::daemon::metrics::{GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
+use crate::http::Source;
+use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
+use kvatlas_config::Depth;
+use kvatlas_process::admin::Readiness;
+use kvatlas_telemetry::labels::QueryKind;
+use kvatlas_telemetry::{GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::hits::Hits;
 use super::messages::{

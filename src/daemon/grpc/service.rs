@@ -17,9 +17,9 @@ use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use crate::daemon::config::Secret;
-use crate::daemon::http::{Bodies, HttpError, is_allowed};
-use crate::daemon::metrics::labels::{GrpcMethod, GrpcOutcome};
+use crate::http::{Bodies, HttpError, is_allowed};
+use kvatlas_config::Secret;
+use kvatlas_telemetry::labels::{GrpcMethod, GrpcOutcome};
 
 use super::connection::Activity;
 use super::question::{Answered, Questions};

@@ -11,13 +11,11 @@ use tonic_reflection::server::{Builder, Error as ReflectionError};
 
 use kvatlas_core::wire::{NameError, NamespaceName};
 
-use crate::daemon::config::{GrpcConfig, GrpcWriting};
-use crate::daemon::http::{Bodies, BodyLimits, Source, TokenError, read_token};
-use crate::daemon::listener::{Acceptor, ConnectionLimits};
-use crate::daemon::metrics::{
-    GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace,
-};
-use crate::daemon::shared::{Shared, Stage};
+use crate::http::{Bodies, BodyLimits, Source, TokenError, read_token};
+use crate::shared::{Shared, Stage};
+use kvatlas_config::{GrpcConfig, GrpcWriting};
+use kvatlas_process::listener::{Acceptor, ConnectionLimits};
+use kvatlas_telemetry::{GrpcConnectionMetrics, GrpcMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::connection::{Limits, serve};
 use super::describe::descriptors;

@@ -15,8 +15,8 @@ use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::{HolderId, NamespaceName, Shard};
 
-use crate::daemon::metrics::HintMetrics;
-use crate::daemon::metrics::labels::HintDrop;
+use kvatlas_telemetry::HintMetrics;
+use kvatlas_telemetry::labels::HintDrop;
 
 use table::{Table, cost};
 

@@ -2,7 +2,7 @@ use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::wire::{QueryKey, WorkerName};
 
 use super::*;
-use crate::daemon::metrics::rendered;
+use kvatlas_telemetry::rendered;
 
 const TTL: Duration = Duration::from_secs(2);
 

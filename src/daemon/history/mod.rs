@@ -18,7 +18,7 @@ use serde::Serialize;
 use kvatlas_core::index::HolderRecord;
 use kvatlas_core::wire::{DegradedReasons, HolderId, NamespaceName};
 
-use crate::daemon::metrics::HistoryMetrics;
+use kvatlas_telemetry::HistoryMetrics;
 
 pub(crate) use file::{FILE_BYTES_MAX, Saved};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, HeaderValue};
 
-use crate::daemon::config::Secret;
+use kvatlas_config::Secret;
 
 /// Longest token that is read from a file.
 const TOKEN_BYTES_MAX: usize = 4096;

@@ -20,8 +20,8 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::listener::{ClientWait, Peer, source_of};
-use crate::daemon::metrics::HttpBodyMetrics;
+use kvatlas_process::listener::{ClientWait, Peer, source_of};
+use kvatlas_telemetry::HttpBodyMetrics;
 
 use super::error::HttpError;
 

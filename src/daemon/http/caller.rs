@@ -20,8 +20,8 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 
-use crate::daemon::config::Secret;
-use crate::daemon::listener::Peer;
+use kvatlas_config::Secret;
+use kvatlas_process::listener::Peer;
 
 use super::auth;
 use super::error::HttpError;

@@ -16,8 +16,8 @@ use kvatlas_core::wire::{
     WireError, WireLimits,
 };
 
-use crate::daemon::config::meant;
-use crate::daemon::queries::{AnyReply, described};
+use crate::queries::{AnyReply, described};
+use kvatlas_config::meant;
 
 use super::error::{ContractError, HttpError};
 use super::shared::{HttpShared, Payload, json_response};

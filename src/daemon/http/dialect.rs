@@ -14,8 +14,8 @@ use kvatlas_core::wire::{
     worker_of_instance,
 };
 
-use crate::daemon::metrics::labels::QueryKind;
-use crate::daemon::queries::Found;
+use crate::queries::Found;
+use kvatlas_telemetry::labels::QueryKind;
 
 use super::error::{DialectError, HttpError};
 use super::scores::{Scores, Words};

@@ -19,8 +19,8 @@ use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
 
-use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
-use crate::daemon::metrics::LogGate;
+use crate::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
+use kvatlas_telemetry::LogGate;
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};

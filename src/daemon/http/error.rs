@@ -8,7 +8,7 @@ use serde_json::json;
 
 use kvatlas_core::wire::{DecodeError, ErrorBody, ErrorCode, NameError, PROTOCOL_VERSION, WireError};
 
-use crate::daemon::registry::RegisterRefusal;
+use kvatlas_process::registry::RegisterRefusal;
 
 /// Why a request is not answered as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ use kvatlas_core::wire::{ErrorCode, Outcome, OutcomeReport, WireError};
 use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
 use super::shared::{HttpShared, Payload, json_response};
-use crate::daemon::outcomes::ReportError;
+use crate::outcomes::ReportError;
 
 /// A report, and what it is about.
 #[derive(Debug, Deserialize)]

@@ -16,8 +16,8 @@ use super::dialect::{Instance, cache_of, status_ok};
 use super::error::{DialectError, HttpError};
 use super::scores::Words;
 use super::shared::{HttpShared, Payload, json_response};
-use crate::daemon::registry::{BesideEvents, read_scheme};
-use crate::daemon::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
+use kvatlas_process::registry::{BesideEvents, read_scheme};
+use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]

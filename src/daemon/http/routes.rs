@@ -12,8 +12,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 
-use crate::daemon::metrics::labels::{HttpRoute, LabelValue};
-use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT};
+use crate::traces::{OpenSpan, SpanKind, TRACEPARENT};
+use kvatlas_telemetry::labels::{HttpRoute, LabelValue};
 
 use super::error::HttpError;
 use super::shared::{HttpShared, is_contract, json_response};

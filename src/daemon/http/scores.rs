@@ -8,7 +8,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
-use crate::daemon::queries::{Found, FoundHolder};
+use crate::queries::{Found, FoundHolder};
 
 /// In whose words the figures are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::daemon::listener::{Acceptor, ConnectionLimits};
-use crate::daemon::metrics::HttpConnectionMetrics;
+use kvatlas_process::listener::{Acceptor, ConnectionLimits};
+use kvatlas_telemetry::HttpConnectionMetrics;
 
 use super::routes::router;
 use super::shared::{HttpParts, HttpShared};

@@ -14,18 +14,18 @@ use serde::de::DeserializeOwned;
 use kvatlas_core::index::NearBlocks;
 use kvatlas_core::wire::{ModelKey, NamespaceName};
 
-use crate::daemon::admin::{AdminSource, Readiness};
-use crate::daemon::config::Secret;
-use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
-use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::outcomes::Outcomes;
-use crate::daemon::queries::Found;
-use crate::daemon::traces::Tracer;
+use crate::outcomes::Outcomes;
+use crate::queries::Found;
+use crate::traces::Tracer;
+use kvatlas_config::Secret;
+use kvatlas_process::admin::{AdminSource, Readiness};
+use kvatlas_telemetry::labels::{HttpRoute, PerLabel, QueryKind};
+use kvatlas_telemetry::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::bodies::{Bodies, BodyLimits, Received};
 use super::error::HttpError;
 use super::source::Source;
-use crate::daemon::registry::EngineRegistry;
+use kvatlas_process::registry::EngineRegistry;
 
 /// Says whether all holders in an answer are exact.
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");

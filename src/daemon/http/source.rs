@@ -10,9 +10,9 @@ use kvatlas_core::wire::{
     WireLimits, WorkerName,
 };
 
-use crate::daemon::config::{Depth, Live};
-use crate::daemon::lanes::LanePool;
-use crate::daemon::queries::{Answerer, AnyReply, Found, ShardAsker};
+use crate::lanes::LanePool;
+use crate::queries::{Answerer, AnyReply, Found, ShardAsker};
+use kvatlas_config::{Depth, Live};
 
 use super::error::HttpError;
 

@@ -11,8 +11,8 @@ use super::lookup::LookupJson;
 use super::openapi::DOCUMENT;
 use super::registration::{RegisterJson, UnregisterJson};
 use super::routes::paths;
-use crate::daemon::metrics::labels::HttpRoute;
-use crate::daemon::pages::require_part;
+use kvatlas_lab::pages::require_part;
+use kvatlas_telemetry::labels::HttpRoute;
 
 #[test]
 fn the_document_has_all_routes_and_no_other() {

@@ -17,7 +17,7 @@ use kvatlas_core::wire::{
 use super::dialect::Instance;
 use super::error::{DialectError, HttpError};
 use super::shared::{HttpShared, Index, json_response};
-use crate::daemon::registry::{EngineState, EngineStatus, ServerState};
+use kvatlas_process::registry::{EngineState, EngineStatus, ServerState};
 
 /// Most workers in one answer.
 const WORKERS_MAX: usize = 10_000;

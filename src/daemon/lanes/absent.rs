@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{EventBatch, Rank};
 
-use crate::daemon::metrics::labels::DropReason;
+use kvatlas_telemetry::labels::DropReason;
 
 use super::clock::now_us;
 use super::lane::HolderKey;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::daemon::metrics::labels::DropReason;
-use crate::daemon::metrics::{AppliedBatch, EventMetrics};
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
 use kvatlas_core::stream::{SequenceGap, StreamGeneration};
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch, Profile,
 };
+use kvatlas_telemetry::labels::DropReason;
+use kvatlas_telemetry::{AppliedBatch, EventMetrics};
 
 use super::clock::LaneClock;
 use super::contest::Lower;

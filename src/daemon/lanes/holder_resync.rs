@@ -1,8 +1,8 @@
 //! A holder's part in a resync: it holds batches, then applies the publisher's answer and the held batches.
 
-use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
+use kvatlas_telemetry::labels::DropReason;
 
 use super::held::{Held, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::daemon::config::Live;
-use crate::daemon::metrics::EventMetrics;
-use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
-use crate::daemon::traces::OpenSpan;
+use crate::traces::OpenSpan;
+use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, RegisterError, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
+use kvatlas_telemetry::EventMetrics;
+use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 
 use super::absent::{Absent, ranks_of};
 use super::clock::LaneClock;

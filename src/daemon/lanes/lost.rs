@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::wire::EventBatch;
+use kvatlas_telemetry::labels::DropReason;
 
 use super::absent::ranks_of;
 use super::holder::{Afterwards, Context};

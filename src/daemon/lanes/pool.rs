@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
 
-use crate::daemon::config::Live;
-use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, namespace_label};
-use crate::daemon::metrics::{EventMetrics, LaneMetrics, LogGate, ShardMetrics};
-use crate::daemon::traces::OpenSpan;
+use crate::traces::OpenSpan;
+use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
+use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, namespace_label};
+use kvatlas_telemetry::{EventMetrics, LaneMetrics, LogGate, ShardMetrics};
 
 use super::absent::Absent;
 use super::flow::Flows;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::daemon::metrics::labels::{DropReason, LabelValue};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::absent::ranks_of;
 use super::contest::is_fresh;

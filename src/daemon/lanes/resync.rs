@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::daemon::metrics::labels::ResyncFailure;
 use kvatlas_core::stream::StreamGeneration;
+use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::clock::now_us;
 use super::held::ResyncNumber;

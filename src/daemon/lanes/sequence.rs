@@ -3,9 +3,9 @@
 //! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
 //! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
 
-use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
+use kvatlas_telemetry::labels::DropReason;
 
 /// A decoded batch as it was received.
 #[derive(Debug)]

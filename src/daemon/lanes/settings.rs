@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::daemon::config::{Config, NamespaceConfig};
 use kvatlas_client::unix_time_us;
+use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::wire::{NamespaceName, Shard, Subjects, WireLimits};
 
 use super::held::HoldingLimits;

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::daemon::metrics::EventMetrics;
-use crate::daemon::metrics::labels::{DropReason, LabelValue};
 use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{EventBatch, WireLimits};
+use kvatlas_telemetry::EventMetrics;
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::clock::now_us;
 use super::holder::Holder;

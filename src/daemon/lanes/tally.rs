@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::daemon::metrics::{AppliedBatch, AppliedBatches, EventMetrics};
+use kvatlas_telemetry::{AppliedBatch, AppliedBatches, EventMetrics};
 
 /// The batches of one turn, of one namespace at a time.
 #[derive(Default)]

@@ -7,14 +7,14 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
-use crate::daemon::instance_name;
-use crate::daemon::lanes::{HolderCommand, LanePool};
-use crate::daemon::metrics::LogGate;
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::shared::{Shared, Stage};
-use crate::daemon::snapshots::SnapshotKeeper;
+use crate::lanes::{HolderCommand, LanePool};
+use crate::shared::{Shared, Stage};
+use crate::snapshots::SnapshotKeeper;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
+use kvatlas_process::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
+use kvatlas_process::instance_name;
+use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::labels::Connection;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
 /// Operators are few, but may have scripts.

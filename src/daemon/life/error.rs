@@ -1,17 +1,17 @@
 //! Why a daemon cannot start.
 
-use crate::daemon::admin::AdminError;
-use crate::daemon::broker::ConnectError;
-use crate::daemon::broker::embedded::BrokerError;
-use crate::daemon::dynamo::DynamoError;
+use crate::dynamo::DynamoError;
 #[cfg(feature = "grpc")]
-use crate::daemon::grpc::GrpcStartError;
-use crate::daemon::http::{HttpStartError, TokenError};
-use crate::daemon::lanes::PoolError;
-use crate::daemon::metrics::MetricsError;
-use crate::daemon::redis::RedisStartError;
-use crate::daemon::snapshots::SnapshotStartError;
+use crate::grpc::GrpcStartError;
+use crate::http::{HttpStartError, TokenError};
+use crate::lanes::PoolError;
+use crate::redis::RedisStartError;
+use crate::snapshots::SnapshotStartError;
 use kvatlas_core::wire::SubjectError;
+use kvatlas_process::admin::AdminError;
+use kvatlas_process::broker::ConnectError;
+use kvatlas_process::broker::embedded::BrokerError;
+use kvatlas_telemetry::MetricsError;
 
 use super::namespaces::NamespaceError;
 

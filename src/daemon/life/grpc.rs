@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::daemon::shared::{Shared, Stage};
+use crate::shared::{Shared, Stage};
 
 use super::error::StartError;
 
@@ -17,7 +17,7 @@ pub(super) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<
 #[cfg(feature = "grpc")]
 async fn listen(address: SocketAddr, shared: &Shared, stage: &Stage) -> Result<SocketAddr, StartError> {
     let source = super::http::source(shared).await?;
-    Ok(crate::daemon::grpc::start_grpc(address, source, shared, stage).await?)
+    Ok(crate::grpc::start_grpc(address, source, shared, stage).await?)
 }
 
 #[cfg(not(feature = "grpc"))]

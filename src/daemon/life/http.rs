@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::daemon::admin::AdminSource;
-use crate::daemon::config::Config;
-use crate::daemon::http::{
-    HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token,
-};
-use crate::daemon::queries::{connect_to_shards, query_limits, shard_asker};
-use crate::daemon::registry::EngineRegistry;
-use crate::daemon::shared::Shared;
+use crate::http::{HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token};
+use crate::queries::{connect_to_shards, query_limits, shard_asker};
+use crate::shared::Shared;
+use kvatlas_config::Config;
+use kvatlas_process::admin::AdminSource;
+use kvatlas_process::registry::EngineRegistry;
 
 use kvatlas_core::wire::WireLimits;
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::{AdminServer, Latch, Readiness};
-use crate::daemon::broker::embedded::EmbeddedBroker;
-use crate::daemon::config::{Config, NatsConfig};
-use crate::daemon::http::HttpServer;
-use crate::daemon::lanes::LanePool;
-use crate::daemon::shared::Stage;
-use crate::daemon::snapshots::SnapshotKeeper;
+use crate::http::HttpServer;
+use crate::lanes::LanePool;
+use crate::shared::Stage;
+use crate::snapshots::SnapshotKeeper;
+use kvatlas_config::{Config, NatsConfig};
 use kvatlas_core::stream::StreamTrust;
+use kvatlas_process::admin::{AdminServer, Latch, Readiness};
+use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 mod commands;
 mod error;

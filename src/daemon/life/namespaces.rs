@@ -1,6 +1,6 @@
 //! From the configuration to the namespaces.
 
-use crate::daemon::config::{Config, NamespaceConfig};
+use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::hash::{BlockSize, BlockSizeError};
 use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
 use kvatlas_core::wire::{NameError, NamespaceName};

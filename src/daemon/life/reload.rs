@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::daemon::config::{Config, Live};
-use crate::daemon::lanes::{LaneLimits, LanePool};
-use crate::daemon::metrics::{self as telemetry, LoggingError};
+use crate::lanes::{LaneLimits, LanePool};
+use kvatlas_config::{Config, Live};
+use kvatlas_telemetry::{self as telemetry, LoggingError};
 
-use crate::daemon::queries::query_limits;
+use crate::queries::query_limits;
 use kvatlas_core::wire::WireLimits;
 
 use super::Daemon;
@@ -103,7 +103,7 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::config::Setting;
+    use kvatlas_config::Setting;
 
     #[test]
     fn what_can_be_reloaded_is_a_setting() {

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Daemon;
-use crate::daemon::admin::{Latch, Readiness};
+use kvatlas_process::admin::{Latch, Readiness};
 
 /// The steps of a stop that did not end in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

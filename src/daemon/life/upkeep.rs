@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::Latch;
-use crate::daemon::config::Live;
-use crate::daemon::lanes::{LanePool, TICK_INTERVAL};
+use crate::lanes::{LanePool, TICK_INTERVAL};
 use kvatlas_client::unix_time_us;
+use kvatlas_config::Live;
 use kvatlas_core::index::give_back_memory;
 use kvatlas_core::stream::StreamTrust;
+use kvatlas_process::admin::Latch;
 
 use super::memory::give_to_system;
 use super::view::DaemonView;

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::daemon::admin::{
-    AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
-};
-use crate::daemon::costs::{Costs, ToldCost};
-use crate::daemon::history::{History, ShownChange};
-use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
-use crate::daemon::metrics::labels::{HolderState, namespace_label};
-use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
-use crate::daemon::outcomes::{BrokenPromise, Outcomes, Tally};
-use crate::daemon::page::Page;
-use crate::daemon::queries::{MissingShards, report, unsized_holders};
+use crate::costs::{Costs, ToldCost};
+use crate::history::{History, ShownChange};
+use crate::lanes::{LanePool, WorkerKey, epoch_ahead_s};
+use crate::outcomes::{BrokenPromise, Outcomes, Tally};
+use crate::page::Page;
+use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::{HolderStatus, StreamTrust};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName};
+use kvatlas_process::admin::{
+    AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
+};
+use kvatlas_telemetry::labels::{HolderState, namespace_label};
+use kvatlas_telemetry::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 
-use crate::daemon::snapshots::SnapshotKeeper;
-use crate::daemon::troubles::Troubles;
+use crate::snapshots::SnapshotKeeper;
+use crate::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
 

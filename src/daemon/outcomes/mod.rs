@@ -19,8 +19,8 @@ use kvatlas_core::wire::{
     HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Rank, Shard, WorkerName,
 };
 
-use crate::daemon::metrics::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_label};
-use crate::daemon::metrics::{CountedOutcome, HolderOutcomeMetrics, OutcomeErrorMetrics, OutcomeMetrics};
+use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_label};
+use kvatlas_telemetry::{CountedOutcome, HolderOutcomeMetrics, OutcomeErrorMetrics, OutcomeMetrics};
 
 pub(crate) use start::start_outcomes;
 pub(crate) use tally::Tally;

@@ -8,10 +8,10 @@ use async_nats::Message;
 use kvatlas_core::wire::{OutcomeReport, Subjects};
 
 use super::{Outcomes, REPORT_BYTES_MAX};
-use crate::daemon::broker::ConnectError;
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::reports::{Told, start_reports};
-use crate::daemon::shared::{Shared, Stage};
+use crate::reports::{Told, start_reports};
+use crate::shared::{Shared, Stage};
+use kvatlas_process::broker::ConnectError;
+use kvatlas_telemetry::labels::Connection;
 
 /// Begins to hear outcomes, as a task of `stage`. Replicas share them by `queue_group`; each shard hears all, and counts those of its own
 /// workers.

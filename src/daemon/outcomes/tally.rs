@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::daemon::metrics::CountedOutcome;
+use kvatlas_telemetry::CountedOutcome;
 
 /// Length of one of the two spans that a window has.
 const SPAN: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings
 use kvatlas_core::wire::{HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Shard, WorkerName};
 
 use super::*;
-use crate::daemon::metrics::rendered;
+use kvatlas_telemetry::rendered;
 
 fn name() -> NamespaceName {
     NamespaceName::new("llama").unwrap()

@@ -2,7 +2,7 @@
 
 use kvatlas_core::wire::{QueryRequest, SingleQuery};
 
-use crate::daemon::queries::AnyReply;
+use crate::queries::AnyReply;
 
 use super::parameters::Parameters;
 use super::{Page, Refusal};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvatlas_core::hash::PositionalLineageHash;
 
-use crate::daemon::queries::SampledQuery;
+use crate::queries::SampledQuery;
 
 use super::atlas::Branch;
 
@@ -99,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::daemon::queries::QuerySample;
+    use crate::queries::QuerySample;
 
     /// A query of the sample with these sequence hashes.
     fn query(hashes: &[u64]) -> SampledQuery {

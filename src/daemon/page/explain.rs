@@ -10,7 +10,7 @@ use kvatlas_core::wire::{
     SingleQuery,
 };
 
-use crate::daemon::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
+use crate::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
 
 use super::held::{Below, below};
 use super::parameters::Parameters;

@@ -3,7 +3,7 @@
 use hyper::header::{CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, VARY};
 use hyper::{Response, StatusCode};
 
-use crate::daemon::admin::AdminBody;
+use kvatlas_process::admin::AdminBody;
 
 use super::respond as respond_with;
 

@@ -43,11 +43,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
-use crate::daemon::costs::Costs;
-use crate::daemon::metrics::MetricsHandle;
-use crate::daemon::outcomes::Outcomes;
-use crate::daemon::queries::{Answerer, MissingShards, QuerySample};
+use crate::costs::Costs;
+use crate::outcomes::Outcomes;
+use crate::queries::{Answerer, MissingShards, QuerySample};
+use kvatlas_process::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
+use kvatlas_telemetry::MetricsHandle;
 
 use atlas::{Atlas, Lens};
 use fleet::Fleet;

@@ -3,7 +3,7 @@
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::NamespaceName;
 
-use crate::daemon::admin::percent_decode;
+use kvatlas_process::admin::percent_decode;
 
 use super::Refusal;
 use super::atlas::Lens;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::daemon::queries::AnswerCounts;
+use crate::queries::AnswerCounts;
 
 /// The rates of a second, on average since the last reading.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -196,11 +196,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::daemon::metrics;
 
     #[test]
     fn every_metric_that_is_read_exists() {
-        let declared: Vec<&str> = metrics::all().into_iter().map(|metric| metric.name).collect();
+        let declared: Vec<&str> = kvatlas_telemetry::all()
+            .into_iter()
+            .map(|metric| metric.name)
+            .collect();
         let bases = [QUERIES, APPLIED].map(|name| name.trim_end_matches("_bucket"));
         for name in SUMS.into_iter().chain(bases) {
             // A histogram has a sum and a count.

@@ -15,12 +15,12 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
-use crate::daemon::admin::{AdminBody, ReadinessReport};
-use crate::daemon::costs::ToldCost;
-use crate::daemon::outcomes::BrokenPromise;
-use crate::daemon::queries::MissingShard;
-use crate::daemon::runbook::mend_of;
-use crate::daemon::troubles::Troubles;
+use crate::costs::ToldCost;
+use crate::outcomes::BrokenPromise;
+use crate::queries::MissingShard;
+use crate::runbook::mend_of;
+use crate::troubles::Troubles;
+use kvatlas_process::admin::{AdminBody, ReadinessReport};
 
 use super::atlas::{Atlas, Lens};
 use super::fleet::{Fleet, FleetChange, Number};
@@ -278,7 +278,7 @@ impl Hello {
         let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            commit: env!("BUILD_COMMIT"),
+            commit: kvatlas_telemetry::commit(),
             reasons: reasons.to_vec(),
             mends: &MENDS,
         }

@@ -11,8 +11,8 @@ use kvatlas_core::wire::{
 use serde_json::Value;
 
 use super::*;
-use crate::daemon::lanes::Freshness;
-use crate::daemon::outcomes::Outcomes;
+use crate::lanes::Freshness;
+use crate::outcomes::Outcomes;
 
 struct World {
     page: Arc<Page>,

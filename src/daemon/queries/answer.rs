@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::daemon::config::{Depth, Live};
-use crate::daemon::hints::Hints;
-use crate::daemon::lanes::{Freshness, Look};
-use crate::daemon::metrics::labels::QueryKind;
+use crate::hints::Hints;
+use crate::lanes::{Freshness, Look};
+use kvatlas_config::{Depth, Live};
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
@@ -17,6 +16,7 @@ use kvatlas_core::wire::{
     NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
     SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
+use kvatlas_telemetry::labels::QueryKind;
 
 use super::heavy::HeavyTurns;
 use super::prompts::state_of;

@@ -14,12 +14,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::daemon::broker::SubscribeError;
-use crate::daemon::config::Live;
-use crate::daemon::metrics::AnsweredPrompt;
-use crate::daemon::metrics::labels::{QueryKind, ReplyDropReason};
 use kvatlas_client::ClientError;
+use kvatlas_config::Live;
 use kvatlas_core::wire::{NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
+use kvatlas_process::broker::SubscribeError;
+use kvatlas_telemetry::AnsweredPrompt;
+use kvatlas_telemetry::labels::{QueryKind, ReplyDropReason};
 
 use super::answer::{described, encode_status};
 use super::missing::MissingShards;

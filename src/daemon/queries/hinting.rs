@@ -7,12 +7,12 @@ use async_nats::Message;
 use kvatlas_core::wire::{HintReport, Subjects, WireLimits};
 
 use super::Answerer;
-use crate::daemon::broker::ConnectError;
-use crate::daemon::config::Live;
-use crate::daemon::hints::Hints;
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::reports::{Told, start_reports};
-use crate::daemon::shared::{Shared, Stage};
+use crate::hints::Hints;
+use crate::reports::{Told, start_reports};
+use crate::shared::{Shared, Stage};
+use kvatlas_config::Live;
+use kvatlas_process::broker::ConnectError;
+use kvatlas_telemetry::labels::Connection;
 
 /// Begins to hear hints as a task of `stage`, where the settings take some. Each replica hears all of them: whichever is asked next knows them.
 pub(super) async fn start_hints(

@@ -19,13 +19,11 @@
 //! | `responder.rs` | sending replies and errors |
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
-//! | `discovery.rs` | the micro service protocol of NATS: `$SRV.PING`, `INFO`, `STATS` |
 //! | `gateway.rs` | one connection of a gateway |
 //! | `missing.rs` | the shards that its answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
 pub(crate) mod answer;
-mod discovery;
 pub(crate) mod gateway;
 mod heavy;
 mod hinting;
@@ -45,7 +43,6 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
-pub use discovery::present_bridge;
 pub(crate) use heavy::{HeavyRequest, HeavyTurns};
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use async_nats::{HeaderMap, Message};
 
-use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT, Tracer};
+use crate::traces::{OpenSpan, SpanKind, TRACEPARENT, Tracer};
 use kvatlas_core::wire::WireError;
 
-use super::discovery::ServiceCounts;
 use super::requests::Asked;
+use kvatlas_process::presence::ServiceCounts;
 
 /// The observers of requests. Clones are the same.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ pub(super) struct Observers {
 impl Observers {
     pub(super) fn new(tracer: Option<Tracer>) -> Self {
         Self {
-            counts: Arc::new(ServiceCounts::new()),
+            counts: Arc::new(ServiceCounts::default()),
             tracer,
         }
     }

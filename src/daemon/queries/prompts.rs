@@ -1,8 +1,8 @@
 //! The findings of an answer for each prompt, as metrics and the page count them.
 
-use crate::daemon::metrics::AnsweredPrompt;
-use crate::daemon::metrics::labels::AnswerState;
 use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
+use kvatlas_telemetry::AnsweredPrompt;
+use kvatlas_telemetry::labels::AnswerState;
 
 /// The findings for each prompt of a batch that was answered.
 pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPrompt> {

@@ -22,9 +22,10 @@ use tokio::sync::watch;
 use tokio::task::coop::has_budget_remaining;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Intake, SubscribeError, is_confirmed};
 use kvatlas_client::Backoff;
 use kvatlas_core::wire::{Shard, Subjects};
+use kvatlas_process::broker::{Intake, SubscribeError, is_confirmed};
+pub(crate) use kvatlas_process::presence::Asked;
 
 use super::turns::Connected;
 
@@ -140,13 +141,6 @@ impl ServedRequests {
         let subscribed = client.queue_subscribe(subject.clone(), group).await;
         subscribed.map_err(|error| SubscribeError::new(&subject, &error))
     }
-}
-
-/// The kinds of requests.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Asked {
-    Query,
-    Status,
 }
 
 /// The requests that the server sends to one connection.

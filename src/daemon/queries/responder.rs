@@ -3,12 +3,12 @@
 use async_nats::{Client, HeaderMap, Subject};
 use bytes::Bytes;
 
-use crate::daemon::metrics::QueryErrorMetrics;
-use crate::daemon::metrics::labels::ReplyDropReason;
 use kvatlas_core::wire::{
     ERROR_CODE_HEADER, ERROR_HEADER, ErrorBody, ErrorCode, PROTOCOL_VERSION, SHARD_HEADER, Shard, Subjects,
     WireError,
 };
+use kvatlas_telemetry::QueryErrorMetrics;
+use kvatlas_telemetry::labels::ReplyDropReason;
 
 /// Sends replies on one connection.
 pub(crate) struct Responder {

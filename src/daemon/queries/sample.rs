@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::daemon::metrics::labels::AnswerState;
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::index::{Namespace, QueryChain};
 use kvatlas_core::wire::NamespaceName;
+use kvatlas_telemetry::labels::AnswerState;
 
 /// Queries that are kept at most.
 const QUERIES_MAX: usize = 2048;
@@ -135,7 +135,7 @@ mod tests {
     use kvatlas_core::wire::QueryKey;
 
     use super::*;
-    use crate::daemon::lanes::now_us;
+    use crate::lanes::now_us;
 
     fn name(text: &str) -> NamespaceName {
         NamespaceName::new(text).unwrap()

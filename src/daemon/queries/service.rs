@@ -13,12 +13,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::daemon::broker::SubscribeError;
-use crate::daemon::lanes::LanePool;
-use crate::daemon::metrics::QueryMetrics;
-use crate::daemon::metrics::labels::{NAMESPACE_LABELS_MAX, ReplyDropReason, namespace_label};
-use crate::daemon::traces::OpenSpan;
+use crate::lanes::LanePool;
+use crate::traces::OpenSpan;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
+use kvatlas_process::broker::SubscribeError;
+use kvatlas_telemetry::QueryMetrics;
+use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, ReplyDropReason, namespace_label};
 
 use super::answer::{Answer, Answerer, AnyReply};
 use super::heavy::HeavyRequest;

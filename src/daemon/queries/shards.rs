@@ -8,12 +8,12 @@ use async_nats::{Client, HeaderMap};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::daemon::metrics::labels::{GatherOutcome, QueryKind};
-use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_core::wire::{
     ErrorCode, Gathered, NamespaceName, QueryRequest, StatusReply, Subjects, WireError,
 };
+use kvatlas_telemetry::labels::{GatherOutcome, QueryKind};
+use kvatlas_telemetry::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
 
 use super::answer::AnyReply;
 use super::missing::MissingShards;

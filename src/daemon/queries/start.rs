@@ -7,16 +7,15 @@ use async_nats::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::Latch;
-use crate::daemon::broker::{Buffer, ConnectError, SubscribeError, connect_counted, follow_connection};
-use crate::daemon::config::Config;
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::outcomes::start_outcomes;
-use crate::daemon::shared::{Shared, Stage};
+use crate::outcomes::start_outcomes;
+use crate::shared::{Shared, Stage};
 use kvatlas_client::ClientError;
+use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
+use kvatlas_process::admin::Latch;
+use kvatlas_process::broker::{Buffer, ConnectError, SubscribeError, connect_counted, follow_connection};
+use kvatlas_telemetry::labels::Connection;
 
-use super::discovery::Discovery;
 use super::gateway::{Gateway, GatewaySettings};
 use super::hinting::start_hints;
 use super::observed::Observers;
@@ -25,6 +24,8 @@ use super::service::QueryService;
 use super::settle::Settling;
 use super::shards::ShardAsker;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
+use kvatlas_process::instance_name;
+use kvatlas_process::presence::{About, Presence, Served};
 
 /// Messages that may wait on the connection that compares rosters. The client library hands each reply to its request instead.
 const ROSTERS_WAITING_MAX: usize = 16;
@@ -67,7 +68,7 @@ pub(crate) async fn start_queries(
                 patience: config.ready.settle,
             };
             spawn_settling(shared, &stage, settling, followed.clone(), settled.clone());
-            spawn_discovery(shared, &stage, &served, &observers, is_settled.clone()).await?;
+            spawn_presence(shared, &stage, &served, &observers, is_settled.clone()).await?;
             start_outcomes(shared, &stage, served.queue_group()).await?;
             start_hints(shared, &stage, shared.query_answerer(&shared.subjects)).await?;
         }
@@ -171,7 +172,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
         let connector = Connector::new(shared, &served, number);
         let first = connector.connect().await?;
         if number == 0 {
-            spawn_discovery(shared, &stage, &served, &settings.observers, is_settled.clone()).await?;
+            spawn_presence(shared, &stage, &served, &settings.observers, is_settled.clone()).await?;
         }
         let settings = settings.clone();
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
@@ -191,7 +192,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
 
 /// Lets others find the daemon among the services of NATS, from when it takes queries until `stage` stops. On a connection of its own:
 /// those that serve requests come and go. Without the right to it nobody finds the daemon, and it answers all the same.
-async fn spawn_discovery(
+async fn spawn_presence(
     shared: &Shared,
     stage: &Stage,
     served: &ServedRequests,
@@ -204,14 +205,28 @@ async fn spawn_discovery(
     }
     let buffer = Buffer::of_messages(CAPACITY);
     let client = connect_counted(&shared.nats, Connection::Queries, "services", buffer, |_| {}).await?;
-    let discovery = Discovery::new(client, shared, served, observers.counts());
+    let about = About {
+        instance: instance_name(&shared.nats.connection_name),
+        role: shared.config.gateway.role(),
+        prefix: &shared.config.subjects.prefix,
+        shard: served.shard().map(|shard| shard.to_string()),
+        admin: shared.admin_address,
+    };
+    let [queries, statuses] = served.subscriptions();
+    let taken = Served {
+        queries,
+        statuses,
+        queue_group: served.queue_group().to_owned(),
+        counts: observers.counts(),
+    };
+    let presence = Presence::new(client, about, Some(taken), served.subjects().clone());
     let stop = stage.stop.clone();
     stage.tasks.spawn(async move {
         let settling = async { is_settled.wait_for(|settled| *settled).await.is_ok() };
         if stop.run_until_cancelled(settling).await != Some(true) {
             return;
         }
-        if let Err(error) = discovery.run(stop).await {
+        if let Err(error) = presence.run(stop).await {
             tracing::debug!(%error, "nobody finds the daemon among the services any more");
         }
     });

@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::daemon::admin::{Latch, Readiness};
-use crate::daemon::broker::{
+use crate::shared::{Shared, Stage};
+use kvatlas_config::NatsConfig;
+use kvatlas_process::admin::{Latch, Readiness};
+use kvatlas_process::broker::{
     Buffer, ConnectError, ConnectionNotice, Intake, SubscribeError, connect_counted,
 };
-use crate::daemon::config::NatsConfig;
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::shared::{Shared, Stage};
+use kvatlas_telemetry::labels::Connection;
 
 use super::requests::ServedRequests;
 

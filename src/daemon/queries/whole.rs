@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{HolderId, WorkerName};
 
-use crate::daemon::lanes::{Look, SeenInParts};
+use crate::lanes::{Look, SeenInParts};
 
 /// How often a search is repeated at least.
 const REPEATED_MIN: usize = 3;

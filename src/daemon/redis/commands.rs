@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-use crate::daemon::config::Secret;
-use crate::daemon::http::is_same;
-use crate::daemon::metrics::RedisMetrics;
-use crate::daemon::metrics::labels::{RedisCommand, RedisRefusal};
+use crate::http::is_same;
+use kvatlas_config::Secret;
+use kvatlas_telemetry::RedisMetrics;
+use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::entry::{FIELD_BYTES_MAX, Word, word_of};
 use super::guesses::Guesses;

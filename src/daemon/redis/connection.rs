@@ -11,10 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::Readiness;
-use crate::daemon::listener::Place;
-use crate::daemon::metrics::labels::{RedisCommand, RedisRefusal};
-use crate::daemon::queries::{HeavyRequest, HeavyTurns};
+use crate::queries::{HeavyRequest, HeavyTurns};
+use kvatlas_process::admin::Readiness;
+use kvatlas_process::listener::Place;
+use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
 use super::commands::{Commands, Goes, Session, is, key_of};
 use super::prefixes::{Chain, Part, Prefixes};

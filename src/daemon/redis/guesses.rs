@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::daemon::metrics::RedisGuessMetrics;
-use crate::daemon::metrics::labels::GuessDrop;
+use kvatlas_telemetry::RedisGuessMetrics;
+use kvatlas_telemetry::labels::GuessDrop;
 
 /// Bytes that an entry takes beside its field, about.
 const ENTRY_BYTES: usize = 192;

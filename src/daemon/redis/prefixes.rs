@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use kvatlas_core::hash::{SchemeAlgorithm, SequenceHash};
 use kvatlas_core::wire::{NamespaceName, QueryKey, instance_of_worker, is_pool};
 
-use crate::daemon::metrics::QueryMetricsByNamespace;
-use crate::daemon::metrics::labels::QueryKind;
-use crate::daemon::queries::{Answerer, Found, FoundHolder};
+use crate::queries::{Answerer, Found, FoundHolder};
+use kvatlas_telemetry::QueryMetricsByNamespace;
+use kvatlas_telemetry::labels::QueryKind;
 
 use super::entry::{TIERS, field};
 use super::resp::Replies;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use crate::daemon::http::{TokenError, read_token};
-use crate::daemon::listener::{Acceptor, ConnectionLimits};
-use crate::daemon::metrics::{RedisConnectionMetrics, RedisMetrics};
-use crate::daemon::shared::{Shared, Stage};
+use crate::http::{TokenError, read_token};
+use crate::shared::{Shared, Stage};
+use kvatlas_process::listener::{Acceptor, ConnectionLimits};
+use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
 
 use super::commands::Commands;
 use super::connection::{Door, Limits, serve};

@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::coop::unconstrained;
 
-use crate::daemon::broker::Intake;
 use kvatlas_client::Backoff;
 use kvatlas_core::wire::ERROR_CODE_HEADER;
+use kvatlas_process::broker::Intake;
 
 use super::assembly::AnswerLimits;
 

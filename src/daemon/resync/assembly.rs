@@ -1,11 +1,11 @@
 //! From the chunks of a publisher's answer to one checked answer. No I/O, no clock.
 
-use crate::daemon::lanes::ResyncAnswer;
-use crate::daemon::metrics::labels::ResyncFailure;
+use crate::lanes::ResyncAnswer;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{
     BatchCursor, BlockNames, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest, WireLimits,
 };
+use kvatlas_telemetry::labels::ResyncFailure;
 
 /// Bounds on one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use async_nats::Client;
 
-use crate::daemon::config::Config;
-use crate::daemon::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, ResyncOutcome, epoch_max};
-use crate::daemon::metrics::ResyncMetrics;
-use crate::daemon::metrics::labels::ResyncFailure;
+use crate::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, ResyncOutcome, epoch_max};
 use kvatlas_client::Backoff;
+use kvatlas_config::Config;
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::{ResyncRequest, Subjects};
+use kvatlas_telemetry::ResyncMetrics;
+use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::answers::{Answers, Word};
 use super::assembly::{AnswerLimits, Assembly, Evidence, Taken};

@@ -8,14 +8,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, Refused, connect_counted};
-use crate::daemon::lanes::{HolderKey, WorkerKey};
-use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
-use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
-use crate::daemon::shared::{Shared, Stage};
+use crate::lanes::{HolderKey, WorkerKey};
+use crate::shared::{Shared, Stage};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{DegradedReason, HolderId, NamespaceName};
+use kvatlas_process::broker::{Buffer, ConnectError, ConnectionNotice, Refused, connect_counted};
+use kvatlas_telemetry::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
+use kvatlas_telemetry::{ResyncGauges, ResyncMetrics};
 
 use super::answers::{Answers, AnswersSource};
 use super::attempt::{Attempt, ResyncSettings, ResyncerParts};

@@ -19,7 +19,7 @@ use async_nats::jetstream::stream::LastRawMessageErrorKind;
 
 use kvatlas_core::wire::Shard;
 
-use super::lock::shown;
+use kvatlas_process::storage::shown;
 
 /// The name of the object.
 const OBJECT: &str = "deployment";

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::daemon::metrics::labels::SnapshotFailure;
 use kvatlas_core::snapshot::{SnapshotTotals, SnapshotWriter};
+use kvatlas_telemetry::labels::SnapshotFailure;
 
-use super::storage::{Disk, Storage, StorageFile, open_regular};
+use kvatlas_process::storage::{Disk, Storage, StorageFile, open_regular};
 
 /// Names of snapshots: prefix, 20 digits, suffix. They sort by time.
 const PREFIX: &str = "snapshot-";

@@ -11,23 +11,23 @@ use tokio_util::sync::CancellationToken;
 
 use kvatlas_client::unix_time_us;
 
-use crate::daemon::admin::Latch;
-use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
-use crate::daemon::config::ObjectStoreConfig;
-use crate::daemon::history::{FILE_BYTES_MAX, History, Saved};
-use crate::daemon::instance_name;
-use crate::daemon::lanes::snapshot_limits;
-use crate::daemon::metrics::SnapshotMetrics;
-use crate::daemon::metrics::labels::{Connection, SnapshotFailure};
-use crate::daemon::shared::{Shared, Stage};
+use crate::history::{FILE_BYTES_MAX, History, Saved};
+use crate::lanes::snapshot_limits;
+use crate::shared::{Shared, Stage};
+use kvatlas_config::ObjectStoreConfig;
+use kvatlas_process::admin::Latch;
+use kvatlas_process::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
+use kvatlas_process::instance_name;
+use kvatlas_telemetry::SnapshotMetrics;
+use kvatlas_telemetry::labels::{Connection, SnapshotFailure};
 
 use super::claim::Deployment;
 use super::directory::{DirectoryError, SnapshotDirectory};
-use super::lock::{DirectoryLock, LockError};
 use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
-use super::storage::Storage;
+use kvatlas_process::storage::Storage;
+use kvatlas_process::storage::{DirectoryLock, LockError};
 
 /// Why a daemon cannot start with its snapshots.
 #[derive(Debug, thiserror::Error)]

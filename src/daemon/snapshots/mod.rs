@@ -6,8 +6,7 @@
 //! | `keeper.rs` | when: at start, by the clock, at the end |
 //! | `save.rs`, `walked.rs` | writing a file; the holders whose blocks a walk over the index finds |
 //! | `restore.rs` | loading a file |
-//! | `directory.rs`, `storage.rs` | the files of a directory; the file system behind it |
-//! | `lock.rs` | one daemon a directory |
+//! | `directory.rs` | the files of a directory |
 //! | `object_store.rs` | sending and fetching files |
 //! | `claim.rs` | one deployment a bucket |
 //!
@@ -39,11 +38,9 @@
 mod claim;
 mod directory;
 mod keeper;
-mod lock;
 mod object_store;
 mod restore;
 mod save;
-mod storage;
 mod walked;
 
 #[cfg(test)]
@@ -56,9 +53,6 @@ pub use claim::Deployment;
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
 pub use keeper::SnapshotStartError;
 pub(crate) use keeper::{SnapshotKeeper, start_snapshots};
-pub use lock::{DirectoryLock, LockError};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};
 pub use save::{SaveError, Saved, Snapshotter};
-pub use storage::open_regular;
-pub use storage::{Disk, Storage, StorageFile};

@@ -20,15 +20,15 @@ use async_nats::jetstream::{self, Context, ErrorCode};
 use futures_util::StreamExt;
 use tokio::io::AsyncReadExt;
 
-use crate::daemon::config::ObjectStoreConfig;
-use crate::daemon::metrics::SnapshotMetrics;
-use crate::daemon::metrics::labels::SnapshotRejection;
+use kvatlas_config::ObjectStoreConfig;
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
+use kvatlas_telemetry::SnapshotMetrics;
+use kvatlas_telemetry::labels::SnapshotRejection;
 
 use super::claim::{Claim, ClaimError, Deployment};
 use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
-use super::storage::open_regular;
+use kvatlas_process::storage::open_regular;
 
 /// How long a bucket that the daemon makes keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind go the
 /// same way.

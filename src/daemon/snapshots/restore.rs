@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
-use crate::daemon::metrics::labels::SnapshotRejection;
-use crate::daemon::metrics::{RestoredSnapshot, SnapshotMetrics};
+use crate::lanes::{LanePool, PoolError, StreamPosition};
 use kvatlas_core::snapshot::{
     Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
 };
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::WireLimits;
+use kvatlas_telemetry::labels::SnapshotRejection;
+use kvatlas_telemetry::{RestoredSnapshot, SnapshotMetrics};
 
 use super::directory::{DirectoryError, SnapshotDirectory};
-use super::storage::open_regular;
+use kvatlas_process::storage::open_regular;
 
 /// The snapshot that the daemon started from.
 #[derive(Debug, Clone, PartialEq, Eq)]

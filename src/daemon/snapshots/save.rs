@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
-use crate::daemon::metrics::labels::SnapshotFailure;
+use crate::lanes::{LanePool, PoolError, StreamPosition};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::snapshot::SnapshotTotals;
 use kvatlas_core::stream::StreamTrust;
+use kvatlas_telemetry::labels::SnapshotFailure;
 
 use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
 use super::walked::{Walked, write_dump};

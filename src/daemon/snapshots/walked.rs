@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::runtime::Handle;
 
-use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, Revisited};
+use crate::lanes::{DumpPosition, HolderDump, LanePool, Revisited};
 use kvatlas_core::index::{HolderWalk, WalkedHolder};
 use kvatlas_core::snapshot::forest::{ForestEncoder, Pushed};
 use kvatlas_core::snapshot::{HolderFrame, InForest};

@@ -27,11 +27,11 @@ use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Intake, SubscribeError, bytes_of, is_confirmed};
-use crate::daemon::lanes::{Inbox, LanePool};
+use crate::lanes::{Inbox, LanePool};
 use kvatlas_client::Backoff;
+use kvatlas_process::broker::{Intake, SubscribeError, bytes_of, is_confirmed};
 
-use crate::daemon::traces::Tracer;
+use crate::traces::Tracer;
 
 use super::pulse::{Beat, Pulse};
 use super::roll_call::RollCall;

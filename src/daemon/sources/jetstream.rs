@@ -26,14 +26,14 @@ use tokio::task::coop::unconstrained;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::config::StreamConfig;
-use crate::daemon::lanes::{LanePool, StreamPosition, log_lane_stopped, now_us};
-use crate::daemon::metrics::StreamMetrics;
-use crate::daemon::metrics::labels::ConsumerReset;
-use crate::daemon::traces::Tracer;
+use crate::lanes::{LanePool, StreamPosition, log_lane_stopped, now_us};
+use crate::traces::Tracer;
 use kvatlas_client::Backoff;
+use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
 use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
+use kvatlas_telemetry::StreamMetrics;
+use kvatlas_telemetry::labels::ConsumerReset;
 
 use super::pulse::{Beat, Pulse};
 use super::span_of;

@@ -1,6 +1,6 @@
 //! Sources: where events come from. A core NATS subscription, or a JetStream stream.
 //!
-//! A source receives messages and hands each to [`LanePool`](crate::daemon::lanes::LanePool), with the generation of the stream in which
+//! A source receives messages and hands each to [`LanePool`](crate::lanes::LanePool), with the generation of the stream in which
 //! the message came.
 
 pub(crate) mod core_nats;
@@ -15,10 +15,10 @@ mod unread;
 use async_nats::Message;
 use tokio::sync::watch;
 
-use crate::daemon::broker::ConnectError;
-use crate::daemon::config::Transport;
-use crate::daemon::shared::{Shared, Stage};
-use crate::daemon::traces::{OpenSpan, SpanKind, Tracer};
+use crate::shared::{Shared, Stage};
+use crate::traces::{OpenSpan, SpanKind, Tracer};
+use kvatlas_config::Transport;
+use kvatlas_process::broker::ConnectError;
 
 /// Begins to follow the events. The receiver becomes true once queries can be answered: with core NATS when the server has the
 /// subscription, with JetStream when the stream has been read up to its end.

@@ -11,8 +11,8 @@ use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use tokio::time::{Instant, Sleep};
 
-use crate::daemon::broker::SubscribeError;
-use crate::daemon::lanes::{Freshness, now_us};
+use crate::lanes::{Freshness, now_us};
+use kvatlas_process::broker::SubscribeError;
 
 /// After so long without its return, a pulse is sent again: the connection may have lost it.
 const LOST_AFTER: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use crate::daemon::lanes::LanePool;
+use crate::lanes::LanePool;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::HEARTBEAT_INTERVAL;
 

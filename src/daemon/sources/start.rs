@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::{Latch, Readiness};
-use crate::daemon::broker::{
+use crate::shared::{Shared, Stage};
+use kvatlas_core::stream::StreamTrust;
+use kvatlas_process::admin::{Latch, Readiness};
+use kvatlas_process::broker::{
     Buffer, ConnectError, ConnectionNotice, Refusal, SubscribeError, connect_counted, follow_connection,
 };
-use crate::daemon::metrics::labels::Connection;
-use crate::daemon::shared::{Shared, Stage};
-use kvatlas_core::stream::StreamTrust;
+use kvatlas_telemetry::labels::Connection;
 
 use super::core_nats::{CoreNatsSource, Notices};
 use super::jetstream::{JetStreamParts, JetStreamSource};

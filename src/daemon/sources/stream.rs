@@ -7,7 +7,7 @@ use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStrea
 use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{Context, ErrorCode};
 
-use crate::daemon::config::StreamConfig;
+use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
 /// How long the server keeps an idle consumer. A new one is made after every break.

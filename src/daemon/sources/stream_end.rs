@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::daemon::lanes::StreamPosition;
+use crate::lanes::StreamPosition;
 
 /// How long nothing comes before the stream is asked, and how often it is asked then.
 const INTERVAL: Duration = Duration::from_millis(500);

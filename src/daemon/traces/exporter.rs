@@ -14,8 +14,8 @@ use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::config::TracesConfig;
-use crate::daemon::metrics::TraceMetrics;
+use kvatlas_config::TracesConfig;
+use kvatlas_telemetry::TraceMetrics;
 
 use super::otlp;
 use super::span::{Span, Tracer};

@@ -6,8 +6,8 @@ use std::time::Instant;
 use async_nats::Message;
 use tokio::sync::mpsc::Sender;
 
-use crate::daemon::metrics::TraceMetrics;
 use kvatlas_client::unix_time_us;
+use kvatlas_telemetry::TraceMetrics;
 
 use super::context::{TRACEPARENT, TraceContext};
 

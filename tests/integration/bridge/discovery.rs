@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, DiscoverOptions, EngineDefaults};
-use kvatlas::daemon::registry::{EngineRegistry, ServerState};
+use kvatlas_bridge::{Bridge, DiscoverOptions, EngineDefaults};
+use kvatlas_process::registry::{EngineRegistry, ServerState};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::UdpSocket;

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_process::registry::EngineRegistry;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::DropGuard;
@@ -212,7 +212,7 @@ async fn another_process_by_its_name_has_nothing_of_the_old_one() {
     follow(&site.bridge, &format!("gpu-0=grpc://{}", front_end.address)).unwrap();
     eventually("it is followed", async || {
         let state = site.bridge.engines().into_iter().next()?;
-        (state.status == kvatlas::daemon::registry::EngineStatus::Degraded).then_some(())
+        (state.status == kvatlas_process::registry::EngineStatus::Degraded).then_some(())
     })
     .await;
     publishers.publish(0, &json!([stored(1, 0, 3)]));

@@ -23,12 +23,12 @@ mod together;
 
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
-use kvatlas::daemon::broker::embedded::EmbeddedBroker;
-use kvatlas::daemon::registry::EngineRegistry;
-use kvatlas::daemon::{Daemon, namespaces};
+use kvatlas_bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
 use kvatlas_client::{Backoff, ClientError};
 use kvatlas_core::wire::{ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, QueryKey, SingleQuery};
+use kvatlas_daemon::{Daemon, namespaces};
+use kvatlas_process::broker::embedded::EmbeddedBroker;
+use kvatlas_process::registry::EngineRegistry;
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_process::registry::EngineRegistry;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;

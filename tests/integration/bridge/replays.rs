@@ -1,6 +1,6 @@
 //! Replay sockets that are another engine's, and engines that become another process behind sockets that stay.
 
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_process::registry::EngineRegistry;
 use serde_json::json;
 
 use super::python::{Publishers, Spec, python};

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, BridgeOptions, RepublishOptions};
+use kvatlas_bridge::{Bridge, BridgeOptions, RepublishOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -11,8 +11,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use kvatlas::bridge::{Bridge, EngineDefaults, parse_engine};
-use kvatlas::daemon::registry::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
+use kvatlas_bridge::{Bridge, EngineDefaults, parse_engine};
+use kvatlas_process::registry::{EngineRegistry, EngineStatus, RegisterRefusal, ServerState};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 
-use kvatlas::bridge::{Bridge, BridgeOptions};
-use kvatlas::daemon::config::Config;
-use kvatlas::daemon::{Daemon, namespaces};
+use kvatlas_bridge::{Bridge, BridgeOptions};
 use kvatlas_client::ClientError;
+use kvatlas_config::Config;
 use kvatlas_core::wire::{ErrorCode, QueryKey, SingleQuery};
+use kvatlas_daemon::{Daemon, namespaces};
 use serde_json::{Value, json};
 
 use super::python::{Publishers, Spec, python};

@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use kvatlas::daemon::registry::{EngineRegistry, EngineStatus};
 use kvatlas_core::hash::{BlockSize, HashSeed, block_hashes, sequence_hashes};
+use kvatlas_process::registry::{EngineRegistry, EngineStatus};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, BridgeOptions, FollowOptions};
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_bridge::{Bridge, BridgeOptions, FollowOptions};
+use kvatlas_process::registry::EngineRegistry;
 use serde_json::json;
 
 use super::python::{Publishers, Spec, python};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::{Stream, StreamExt};
-use kvatlas::daemon::registry::EngineRegistry;
+use kvatlas_process::registry::EngineRegistry;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};

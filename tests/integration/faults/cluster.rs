@@ -9,7 +9,7 @@ use crate::support::fleet::Fleet;
 use crate::support::truth::Tally;
 use crate::support::way::Way;
 use crate::support::{PATIENCE, daemon, http_get, is_long_form, old_server, server, skipped};
-use kvatlas::daemon::Daemon;
+use kvatlas_daemon::Daemon;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas::daemon::Daemon;
 use kvatlas_core::wire::WireLimits;
+use kvatlas_daemon::Daemon;
 
 use super::{SHORT_PATIENCE, pause, runs};
 use crate::support::eventually;

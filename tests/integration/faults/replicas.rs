@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use kvatlas::daemon::Daemon;
 use kvatlas_core::wire::{BatchCursor, Tier};
+use kvatlas_daemon::Daemon;
 
 use super::{pause, runs};
 use crate::support::fleet::{Fleet, Floors};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::{self, ErrorCode, stream};
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::jetstream::STREAM;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use kvatlas::daemon::snapshots::{Disk, Storage, StorageFile};
+use kvatlas_process::storage::{Disk, Storage, StorageFile};
 
 /// What fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use async_nats::jetstream;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 
 use super::{eventually, lasting_port, old_server, server};
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvatlas::daemon::metrics::{MetricDescription, MetricKind, all};
+use kvatlas_telemetry::{MetricDescription, MetricKind, all};
 
 use super::process::Process;
 use super::{eventually, http_get};

@@ -20,16 +20,16 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use kvatlas::daemon::Daemon;
-use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
-use kvatlas::daemon::config::Config;
 use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
     BatchCursor, ErrorCode, Event, HolderStatusReply, NamespaceName, QueryKey, QueryReply, RemovedBlocks,
     SingleQuery, StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
 };
+use kvatlas_daemon::Daemon;
+use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 
 use publisher::Publisher;
 

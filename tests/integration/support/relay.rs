@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_nats::{HeaderMap, Message, Subscriber};
 use futures_util::StreamExt;
-use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, EventBatch, ResyncChunk, Subjects, Tier, WireLimits};
+use kvatlas_process::broker::round_trip;
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::Publisher;

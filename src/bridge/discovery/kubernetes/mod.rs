@@ -29,7 +29,7 @@ use kvatlas_client::Backoff;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
-use crate::daemon::registry::{GivenEngine, NewServer};
+use kvatlas_process::registry::{GivenEngine, NewServer};
 
 use super::super::spec::EngineDefaults;
 use super::spec::KubernetesPlace;

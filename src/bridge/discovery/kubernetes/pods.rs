@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use crate::daemon::registry::{Discovered, NewServer};
+use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::spec::EngineDefaults;
 use super::super::spec::PodsPlace;

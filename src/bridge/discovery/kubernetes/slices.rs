@@ -6,7 +6,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use crate::daemon::registry::{Discovered, NewServer};
+use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::http::authority;
 use super::super::super::spec::EngineDefaults;

@@ -26,9 +26,9 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::task::yield_now;
 
-use crate::daemon::config::Depth;
-use crate::daemon::metrics::GrpcReportMetrics;
-use crate::daemon::metrics::labels::ReportLoss;
+use kvatlas_config::Depth;
+use kvatlas_telemetry::GrpcReportMetrics;
+use kvatlas_telemetry::labels::ReportLoss;
 
 use super::messages::{
     ApplyExternalKvBatchRequest, ApplyExternalKvBatchResponse, ConfigureExpectedWorkersRequest,

@@ -5,7 +5,7 @@ use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAnswerKind};
 
 use super::*;
-use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_telemetry::labels::ResyncFailure;
 
 /// A pool that holds batches, and its worker `gpu-0`, which has published its first batch.
 pub(super) struct Scene {

@@ -10,7 +10,7 @@ use kvatlas_lab::random::{Random, setting};
 
 use super::doubts::Scene;
 use super::*;
-use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_telemetry::labels::ResyncFailure;
 
 /// Blocks that there are; each is a chain of its own.
 const BLOCKS: u64 = 5;

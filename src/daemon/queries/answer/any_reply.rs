@@ -2,8 +2,8 @@
 
 use kvatlas_core::wire::{BatchReply, NamespaceName, QueryReply, QueryRequest};
 
-use crate::daemon::metrics::AnsweredPrompt;
-use crate::daemon::metrics::labels::QueryKind;
+use kvatlas_telemetry::AnsweredPrompt;
+use kvatlas_telemetry::labels::QueryKind;
 
 use super::super::prompts::{prompt_of, prompts_of};
 use super::described;

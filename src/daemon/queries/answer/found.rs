@@ -5,9 +5,9 @@ use kvatlas_core::wire::{
     Address, ErrorCode, HolderId, NamespaceName, QueryKey, QueryReply, WireError, WorkerName,
 };
 
-use crate::daemon::config::Depth;
-use crate::daemon::metrics::AnsweredPrompt;
-use crate::daemon::metrics::labels::AnswerState;
+use kvatlas_config::Depth;
+use kvatlas_telemetry::AnsweredPrompt;
+use kvatlas_telemetry::labels::AnswerState;
 
 use super::super::whole::search_whole;
 use super::{

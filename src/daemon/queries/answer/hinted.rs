@@ -10,7 +10,7 @@ use kvatlas_core::wire::{
 
 use super::spoken::spoken;
 use super::{Answerer, profile_of, saturating_u32};
-use crate::daemon::hints::Hints;
+use crate::hints::Hints;
 
 impl Answerer {
     /// The same, which keeps hints of routers in `hints`; where there are none, hints are refused.

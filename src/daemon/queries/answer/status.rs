@@ -1,6 +1,6 @@
 //! The statements about a namespace and its holders where no prompt is asked about.
 
-use crate::daemon::lanes::{Look, epoch_ahead_s};
+use crate::lanes::{Look, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;

@@ -95,7 +95,7 @@ fn what_a_crash_left_behind_is_cleared_away() {
 
 #[test]
 fn a_failing_disk_keeps_the_snapshots_before_and_takes_the_next_when_it_is_mended() {
-    use crate::daemon::metrics::labels::SnapshotFailure as Failure;
+    use kvatlas_telemetry::labels::SnapshotFailure as Failure;
     let whole = {
         let folder = tempfile::tempdir().unwrap();
         let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();

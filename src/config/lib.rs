@@ -1,0 +1,57 @@
+//! The configuration of daemons, gateways and bridges.
+//!
+//! Each setting is one row in [`settings`]: name, type, default, bounds and help. Its flag, its environment variable, its
+//! key in the TOML file, the typed [`Config`], the printed configuration and the page `deploy/settings.md` follow from the
+//! row. The contract of [`Config::load`]:
+//!
+//! - A flag covers the environment, which covers the file, which covers the default.
+//! - Every value and every name is checked, also a covered one.
+//! - **All** mistakes are reported at once. Each names its flag, variable or line of the file, and the allowed values.
+//! - Nothing is changed outside the process: no directory is made and no address is bound. Files that a setting names must
+//!   exist.
+//! - Secrets are shown neither in errors, nor by `Debug`, nor by [`Config::to_toml`].
+//!
+//! Namespaces may have contracts of their own, in the file only:
+//!
+//! ```toml
+//! [namespaces.llama-70b]
+//! block_size = 64
+//! hashing = "recompute"
+//! ```
+
+mod combinations;
+mod declare;
+mod dynamo;
+mod effective;
+mod environment;
+mod error;
+mod file;
+mod flags;
+mod kind;
+mod layers;
+mod live;
+mod load;
+mod print;
+mod reference;
+mod rule;
+pub mod settings;
+mod suggest;
+mod types;
+
+pub use declare::{ENVIRONMENT_PREFIX, Named, Setting};
+pub use dynamo::{Component, Discovery, NoComponent, NoDiscovery};
+pub use environment::process_environment;
+pub use error::{ConfigError, ConfigErrors, Origin};
+pub use flags::SettingFlags;
+pub use kind::{Kind, Secret};
+pub use live::Live;
+pub use load::Said;
+pub use reference::settings_markdown;
+pub use settings::{
+    AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, GrpcConfig, HttpConfig, LimitsConfig,
+    LoggingConfig, NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig,
+    ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
+    TracesConfig,
+};
+pub use suggest::meant;
+pub use types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};

@@ -1,0 +1,38 @@
+//! Values that a reload replaces while the daemon runs.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+
+/// A value that a reload may replace. Clones share it.
+#[derive(Debug)]
+pub struct Live<T>(Arc<ArcSwap<T>>);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Live<T> {
+    /// Begins with this.
+    pub fn new(value: T) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(value)))
+    }
+
+    /// As it is now. Not to be kept: it would be outdated after the next reload.
+    pub fn now(&self) -> Guard<Arc<T>> {
+        self.0.load()
+    }
+
+    /// Replaces it for all who share it.
+    pub fn replace(&self, value: T) {
+        self.0.store(Arc::new(value));
+    }
+}
+
+impl<T> From<T> for Live<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}

@@ -1,0 +1,603 @@
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tempfile::NamedTempFile;
+
+use super::*;
+use crate::kind::Kind;
+use crate::{Authentication, NamespaceConfig};
+use kvatlas_core::index::Hashing;
+
+/// A valid file that uses every type of value and every section.
+const EXAMPLE: &str = r#"
+[nats]
+url = "nats://10.0.0.1:4222, tls://nats.example:4222"
+user = "mapper"
+password = "hunter2"
+tls_required = true
+[subjects]
+prefix = "prod.kvatlas"
+[events]
+lanes = 4
+lane_queue_bytes = "128 MiB"
+max_message_bytes = 2_097_152
+parked_ttl_ms = 500
+[queries]
+connections = 2
+[limits]
+max_namespaces = 2
+[namespace_defaults]
+block_size = 32
+[namespaces.llama]
+hashing = "recompute"
+[namespaces.qwen]
+block_size = 64
+[snapshots]
+directory = "/var/lib/kvatlas \"quoted\""
+[admin]
+listen = "[::1]:0"
+[logging]
+format = "json"
+level = "warn,kvatlas=debug"
+[shutdown]
+drain_seconds = 3
+"#;
+
+fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_ref()).unwrap();
+    file
+}
+
+fn load(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Result<Config, ConfigErrors> {
+    let own = |(name, text): &(&str, &str)| (name.to_string(), text.to_string());
+    let file = file(text);
+    Config::load(
+        flags.iter().map(own).collect(),
+        environment.iter().map(own),
+        Some(file.path()),
+    )
+}
+
+/// Loads what must fail, and returns the messages.
+fn refuse(flags: &[(&str, &str)], environment: &[(&str, &str)], text: &str) -> Vec<String> {
+    let errors = load(flags, environment, text).unwrap_err();
+    errors.as_slice().iter().map(ToString::to_string).collect()
+}
+
+#[track_caller]
+fn assert_one(messages: &[String], parts: &[&str]) {
+    let hits = messages
+        .iter()
+        .filter(|message| parts.iter().all(|part| message.contains(part)))
+        .count();
+    assert_eq!(hits, 1, "{parts:?} in {messages:#?}");
+}
+
+#[test]
+fn every_default_loads() {
+    let config = Config::load(BTreeMap::new(), std::iter::empty(), None).unwrap();
+    assert_eq!(config.nats.urls, ["nats://127.0.0.1:4222".parse().unwrap()]);
+    assert_eq!(*config.nats.authentication.current(), Authentication::Anonymous);
+    assert_eq!(config.events.lane_queue_bytes, 64 << 20);
+    assert_eq!(config.events.parked_ttl, Duration::from_secs(30));
+    assert_eq!(config.limits.max_blocks_per_holder, 16_777_216);
+    assert_eq!(
+        config.namespaces.of("any"),
+        NamespaceConfig {
+            block_size: 16,
+            hashing: Hashing::Engine,
+            stale_after: Some(Duration::from_secs(3)),
+            remove_after: Some(Duration::from_secs(600)),
+        }
+    );
+    assert_eq!(config.snapshots.directory, None);
+    assert_eq!(
+        config.admin.listen,
+        Some(SocketAddr::from(([127, 0, 0, 1], 9464)))
+    );
+    assert_eq!(config.logging.level, "info");
+}
+
+#[test]
+fn the_bounds_of_every_setting_fit_its_type() {
+    for setting in SETTINGS.iter() {
+        let (Kind::Integer { minimum, maximum } | Kind::Bytes { minimum, maximum }) = setting.kind else {
+            continue;
+        };
+        for bound in [minimum, maximum] {
+            let mut layers = Layers::new();
+            let origin = Origin::Flag(setting.flag_names());
+            layers.give_text(setting, &bound.to_string(), origin);
+            assert_eq!(layers.errors, [], "{}", setting.key);
+            assert!(Config::read(layers.effective).is_ok(), "{}", setting.key);
+        }
+    }
+}
+
+#[test]
+fn a_gateway_has_neither_a_shard_nor_snapshots() {
+    let config = load(
+        &[("sharding.shard", "1/3"), ("gateway.deadline_ms", "7")],
+        &[],
+        "",
+    )
+    .unwrap();
+    assert_eq!(config.sharding.shard, kvatlas_core::wire::Shard::new(1, 3));
+    assert_eq!(
+        (config.gateway.enabled, config.gateway.deadline),
+        (false, Duration::from_millis(7))
+    );
+    for other in [
+        ("sharding.shard", "1/3"),
+        ("snapshots.directory", "/var/lib/kvatlas"),
+    ] {
+        let errors = load(&[("gateway.enabled", "true"), other], &[], "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            errors.contains("it has no index; give one of the two"),
+            "{errors}"
+        );
+    }
+    assert!(load(&[("sharding.shard", "3/3")], &[], "").is_err());
+}
+
+#[test]
+fn two_listeners_have_two_addresses() {
+    let listen = |address| load(&[("http.listen", address), ("admin.listen", address)], &[], "");
+    let errors = listen("127.0.0.1:9000").unwrap_err().to_string();
+    assert!(
+        errors.contains("--http-listen") && errors.contains("are one address"),
+        "{errors}"
+    );
+    assert!(listen("127.0.0.1:0").is_ok() && listen("off").is_ok());
+    let default = load(&[("http.listen", "127.0.0.1:9464")], &[], "");
+    assert!(default.is_err(), "admin.listen is there by default");
+}
+
+#[test]
+fn a_holder_is_stale_before_it_is_removed() {
+    let both = "[namespace_defaults]\nstale_after_ms = 5000\nremove_after_ms = 5000\n";
+    assert!(load(&[], &[], both).is_err());
+    let never_removed = "[namespace_defaults]\nstale_after_ms = 5000\nremove_after_ms = 0\n";
+    let config = load(&[], &[], never_removed).unwrap();
+    assert_eq!(
+        config.namespaces.of("any").stale_after,
+        Some(Duration::from_secs(5))
+    );
+    assert_eq!(config.namespaces.of("any").remove_after, None);
+    let of_one = "[namespaces.llama]\nstale_after_ms = 1000\nremove_after_ms = 2000\n";
+    let config = load(&[], &[], of_one).unwrap();
+    assert_eq!(
+        config.namespaces.of("llama").remove_after,
+        Some(Duration::from_secs(2))
+    );
+    let against_the_default = "[namespaces.llama]\nremove_after_ms = 2000\n";
+    assert!(load(&[], &[], against_the_default).is_err());
+}
+
+#[test]
+fn the_pauses_of_a_resync_are_ordered() {
+    let wrong = "[resync]\nretry_min_ms = 500\nretry_max_ms = 499\n";
+    assert!(load(&[], &[], wrong).is_err());
+}
+
+#[test]
+fn the_file_is_read() {
+    let config = load(&[], &[], EXAMPLE).unwrap();
+    assert_eq!(config.nats.urls.len(), 2);
+    assert!(matches!(&*config.nats.authentication.current(),
+        Authentication::UserPassword { user, password } if user == "mapper" && password.expose() == "hunter2"));
+    assert_eq!(config.events.max_message_bytes, 2 << 20);
+    assert_eq!(
+        config.namespaces.of("llama"),
+        NamespaceConfig {
+            block_size: 32,
+            hashing: Hashing::Recompute,
+            stale_after: Some(Duration::from_secs(3)),
+            remove_after: Some(Duration::from_secs(600)),
+        }
+    );
+    assert_eq!(
+        config.namespaces.of("qwen"),
+        NamespaceConfig {
+            block_size: 64,
+            hashing: Hashing::Engine,
+            stale_after: Some(Duration::from_secs(3)),
+            remove_after: Some(Duration::from_secs(600)),
+        }
+    );
+    assert_eq!(
+        config.snapshots.directory,
+        Some(PathBuf::from("/var/lib/kvatlas \"quoted\""))
+    );
+    assert_eq!(config.shutdown.drain, Duration::from_secs(3));
+}
+
+#[test]
+fn flags_cover_environment_covers_file_covers_default() {
+    let text = "[snapshots]\nkeep = 5\ninterval_seconds = 5\n[events]\nlanes = 5\n";
+    let variables = [
+        ("KVATLAS_SNAPSHOTS_KEEP", "6"),
+        ("KVATLAS_SNAPSHOTS_INTERVAL_SECONDS", "6"),
+        ("PATH", "/bin"),
+    ];
+    let config = load(&[("snapshots.keep", "7")], &variables, text).unwrap();
+    assert_eq!(config.snapshots.keep, 7);
+    assert_eq!(config.snapshots.interval, Duration::from_secs(6));
+    assert_eq!(config.events.lanes, 5);
+    assert_eq!(config.shutdown.drain, Duration::from_secs(10));
+    let printed = config.to_toml();
+    for line in [
+        "From flag --snapshots-keep.",
+        "From environment KVATLAS_SNAPSHOTS_INTERVAL_SECONDS.",
+    ] {
+        assert!(printed.contains(line), "{printed}");
+    }
+    assert!(
+        printed.contains("line 5, key events.lanes.") && printed.contains("From the default."),
+        "{printed}"
+    );
+}
+
+#[test]
+fn every_error_is_reported_at_once() {
+    let text = r#"
+snapshot = 1
+[events]
+lanes = "four"
+lane_queue_bytes = "64 KB"
+max_mesage_bytes = 1
+[queries]
+max_batch = 0
+[namespaces.llama]
+blocksize = 1
+hashing = "none"
+[namespaces."no good"]
+[admin]
+listen = true
+[nats]
+user = "only"
+"#;
+    let variables = [
+        ("KVATLAS_LOGGING_LEVEL", "kvatlas=loud"),
+        ("KVATLAS_LOGGING_COLOR", "always"),
+    ];
+    let messages = refuse(
+        &[("snapshots.keep", "-1"), ("nats.url", "localhost")],
+        &variables,
+        text,
+    );
+    assert_one(
+        &messages,
+        &[
+            "line 2, key snapshot:",
+            "allowed here: nats, subjects",
+            "namespaces",
+        ],
+    );
+    assert_one(
+        &messages,
+        &[
+            "line 4, key events.lanes: must be a whole number from 0 to 256",
+            "\"four\"",
+        ],
+    );
+    assert_one(
+        &messages,
+        &[
+            "key events.lane_queue_bytes:",
+            "from 64 KiB to 4 GiB",
+            "\"64 KB\"",
+        ],
+    );
+    assert_one(&messages, &["key events.max_mesage_bytes:", "max_message_bytes"]);
+    assert_one(&messages, &["key queries.max_batch:", "from 1 to 65536; it is 0"]);
+    assert_one(
+        &messages,
+        &["key namespaces.llama.blocksize:", "block_size, hashing"],
+    );
+    assert_one(
+        &messages,
+        &[
+            "key namespaces.llama.hashing:",
+            "one of engine, recompute",
+            "\"none\"",
+        ],
+    );
+    assert_one(&messages, &["key namespaces.no good: must be named with 1 to 64"]);
+    assert_one(
+        &messages,
+        &["key admin.listen:", "an IP address and a port", "it is true"],
+    );
+    assert_one(
+        &messages,
+        &["environment KVATLAS_LOGGING_LEVEL:", "must be a level"],
+    );
+    assert_one(
+        &messages,
+        &["environment KVATLAS_LOGGING_COLOR:", "KVATLAS_LOGGING_FORMAT"],
+    );
+    assert_one(
+        &messages,
+        &["flag --snapshots-keep:", "from 1 to 1000; it is \"-1\""],
+    );
+    assert_one(&messages, &["flag --nats-url:", "nats:// or tls://"]);
+    assert_one(
+        &messages,
+        &["key nats.user: nats.user needs nats.password beside it"],
+    );
+    assert_eq!(messages.len(), 14, "{messages:#?}");
+    assert!(
+        messages[0].contains("line 2,") && messages[1].contains("line 4,"),
+        "{messages:#?}"
+    );
+}
+
+#[test]
+fn a_wrong_value_is_reported_even_when_covered() {
+    let messages = refuse(
+        &[("events.lanes", "2")],
+        &[("KVATLAS_EVENTS_LANES", "x")],
+        "events.lanes = 999",
+    );
+    assert_one(&messages, &["line 1, key events.lanes:"]);
+    assert_one(&messages, &["environment KVATLAS_EVENTS_LANES:"]);
+}
+
+#[test]
+fn a_broken_line_is_one_error() {
+    for (text, line) in [
+        ("[nats]\nurl \"nats://a\"\n", 2),
+        ("url\n", 1),
+        ("= 3\n", 1),
+        ("[nats]\n= \"nats://a\"\n", 2),
+        ("[]\nuser = \"a\"\n", 1),
+        ("[namespaces.llama]\nblock_size\n", 2),
+        ("[nats\nuser = \"a\"\npassword = \"b\"\n", 1),
+    ] {
+        let messages = refuse(&[], &[], text);
+        let expected = format!("line {line}: not valid TOML");
+        assert!(
+            messages.len() == 1 && messages[0].contains(&expected),
+            "{text:?}: {messages:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_text_without_quotes_is_called_that() {
+    for line in ["url = nats://a:4222", "url = a:4222 # ours", "user = me"] {
+        let messages = refuse(&[], &[], &format!("[nats]\n{line}\n"));
+        assert_one(
+            &messages,
+            &["line 2: not valid TOML: the value is a text, which needs quotes: u"],
+        );
+    }
+}
+
+#[test]
+fn a_broken_file_does_not_hide_other_errors() {
+    let messages = refuse(
+        &[("events.lanes", "x")],
+        &[],
+        "[nats]\nuser = \"a\nprefix = = 3\n[admin",
+    );
+    assert!(messages.len() >= 3, "{messages:#?}");
+    assert_one(&messages, &["line 2: not valid TOML"]);
+    assert_one(&messages, &["flag --events-lanes:"]);
+    let missing = Path::new("/nonexistent/kvatlas.toml");
+    let flags = BTreeMap::from([("events.lanes".to_owned(), "x".to_owned())]);
+    let errors = Config::load(flags, std::iter::empty(), Some(missing)).unwrap_err();
+    assert!(matches!(
+        errors.as_slice(),
+        [ConfigError::Unreadable { .. }, ConfigError::Value { .. }]
+    ));
+    assert!(
+        errors
+            .to_string()
+            .starts_with("2 errors in the configuration:\n  - file \"/nonexistent")
+    );
+}
+
+#[test]
+fn a_section_must_be_a_table() {
+    let messages = refuse(&[], &[], "nats = 3\nnamespaces = []\n");
+    assert_one(
+        &messages,
+        &["line 1, key nats: must be a table of settings; it is of type integer"],
+    );
+    assert_one(&messages, &["line 2, key namespaces:", "array"]);
+    let messages = refuse(&[], &[], "[namespaces]\nllama = 3\n");
+    assert_one(&messages, &["key namespaces.llama: must be a table"]);
+}
+
+#[test]
+fn combinations_are_checked() {
+    let token = ("nats.token", "hunter2");
+    let messages = refuse(&[("nats.user", "u"), ("nats.password", "p"), token], &[], "");
+    assert_one(&messages, &["a second way to authenticate", "flag --nats-token"]);
+    // Any file that exists.
+    let seed = ("nats.nkey_seed_file", "Cargo.toml");
+    assert_one(
+        &refuse(&[seed, token], &[], ""),
+        &["a second way to authenticate"],
+    );
+    let messages = refuse(&[("nats.tls_cert_file", "Cargo.toml")], &[], "");
+    assert_one(&messages, &["nats.tls_cert_file needs nats.tls_key_file"]);
+    let messages = refuse(&[("nats.tls_key_file", "Cargo.toml")], &[], "");
+    assert_one(&messages, &["nats.tls_key_file needs nats.tls_cert_file"]);
+
+    let messages = refuse(
+        &[("nats.embedded", "true")],
+        &[],
+        "[nats]\nurl = \"nats://a\"\ntls_required = true",
+    );
+    assert_one(
+        &messages,
+        &[
+            "key nats.url: is not for the embedded NATS server",
+            "flag --nats-embedded (--embedded)",
+        ],
+    );
+    assert_one(&messages, &["key nats.tls_required:"]);
+    assert!(load(&[("nats.embedded", "false")], &[], "[nats]\nurl = \"nats://a\"").is_ok());
+
+    let messages = refuse(&[("events.lane_queue_bytes", "64 KiB")], &[], "");
+    assert_one(
+        &messages,
+        &[
+            "flag --events-lane-queue-bytes:",
+            "at least events.max_message_bytes",
+        ],
+    );
+
+    let messages = refuse(&[("grpc.writing", "token")], &[], "");
+    for needed in ["grpc.namespace", "grpc.writing_token_file"] {
+        assert_one(&messages, &["flag --grpc-writing: grpc.writing needs", needed]);
+    }
+    let reported = [("grpc.namespace", "m"), ("grpc.writing", "open")];
+    assert!(load(&reported, &[], "").is_ok());
+
+    let messages = refuse(&[("snapshots.object_store", "warm")], &[], "");
+    assert_one(
+        &messages,
+        &["flag --snapshots-object-store:", "needs snapshots.directory"],
+    );
+
+    let messages = refuse(
+        &[("limits.max_namespaces", "1"), ("limits.max_name_bytes", "4")],
+        &[],
+        EXAMPLE,
+    );
+    assert_one(&messages, &["key namespaces.qwen: 2 namespaces are configured"]);
+    assert_one(
+        &messages,
+        &["key namespaces.llama: the name is longer than limits.max_name_bytes"],
+    );
+}
+
+#[test]
+fn one_mistake_is_not_reported_twice() {
+    let messages = refuse(
+        &[("events.lane_queue_bytes", "1")],
+        &[("KVATLAS_EVENTS_LANE_QUEUE_BYTES", "64 KiB")],
+        "",
+    );
+    assert_eq!(messages.len(), 1, "{messages:#?}");
+    let long = format!("[namespaces.{}]", "a".repeat(65));
+    assert_eq!(refuse(&[], &[], &long).len(), 1);
+}
+
+#[test]
+fn an_unknown_flag_is_an_error() {
+    assert_one(
+        &refuse(&[("nats.urls", "x")], &[], ""),
+        &["flag --nats.urls: there is no such setting"],
+    );
+}
+
+#[test]
+fn what_is_printed_loads_back() {
+    let cases: [(&[(&str, &str)], &str); 3] = [
+        (&[], ""),
+        (&[("events.lanes", "9"), ("admin.listen", "off")], EXAMPLE),
+        (
+            &[("nats.embedded", "true"), ("nats.server_binary", "Cargo.toml")],
+            "[namespaces.a-B_9]",
+        ),
+    ];
+    for (flags, text) in cases {
+        let config = load(flags, &[], text).unwrap();
+        let printed = config.to_toml();
+        let secrets: &[_] = if text == EXAMPLE {
+            &[("KVATLAS_NATS_PASSWORD", "hunter2")]
+        } else {
+            &[]
+        };
+        let again = load(&[], secrets, &printed).unwrap();
+        assert_eq!(again, config, "{printed}");
+        assert_ne!(load(&[], &[], "[events]\nlanes = 1").unwrap(), config);
+        for setting in SETTINGS.iter() {
+            assert!(
+                printed.contains(&format!("{} = ", setting.name())),
+                "{}",
+                setting.key
+            );
+        }
+    }
+}
+
+#[test]
+fn no_secret_is_shown() {
+    let config = load(&[("nats.user", "u"), ("nats.password", "hunter2")], &[], "").unwrap();
+    for shown in [format!("{config:?}"), config.to_toml()] {
+        assert!(shown.contains("***") && !shown.contains("hunter2"), "{shown}");
+    }
+    for text in [
+        "[nats]\npassword = \"hunter2",
+        "[nats]\npassword = [\"hunter2\"]",
+        "[nats]\ntoken = hunter2",
+        "[nats]\ntoken = \"hunter2\" \"hunter2\"",
+        "[nats]\ntoken = \"hunter2\"\nurl = \"nats://u:hunter2@host\"\nuser = 1",
+    ] {
+        let messages = refuse(&[], &[], text);
+        assert!(
+            !messages.iter().any(|message| message.contains("hunter2")),
+            "{messages:#?}"
+        );
+    }
+    let messages = refuse(&[], &[], "[nats]\npassword = 271828\ntoken = 31415.9");
+    assert!(
+        !messages
+            .iter()
+            .any(|message| message.contains("271828") || message.contains("31415")),
+        "{messages:#?}"
+    );
+}
+
+#[test]
+fn automatic_lanes_are_half_the_cores() {
+    let mut events = load(&[], &[], "").unwrap().events;
+    assert_eq!(
+        [0, 1, 2, 9, 4096].map(|cores| events.lane_count(cores)),
+        [1, 1, 1, 4, 256]
+    );
+    events.lanes = 3;
+    assert_eq!(events.lane_count(64), 3);
+}
+
+proptest! {
+    #[test]
+    fn a_mutated_file_never_panics(
+        edits in prop::collection::vec((0..EXAMPLE.len(), 0..3_u8, any::<u8>()), 1..12),
+    ) {
+        let mut bytes = EXAMPLE.as_bytes().to_vec();
+        for (at, edit, byte) in edits {
+            let at = at.min(bytes.len() - 1);
+            match edit {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                _ => { bytes.remove(at); }
+            }
+        }
+        let file = file(&bytes);
+        if let Err(errors) = Config::load(BTreeMap::new(), std::iter::empty(), Some(file.path())) {
+            prop_assert!(!errors.as_slice().is_empty());
+            prop_assert!(!errors.to_string().contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn any_texts_are_answered(texts in prop::collection::vec(".{0,12}", SETTINGS.len())) {
+        let flags = SETTINGS.iter().map(|setting| setting.key.to_owned()).zip(texts).collect();
+        if let Err(errors) = Config::load(flags, std::iter::empty(), None) {
+            let is_table = |error: &ConfigError| matches!(error, ConfigError::Table { .. });
+            prop_assert!(!errors.as_slice().iter().any(is_table));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Typed rules: the values that a setting allows, and the type that the daemon reads.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvatlas_core::wire::Shard;
+
+use super::dynamo::{Component, Discovery};
+use super::kind::{Kind, Secret, Value, parse_components, parse_server};
+
+/// The values that a setting allows, and their conversion to `T`.
+pub(super) struct Rule<T> {
+    pub(super) kind: Kind,
+    /// The value as a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
+    pub(super) read: fn(&Value) -> Option<T>,
+}
+
+/// A type with one value for each word that a setting allows.
+pub(super) trait Choice: Sized {
+    /// The words.
+    const WORDS: &'static [&'static str];
+
+    /// The value of a word.
+    fn of(word: &str) -> Option<Self>;
+}
+
+/// Gives each word of a [`Choice`] its value.
+macro_rules! words {
+    ($type:ty { $($word:literal => $value:expr,)+ }) => {
+        impl $crate::rule::Choice for $type {
+            const WORDS: &'static [&'static str] = &[$($word),+];
+
+            fn of(word: &str) -> Option<Self> {
+                match word {
+                    $($word => Some($value),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+pub(super) use words;
+
+pub(super) fn boolean() -> Rule<bool> {
+    Rule {
+        kind: Kind::Boolean,
+        read: |value| match value {
+            Value::Boolean(value) => Some(*value),
+            _ => None,
+        },
+    }
+}
+
+/// A whole number within bounds, both included.
+pub(super) fn integer<T: TryFrom<u64>>(minimum: u64, maximum: u64) -> Rule<T> {
+    Rule {
+        kind: Kind::Integer { minimum, maximum },
+        read: |value| T::try_from(value.integer()?).ok(),
+    }
+}
+
+/// A size in bytes within bounds, both included.
+pub(super) fn bytes<T: TryFrom<u64>>(minimum: u64, maximum: u64) -> Rule<T> {
+    Rule {
+        kind: Kind::Bytes { minimum, maximum },
+        ..integer(minimum, maximum)
+    }
+}
+
+/// A time in milliseconds, within bounds.
+pub(super) fn milliseconds(minimum: u64, maximum: u64) -> Rule<Duration> {
+    Rule {
+        kind: Kind::Integer { minimum, maximum },
+        read: |value| value.integer().map(Duration::from_millis),
+    }
+}
+
+/// A time in milliseconds up to a bound; 0 is never.
+pub(super) fn milliseconds_or_never(maximum: u64) -> Rule<Option<Duration>> {
+    Rule {
+        kind: Kind::Integer { minimum: 0, maximum },
+        read: |value| {
+            let milliseconds = value.integer()?;
+            Some((milliseconds > 0).then(|| Duration::from_millis(milliseconds)))
+        },
+    }
+}
+
+/// A time in seconds, within bounds.
+pub(super) fn seconds(minimum: u64, maximum: u64) -> Rule<Duration> {
+    Rule {
+        kind: Kind::Integer { minimum, maximum },
+        read: |value| value.integer().map(Duration::from_secs),
+    }
+}
+
+/// One of a type's words.
+pub(super) fn choice<T: Choice>() -> Rule<T> {
+    Rule {
+        kind: Kind::Choice(T::WORDS),
+        read: |value| T::of(value.text()?),
+    }
+}
+
+/// A text of this kind as it was given; empty is unset.
+pub(super) fn text(kind: Kind) -> Rule<String> {
+    Rule {
+        kind,
+        read: |value| value.text().map(str::to_owned),
+    }
+}
+
+/// A path of this kind, if one is given.
+pub(super) fn path(kind: Kind) -> Rule<Option<PathBuf>> {
+    Rule {
+        kind,
+        read: |value| {
+            let text = value.text()?;
+            Some((!text.is_empty()).then(|| PathBuf::from(text)))
+        },
+    }
+}
+
+/// A text of this kind, if one is given.
+pub(super) fn optional_text(kind: Kind) -> Rule<Option<String>> {
+    Rule {
+        kind,
+        read: |value| {
+            let text = value.text()?;
+            Some((!text.is_empty()).then(|| text.to_owned()))
+        },
+    }
+}
+
+/// A text that is never shown, if one is given.
+pub(super) fn secret() -> Rule<Option<Secret>> {
+    Rule {
+        kind: Kind::Secret,
+        read: |value| match value {
+            Value::Secret(secret) => Some((!secret.expose().is_empty()).then(|| secret.clone())),
+            _ => None,
+        },
+    }
+}
+
+/// NATS servers; at least one.
+pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
+    Rule {
+        kind: Kind::ServerUrls,
+        read: |value| value.text()?.split(',').map(parse_server).collect(),
+    }
+}
+
+/// A shard, if one is given.
+pub(super) fn shard() -> Rule<Option<Shard>> {
+    Rule {
+        kind: Kind::OptionalShard,
+        read: |value| match value.text()? {
+            "" => Some(None),
+            shard => shard.parse().ok().map(Some),
+        },
+    }
+}
+
+/// Components of Dynamo; none where the text is empty.
+pub(super) fn components() -> Rule<Vec<Component>> {
+    Rule {
+        kind: Kind::Components,
+        read: |value| parse_components(value.text()?),
+    }
+}
+
+/// A place where Dynamo's processes find each other, if one is given.
+pub(super) fn discovery() -> Rule<Option<Discovery>> {
+    Rule {
+        kind: Kind::OptionalDiscovery,
+        read: |value| match value.text()? {
+            "" => Some(None),
+            place => place.parse().ok().map(Some),
+        },
+    }
+}
+
+/// An address to listen on, unless it is off.
+pub(super) fn listen_address() -> Rule<Option<SocketAddr>> {
+    Rule {
+        kind: Kind::ListenAddress,
+        read: |value| match value.text()? {
+            "off" => Some(None),
+            address => address.parse().ok().map(Some),
+        },
+    }
+}

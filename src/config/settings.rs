@@ -1,0 +1,565 @@
+//! The settings: each is declared here, in one row, and nowhere else.
+//!
+//! A row gives a setting its key in the file (`nats.url` is `url` in the table `[nats]`), its type, its default, its
+//! bounds and its help. From the key follow its flag (`--nats-url`) and its environment variable
+//! (`KVATLAS_NATS_URL`). To add a setting, add a row. A new section needs a line in `configuration!`, too.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use kvatlas_core::index::Hashing;
+use kvatlas_core::wire::Shard;
+
+use super::declare::{Named, NamedTable, Setting, Table, configuration, tables};
+use super::dynamo::{Component, Discovery};
+use super::effective::{Effective, Values};
+use super::error::ConfigError;
+use super::kind::{Kind, Secret};
+use super::rule::{
+    Rule, boolean, bytes, choice, components, discovery, integer, listen_address, milliseconds,
+    milliseconds_or_never, optional_text, path, seconds, secret, server_urls, shard, text,
+};
+use super::types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
+use kvatlas_telemetry::LogFormat;
+
+/// The environment variable that names the configuration file; the command line reads it.
+pub const CONFIG_VARIABLE: &str = "KVATLAS_CONFIG";
+
+/// Every setting; those of one section are neighbours.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(Config::settings);
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+configuration! {
+    nats: NatsConfig,
+    subjects: SubjectsConfig,
+    events: EventsConfig,
+    resync: ResyncConfig,
+    queries: QueriesConfig,
+    sharding: ShardingConfig,
+    gateway: GatewayConfig,
+    ready: ReadyConfig,
+    limits: LimitsConfig,
+    namespaces: Named<NamespaceConfig>,
+    snapshots: SnapshotsConfig,
+    admin: AdminConfig,
+    http: HttpConfig,
+    hints: HintsConfig,
+    dynamo: DynamoConfig,
+    redis: RedisConfig,
+    grpc: GrpcConfig,
+    logging: LoggingConfig,
+    traces: TracesConfig,
+    shutdown: ShutdownConfig,
+}
+
+tables! {
+    /// How to reach NATS.
+    pub NatsConfig in [nats] {
+        /// NATS servers to connect to, joined by commas.
+        urls as url: Vec<async_nats::ServerAddr> = "nats://127.0.0.1:4222", server_urls();
+        /// How to authenticate.
+        authentication: SharedAuthentication;
+        /// Refuse a connection to NATS without TLS.
+        tls_required: bool = "false", boolean();
+        /// Begin with TLS before the server says anything; it must expect that (handshake_first).
+        tls_first: bool = "false", boolean();
+        /// PEM file of certificate authorities to trust for NATS, in place of the system's; read anew for every connection.
+        tls_ca_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// PEM file of the certificate that we show to NATS; read anew for every connection.
+        tls_cert_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// PEM file of the certificate's private key.
+        tls_key_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Name of the connections in NATS's own monitoring.
+        connection_name: String = "kvatlas", text(Kind::Name);
+        /// The beginning of the subjects on which NATS brings replies to us; with permissions, each role has one of its own.
+        inbox_prefix: String = "_INBOX", text(Kind::SubjectPrefix);
+        /// Start a NATS server of our own on a free local port, for development.
+        embedded: bool = "false", boolean(), flag "embedded";
+        /// The nats-server binary of the embedded server; unset, NATS_SERVER_BIN, PATH and what deploy/setup.sh has fetched (.tools/) are searched.
+        server_binary: Option<PathBuf> = "", path(Kind::OptionalFile);
+    }
+
+    /// The means to authenticate to NATS.
+    Credentials in [nats] {
+        /// NATS credentials file (JWT and seed) to authenticate with; read anew for every connection.
+        credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// File with the seed of an NKey to authenticate to NATS with; read anew for every connection.
+        nkey_seed_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Token to authenticate to NATS with.
+        token: Option<Secret> = "", secret();
+        /// User to authenticate to NATS as; needs a password too.
+        user: String = "", text(Kind::OptionalText);
+        /// Password of the NATS user.
+        password: Option<Secret> = "", secret();
+    }
+
+    /// Which subjects to use.
+    pub SubjectsConfig in [subjects] {
+        /// The beginning of every NATS subject of kvatlas.
+        prefix: String = "kvatlas", text(Kind::SubjectPrefix);
+    }
+
+    /// How events are taken in.
+    pub EventsConfig in [events] {
+        /// Threads that apply events; 0 is half the cores, at least 1.
+        lanes: usize = "0", integer(0, 256);
+        /// Events waiting for one lane, at most; beyond it messages of core NATS are dropped, and messages of JetStream wait in the stream.
+        lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
+        /// Messages in the NATS client's buffer in front of the lanes' queues, at most; it is emptied without waiting.
+        subscription_capacity: usize = "8192", integer(16, 16_777_216);
+        /// Bytes that one connection may have received and not handed on, about. This bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it the connection ends; a new one is made once half of the bytes are handed on.
+        subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
+        /// Age of the oldest event that waits, in milliseconds, beyond which the holders concerned are degraded as behind; 0 is never.
+        behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);
+        /// Size of one event message, at most.
+        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB);
+        /// Blocks in one event, at most.
+        max_blocks_per_event: usize = "65536", integer(1, 16_777_216);
+        /// Events in one batch, at most.
+        max_events_per_batch: usize = "4096", integer(1, 1_048_576);
+        /// Events of one holder that wait for the block before theirs, at most; 0 parks none.
+        parked_events_max: usize = "64", integer(0, 65_536);
+        /// Bytes of all events that wait for the block before theirs, at most; one holder may take a fourth of what the others leave. Events beyond
+        /// it are dropped, and their holder is in doubt.
+        parked_bytes_max: usize = "256 MiB", bytes(MIB, 64 * GIB);
+        /// Blocks in the parked events of one holder, at most.
+        parked_blocks_max: usize = "65536", integer(0, 16_777_216);
+        /// How long an event stays parked, in milliseconds, at most.
+        parked_ttl as parked_ttl_ms: Duration = "30000", milliseconds(1, 3_600_000);
+        /// How far the epoch of a publisher, read as microseconds since 1970, may lie ahead of the clock, in seconds; 0 is no limit.
+        max_epoch_ahead as max_epoch_ahead_seconds: Duration = "86400", seconds(0, 31_536_000_000);
+        /// How events travel: as messages of core NATS, or through a JetStream stream that keeps them.
+        transport: Transport = "core", choice();
+        /// The stream that keeps the events, with JetStream.
+        stream: StreamConfig;
+    }
+
+    /// The JetStream stream that keeps the events. The limits are for a stream that the daemon creates.
+    pub StreamConfig in [events] {
+        /// Name of the JetStream stream of the events.
+        name as stream: String = "KVATLAS_EVENTS", text(Kind::Name);
+        /// Create the stream where it is missing; the limits below are for this case.
+        create as stream_create: bool = "true", boolean();
+        /// How long the stream keeps an event, in seconds, at most; 0 is no limit.
+        age_max as stream_max_age_seconds: Duration = "86400", seconds(0, 31_536_000);
+        /// Bytes that the stream keeps, at most; 0 is no limit.
+        bytes_max as stream_max_bytes: u64 = "4 GiB", bytes(0, 1024 * TIB);
+        /// Messages that the stream keeps, at most; 0 is no limit.
+        messages_max as stream_max_messages: u64 = "0", integer(0, 1_000_000_000_000);
+        /// NATS servers that keep the stream.
+        replicas as stream_replicas: usize = "1", integer(1, 5);
+    }
+
+    /// How publishers are asked for what is missing.
+    pub ResyncConfig in [resync] {
+        /// Publishers asked at once for what is missing, at most; 0 asks none.
+        concurrency: usize = "16", integer(0, 1024);
+        /// How long a publisher's answer may take, in milliseconds.
+        timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);
+        /// Size of one publisher's whole answer, at most.
+        max_answer_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
+        /// Batches of one holder kept back while its publisher is asked, at most; one is kept however long it is.
+        max_held_bytes: usize = "1 MiB", bytes(KIB, GIB);
+        /// Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one.
+        retry_min as retry_min_ms: Duration = "200", milliseconds(1, 3_600_000);
+        /// The longest pause between two resyncs of a holder, in milliseconds.
+        retry_max as retry_max_ms: Duration = "30000", milliseconds(1, 3_600_000);
+    }
+
+    /// How queries are answered.
+    pub QueriesConfig in [queries] {
+        /// Size of one query message, at most.
+        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB);
+        /// Blocks of one prompt that a query may name, at most.
+        max_depth_blocks: usize = "65536", integer(1, 16_777_216);
+        /// Prompts in one query message, at most.
+        max_batch: usize = "256", integer(1, 65_536);
+        /// NATS queue group that shares the queries out.
+        queue_group: String = "kvatlas", text(Kind::Name);
+        /// Large query messages, and requests for a status whose reply is large (above 32 KiB), that wait for their turn on one connection, at most; more are refused with error 429.
+        max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
+        /// NATS connections that serve queries.
+        connections: usize = "1", integer(1, 16);
+        /// The depth that other dialects than the contract's answer: what a request can reuse, or what full attention has.
+        dialect_depth: Depth = "usable", choice();
+        /// Answer the questions of NATS's micro services ($SRV.PING, INFO, STATS), so that `nats micro` finds the daemon.
+        discovery: bool = "true", boolean();
+    }
+
+    /// Which part of the workers is taken.
+    pub ShardingConfig in [sharding] {
+        /// Take only the workers of this shard, and answer for these; unset, all workers.
+        shard: Option<Shard> = "", shard(), flag "shard";
+    }
+
+    /// How a gateway gathers the shards' replies.
+    pub GatewayConfig in [gateway] {
+        /// Follow no events: answer queries by gathering the shards' replies.
+        enabled: bool = "false", boolean(), flag "gateway";
+        /// How long a gateway waits for the shards, in milliseconds; then it answers without those missing.
+        deadline as deadline_ms: Duration = "250", milliseconds(1, 60_000);
+        /// Requests that a gateway gathers at the same time, at most; more are refused.
+        max_gathers: usize = "1024", integer(1, 1_048_576);
+    }
+
+    /// When a starting daemon takes queries.
+    pub ReadyConfig in [ready] {
+        /// How long a starting daemon tries to know as much as a replica that serves before it takes queries, in milliseconds, at most.
+        settle as settle_ms: Duration = "30000", milliseconds(0, 3_600_000);
+    }
+
+    /// Bounds on the index.
+    pub LimitsConfig in [limits] {
+        /// Namespaces, at most.
+        max_namespaces: usize = "64", integer(1, 65_536);
+        /// Let no namespace come into being that the file does not name in a table [namespaces.NAME].
+        named_namespaces_only: bool = "false", boolean();
+        /// Time without a holder after which a namespace that the file does not name is forgotten, in seconds; 0 is never.
+        empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400);
+        /// Workers in one namespace, at most.
+        max_workers_per_namespace: usize = "4096", integer(1, 65_535);
+        /// Data-parallel ranks of one worker, at most.
+        max_ranks_per_worker: usize = "64", integer(1, 4096);
+        /// Blocks that one holder may have, at most.
+        max_blocks_per_holder: usize = "16777216", integer(1, 4_294_967_295);
+        /// Distinct blocks that the index of one namespace keeps, at most. Beyond it the index forgets leaves, the least recently used first. 0 is no limit.
+        max_blocks_per_namespace: u64 = "0", integer(0, 1_000_000_000_000);
+        /// Memory for the distinct blocks of one namespace, in the same way; 0 is no limit.
+        max_bytes_per_namespace: u64 = "0", bytes(0, 1024 * TIB);
+        /// Distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory forgets leaves. 0 is no limit.
+        max_blocks_total: u64 = "0", integer(0, 1_000_000_000_000);
+        /// Memory for the distinct blocks of all namespaces together, in the same way; 0 is no limit.
+        max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);
+        /// Length of a namespace's or worker's name, at most.
+        max_name_bytes: usize = "64", integer(1, 64);
+    }
+
+    /// The contract of a namespace. A table `[namespaces.NAME]` of the file overrides it for one namespace.
+    pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
+        /// Tokens in a block, for namespaces that do not say, and whose batches do not.
+        block_size: u32 = "16", integer(1, 65_536);
+        /// Trust the hashes that engines send, or recompute them, for namespaces that do not say.
+        hashing: Hashing = "engine", choice();
+        /// Silence after which a holder is stale at the latest, in milliseconds; publishers send something every second; 0 is never.
+        stale_after as stale_after_ms: Option<Duration> = "3000", milliseconds_or_never(86_400_000);
+        /// Silence after which a holder is removed, in milliseconds; 0 is never.
+        remove_after as remove_after_ms: Option<Duration> = "600000", milliseconds_or_never(86_400_000);
+    }
+
+    /// Snapshots: their places, and when they are written.
+    pub SnapshotsConfig in [snapshots] {
+        /// Directory of the snapshots that make a restart warm; unset, there are none.
+        directory: Option<PathBuf> = "", path(Kind::OptionalPath);
+        /// Time between snapshots, in seconds.
+        interval as interval_seconds: Duration = "60", seconds(1, 86_400);
+        /// Snapshots to keep.
+        keep: usize = "3", integer(1, 1000);
+        /// The Object Store to send snapshots to and to start from, if there is one.
+        object_store: Option<ObjectStoreConfig>;
+    }
+
+    /// The Object Store to which snapshots are sent and from which a fresh replica starts.
+    pub ObjectStoreConfig in [snapshots] {
+        /// NATS Object Store bucket to send snapshots to and to start from; made if missing; unset, there is none.
+        bucket as object_store: String = "", text(Kind::OptionalName);
+        /// Time between snapshots that are sent, in seconds, at least.
+        interval as object_store_interval_seconds: Duration = "300", seconds(1, 86_400);
+        /// Size of one snapshot to send or fetch, at most.
+        snapshot_bytes_max as object_store_max_bytes: u64 = "8 GiB", bytes(MIB, TIB);
+        /// How long a start waits for a snapshot from the Object Store, in seconds, at most.
+        patience as object_store_patience_seconds: Duration = "60", seconds(1, 3600);
+        /// NATS servers that keep the bucket, where the daemon makes it.
+        replicas as object_store_replicas: usize = "1", integer(1, 5);
+    }
+
+    /// The listener for metrics and probes.
+    pub AdminConfig in [admin] {
+        /// Address of the HTTP listener for metrics and probes; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "127.0.0.1:9464", listen_address();
+        /// Carry out commands that operators send over NATS (kvatlas admin); whoever may publish on their subjects is an operator.
+        commands: bool = "true", boolean();
+    }
+
+    /// The listener for queries over HTTP.
+    pub HttpConfig in [http] {
+        /// Address of the HTTP listener for queries; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// File with the bearer token that HTTP queries need; unset, they need none.
+        token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Size of the body of one HTTP query, at most.
+        max_body_bytes: usize = "8 MiB", bytes(KIB, 256 * MIB);
+        /// Bytes of all bodies of HTTP queries that have come and not been answered, at most; beyond it the address with the most loses one.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
+        /// HTTP connections for queries at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// HTTP connections for queries of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long an HTTP connection may wait for the head of a request, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
+        /// How long the body of an HTTP query may take to come, and a client to read a piece of its dump, in milliseconds.
+        request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+    }
+
+    /// Whether routers may hint where they have sent requests.
+    pub HintsConfig in [hints] {
+        /// How long what a router hints is predicted, in milliseconds: about as long as a first token takes; 0 takes no hints.
+        time_to_live as ttl_ms: Option<Duration> = "0", milliseconds_or_never(60_000);
+        /// Bytes of all hints, at most; beyond it the oldest go.
+        max_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
+    }
+
+    /// Whether Dynamo's routers may ask, as their remote indexer.
+    pub DynamoConfig in [dynamo] {
+        /// Components of Dynamo whose routers are answered, as NAMESPACE.COMPONENT joined by commas, such as dynamo.backend; unset, none.
+        components: Vec<Component> = "", components();
+        /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
+        discovery: Option<Discovery> = "", discovery();
+        /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// Host that routers are told beside the port of the listener; unset, its IP address.
+        advertise: Option<String> = "", optional_text(Kind::OptionalText);
+        /// Bytes of all requests of Dynamo's routers over TCP that are being received, at most; who goes beyond it is cut off.
+        max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
+        /// Connections of Dynamo's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of Dynamo's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection of a router of Dynamo may be idle, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a request of a router of Dynamo may take to come, and its answer to be taken, in milliseconds.
+        request_timeout as request_timeout_ms: Duration = "5000", milliseconds(10, 600_000);
+    }
+
+    /// Whether llm-d's routers may ask, as their Redis.
+    pub RedisConfig in [redis] {
+        /// Address of the listener that answers llm-d's routers in Redis's place; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// File with the password that these routers need; unset, they need none.
+        token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Size of one command of llm-d's routers, and of what is read of a pipeline before it is answered, at most.
+        max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
+        /// Bytes of all commands of llm-d's routers that have come and not been answered, at most; who goes beyond it is cut off.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
+        /// Connections of llm-d's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of llm-d's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection of a router of llm-d may be idle, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a command of a router of llm-d may take to come, and its reply to be taken, in milliseconds.
+        request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+        /// Bytes of all speculative entries of llm-d's routers, at most; beyond it the oldest go.
+        max_speculative_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
+        /// How long a speculative entry of a router of llm-d is kept that is not taken back, in milliseconds.
+        speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
+    }
+
+    /// Whether SGLang's routers may ask, as their indexer.
+    pub GrpcConfig in [grpc] {
+        /// Address of the listener that answers SGLang's routers over gRPC; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// Namespace that SGLang's routers are answered about; unset, all that speak the hashes of SGLang. A gateway needs one.
+        namespace: Option<String> = "", optional_text(Kind::OptionalName);
+        /// File with the token that clients of gRPC need; unset, they need none.
+        token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Size of one question over gRPC, at most.
+        max_message_bytes: usize = "8 MiB", bytes(4 * KIB, 64 * MIB);
+        /// Bytes of all questions over gRPC that have come and not been answered, at most; beyond it the source with the most loses its oldest.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
+        /// Requests of one connection over gRPC at once, at most.
+        max_streams: u32 = "64", integer(1, 4096);
+        /// Connections of SGLang's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of SGLang's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection over gRPC may be without a question, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a question over gRPC may take to come and to be answered, in milliseconds; the client's own deadline may be shorter.
+        request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+        /// Clients that may report over gRPC which blocks workers have, as SGLang's bridge does: none (off), those with the token of grpc.writing_token_file (token), or all that may ask (open); needs grpc.namespace.
+        writing: GrpcWriting = "off", choice();
+        /// File with the token that those need who report blocks over gRPC.
+        writing_token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Bytes of all blocks that are reported over gRPC, at most; who has no room is left out of answers until a snapshot fits.
+        max_reported_bytes: usize = "256 MiB", bytes(64 * KIB, 64 * GIB);
+        /// How long nothing may be reported of a worker over gRPC before it is left out of answers, in milliseconds; 0 waits for ever.
+        report_silence as max_report_silence_ms: Option<Duration> = "60000", milliseconds_or_never(86_400_000);
+        /// Bytes of all counts of how often blocks were looked up over gRPC, at most; beyond it the oldest counts go.
+        max_hit_count_bytes: usize = "16 MiB", bytes(64 * KIB, 16 * GIB);
+    }
+
+    /// The log.
+    pub LoggingConfig in [logging] {
+        /// Format of the log lines.
+        format: LogFormat = "text", choice();
+        /// Which log lines to write; those of the NATS client only where async_nats is named.
+        level: String = "info", text(Kind::LogFilter);
+    }
+
+    /// Spans of traced requests, and where they go.
+    pub TracesConfig in [traces] {
+        /// The URL to which spans are sent by OTLP over HTTP as JSON, such as http://127.0.0.1:4318/v1/traces; unset, nothing is traced.
+        endpoint: Option<String> = "", optional_text(Kind::OptionalHttpUrl);
+        /// Spans that wait to be sent, at most; more are dropped and counted.
+        spans_max as max_waiting_spans: usize = "4096", integer(1, 1_048_576);
+    }
+
+    /// How to stop.
+    pub ShutdownConfig in [shutdown] {
+        /// How long a shutdown waits for work to finish, in seconds, at most.
+        drain as drain_seconds: Duration = "10", seconds(1, 600);
+    }
+}
+
+impl Copy for NamespaceConfig {}
+
+impl Table for SharedAuthentication {
+    fn settings() -> Vec<Setting> {
+        Credentials::settings()
+    }
+
+    fn read(values: Values<'_>) -> Result<Self, ConfigError> {
+        let Credentials {
+            credentials_file,
+            nkey_seed_file,
+            token,
+            user,
+            password,
+        } = Credentials::read(values)?;
+        // At most one is given.
+        let ways = [
+            credentials_file.map(Authentication::CredentialsFile),
+            nkey_seed_file.map(Authentication::NkeySeedFile),
+            token.map(Authentication::Token),
+            password.map(|password| Authentication::UserPassword { user, password }),
+        ];
+        let given = ways.into_iter().flatten().next();
+        Ok(SharedAuthentication::new(
+            given.unwrap_or(Authentication::Anonymous),
+        ))
+    }
+}
+
+/// There is an Object Store where a bucket is named.
+impl Table for Option<ObjectStoreConfig> {
+    fn settings() -> Vec<Setting> {
+        ObjectStoreConfig::settings()
+    }
+
+    fn read(values: Values<'_>) -> Result<Self, ConfigError> {
+        let config = ObjectStoreConfig::read(values)?;
+        Ok((!config.bucket.is_empty()).then_some(config))
+    }
+}
+
+impl GatewayConfig {
+    /// The process's role, by which the services of NATS and its admin listener call it.
+    pub fn role(&self) -> &'static str {
+        match self.enabled {
+            true => "gateway",
+            false => "daemon",
+        }
+    }
+}
+
+impl EventsConfig {
+    /// The number of lanes on a machine with this many cores: `lanes`, or half the cores, at least 1.
+    pub fn lane_count(&self, cores: usize) -> usize {
+        const LANES_MAX: usize = 256;
+        if self.lanes == 0 {
+            (cores / 2).clamp(1, LANES_MAX)
+        } else {
+            self.lanes
+        }
+    }
+}
+
+impl Setting {
+    /// The setting with this dotted key.
+    pub fn find(key: &str) -> Option<&'static Setting> {
+        SETTINGS.iter().find(|setting| setting.key == key)
+    }
+}
+
+/// The sections in the order of their rows, each once.
+pub(super) fn sections() -> Vec<&'static str> {
+    let mut sections: Vec<_> = SETTINGS.iter().map(Setting::section).collect();
+    sections.dedup();
+    sections
+}
+
+/// The settings that the named tables in this table of the file may override; none if there are no such tables.
+pub(super) fn named_in(table: &str) -> impl Iterator<Item = &'static Setting> {
+    SETTINGS
+        .iter()
+        .filter(move |setting| setting.named_in == Some(table))
+}
+
+/// The tables of the file that hold named tables, in the order of their rows.
+pub(super) fn tables_of_named() -> Vec<&'static str> {
+    let mut tables: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.named_in).collect();
+    tables.dedup();
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_derived_from_the_key() {
+        let setting = Setting::find("events.lane_queue_bytes").unwrap();
+        assert_eq!(setting.flag, "events-lane-queue-bytes");
+        assert_eq!(setting.variable, "KVATLAS_EVENTS_LANE_QUEUE_BYTES");
+        assert_eq!(
+            (setting.section(), setting.name()),
+            ("events", "lane_queue_bytes")
+        );
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let keys: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.key).collect();
+        let variables: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.variable.as_str()).collect();
+        let flags: Vec<_> = SETTINGS
+            .iter()
+            .flat_map(|setting| std::iter::once(setting.flag.as_str()).chain(setting.alias))
+            .collect();
+        assert_eq!(keys.len(), SETTINGS.len());
+        assert_eq!(variables.len(), SETTINGS.len());
+        assert_eq!(flags.iter().collect::<BTreeSet<_>>().len(), flags.len());
+        assert!(!variables.contains(CONFIG_VARIABLE));
+    }
+
+    #[test]
+    fn sections_are_contiguous() {
+        let sections = sections();
+        assert_eq!(
+            sections.iter().collect::<BTreeSet<_>>().len(),
+            sections.len(),
+            "{sections:?}"
+        );
+        assert_eq!(tables_of_named(), ["namespaces"]);
+        assert!(!sections.contains(&"namespaces"));
+    }
+
+    #[test]
+    fn help_is_one_line_without_a_full_stop() {
+        for setting in SETTINGS.iter() {
+            assert!(
+                !setting.help.is_empty() && !setting.help.contains('\n'),
+                "{}",
+                setting.key
+            );
+            assert!(!setting.help.ends_with('.'), "{}", setting.key);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The daemon: a global map of the KV-cache blocks of every worker, kept from events and asked by queries.
+//!
+//! | room | what it does | imports |
+//! |---|---|---|
+//! | `life` | start, readiness, drain, stop | every room |
+//! | `sources` | receives events: core NATS, JetStream | `lanes` |
+//! | [`lanes`] | from a message to a change of the index | |
+//! | `resync` | asks publishers for missing batches | `lanes` |
+//! | `queries` | from a request to its reply | `lanes`, `outcomes`, `hints` |
+//! | `outcomes` | whether requests find what answers promised | |
+//! | `hints` | where routers say that they have sent requests | |
+//! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
+//! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
+//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
+//! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
+//! | `redis` | the listener at which llm-d's router asks | `http`, `queries` |
+//! | `grpc` | the listener at which SGLang's router asks | `http`, `queries` |
+//! | `traces` | spans of queries and batches, for a collector | |
+//!
+//! Every room may import `traces`, and the crates below: `kvatlas_telemetry`, `kvatlas_config`, and `kvatlas_process` with the admin
+//! listener, connections to NATS and the registry of engines. No room imports `life`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
+//! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
+//! | `reports.rs` | taking what routers tell over NATS, which `outcomes` and `queries` use |
+//!
+//! # The way of one batch
+//!
+//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
+//!
+//! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
+//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
+//!    of the stream, which tells messages from before a loss from those after it.
+//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
+//!    and the worker from the subject:
+//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). What comes next from the same worker is known by its subject.
+//! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
+//!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
+//! 4. The lane's queue takes it, together with what else has come. What came of one worker together is one job. Where the queue is
+//!    full, messages of core NATS are dropped by
+//!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
+//!    [`JobSender::send`](lanes::queue::JobSender::send) waits: here is the back-pressure.
+//! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
+//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
+//!    `reader.rs`. If it fails, the worker's holders are degraded.
+//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks
+//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply, skip, or hold it
+//!    until missing batches have come.
+//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its reply says which
+//!    blocks were rejected, and the holder turns that into reasons for doubt.
+//!
+//! | room | files |
+//! |---|---|
+//! | `sources` | `core_nats.rs` or `jetstream.rs` |
+//! | `lanes` | `pool.rs`, `line.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
+//! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
+//! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
+//!
+//! Beside the way, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
+//! `lanes/position.rs` notes how far the stream has been handed over. Short keys and numbers are read in `core/wire/reader/fast.rs`, and
+//! keys that the contract does not know are passed over there.
+//!
+//! # The way of one query
+//!
+//! From a request on `PREFIX.v1.query.NAMESPACE` to its reply: three rooms, ten files. No lane takes part.
+//!
+//! 1. `LastingRequests::next` gives the requests that the queue group gives this connection.
+//! 2. [`QueryService::run`](queries::service::QueryService::run) answers them one after the other.
+//! 3. [`Answerer::read_query`](queries::answer::Answerer::read_query) reads the namespace from the subject
+//!    ([`Subjects::parse_query`](kvatlas_core::wire::Subjects::parse_query)) and decodes the request
+//!    ([`QueryRequest::decode`](kvatlas_core::wire::QueryRequest::decode)).
+//! 4. [`PositionalIndexer::find_chain`](kvatlas_core::index::PositionalIndexer::find_chain) searches the index, without a lock.
+//!    [`find_bounds`](kvatlas_core::index::PositionalIndexer::find_bounds) does so for blocks chosen from a chain.
+//! 5. The answerer orders the holders, adds each holder's reasons for doubt, and encodes the
+//!    [`QueryReply`](kvatlas_core::wire::QueryReply).
+//! 6. [`Responder::send`](queries::responder::Responder::send) sends it, or an error in its place.
+//!
+//! | room | files |
+//! |---|---|
+//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`, `responder.rs` |
+//! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
+//! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
+//!
+//! Beside the way, `kvatlas_telemetry::QueryMetrics` counts. A gateway takes requests the same way, and then asks the shards:
+//! [`Gateway::run`](queries::gateway::Gateway::run).
+//!
+//! # Start and stop
+//!
+//! Start, in this order:
+//!
+//! 1. embedded broker, where asked for
+//! 2. lanes
+//! 3. admin listener
+//! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
+//! 5. newest snapshot: that of the Object Store, where it is newer
+//! 6. operators' commands
+//! 7. events
+//! 8. resyncs
+//! 9. queries
+//!
+//! Queries are served once events are followed. Before, the index is compared with that of a replica that serves: it must know as much,
+//! or have had the time to learn it. [`kvatlas_process::admin::Latch`] lists what readiness waits for.
+//!
+//! A gateway has no index. It skips the HTTP listener, the snapshot, events, resyncs and the comparison.
+//!
+//! Stop, in this order: no new queries over NATS, then over HTTP; no new events; lanes drained; a last snapshot; admin listener; broker.
+//! All of it has one time limit.
+
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "the walks lead through the rooms' own files"
+)]
+
+pub mod costs;
+pub(crate) mod dynamo;
+#[cfg(feature = "grpc")]
+mod grpc;
+mod hints;
+mod history;
+pub mod http;
+pub mod lanes;
+mod life;
+mod outcomes;
+mod page;
+mod queries;
+mod redis;
+mod reports;
+mod resync;
+pub mod runbook;
+mod shared;
+pub mod snapshots;
+mod sources;
+mod traces;
+mod troubles;
+
+pub use life::{Daemon, NamespaceError, ReloadReport, StartError, StopReport, namespaces};

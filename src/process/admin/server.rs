@@ -1,0 +1,183 @@
+//! The thread and the listener.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::AdminSource;
+use super::routes::respond;
+use crate::listener::{Acceptor, ConnectionLimits};
+use kvatlas_telemetry::AdminMetrics;
+
+/// Why the admin listener could not be started or stopped.
+#[derive(Debug, Error)]
+pub enum AdminError {
+    /// The address can't be listened on.
+    #[error(
+        "the admin listener can't use {listen}: {source}; give an address of this machine and a free port with \
+         --admin-listen, or turn it off with --admin-listen off"
+    )]
+    Bind {
+        /// The address as given.
+        listen: SocketAddr,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The operating system gave no thread or no poller.
+    #[error("the admin thread can't be started: {0}; check the limits on threads and open files")]
+    Thread(#[source] io::Error),
+    /// The admin thread did not end in time: a method of its [`AdminSource`] is still running. It has taken no new
+    /// connection since, and its port is free once that method returns.
+    #[error("the admin thread did not end within {limit:?}; what it serves is stuck")]
+    StopTimedOut {
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// The admin thread ended by a panic, which was logged.
+    #[error("the admin thread panicked; see the message on standard error")]
+    Panicked,
+}
+
+/// The bounds on what a client can hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AdminLimits {
+    /// Limits of the connections.
+    pub(super) connections: ConnectionLimits,
+    /// Time after the drain in which the thread has to end.
+    pub(super) stop_timeout: Duration,
+}
+
+impl Default for AdminLimits {
+    fn default() -> Self {
+        Self {
+            connections: ConnectionLimits {
+                connections_max: 64,
+                // Twice what streams of the page may take: a stream is never displaced by a request beside it.
+                per_source_max: 2 * super::STREAMS_MAX,
+                head_timeout: Duration::from_secs(5),
+                age_max: Some(Duration::from_secs(60)),
+                drain_timeout: Duration::from_secs(2),
+                head_bytes_max: 16 * 1024,
+            },
+            stop_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// The running admin listener. Dropping it stops it without waiting; [`AdminServer::stop`] waits.
+#[derive(Debug)]
+pub struct AdminServer {
+    local_addr: SocketAddr,
+    stopping: CancellationToken,
+    /// Disconnects when the thread is over; nothing is ever sent.
+    ended: Receiver<Infallible>,
+    thread: Option<JoinHandle<()>>,
+    limits: AdminLimits,
+}
+
+impl AdminServer {
+    /// Binds the address and serves it on a thread of its own. Port 0 takes any free port.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Bind`] if the address is taken or not of this machine, [`AdminError::Thread`] if the operating
+    /// system refuses a thread.
+    pub fn start(listen: SocketAddr, source: Arc<dyn AdminSource>) -> Result<Self, AdminError> {
+        Self::start_with(listen, source, AdminLimits::default())
+    }
+
+    pub(super) fn start_with(
+        listen: SocketAddr,
+        source: Arc<dyn AdminSource>,
+        limits: AdminLimits,
+    ) -> Result<Self, AdminError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(AdminError::Thread)?;
+        let bound = bind(&runtime, listen).and_then(|listener| Ok((listener.local_addr()?, listener)));
+        let (local_addr, listener) = match bound {
+            Ok(bound) => bound,
+            Err(source) => {
+                // A runtime must not be dropped where another one runs: that panics.
+                runtime.shutdown_background();
+                return Err(AdminError::Bind { listen, source });
+            }
+        };
+        let stopping = CancellationToken::new();
+        let (end_sender, ended) = mpsc::channel::<Infallible>();
+        let acceptor = Acceptor {
+            name: "admin",
+            limits: limits.connections,
+            stopping: stopping.clone(),
+            counts: Arc::new(AdminMetrics::new()),
+        };
+        let service = service_fn(move |request| {
+            let response = respond(&request, source.as_ref());
+            async move { Ok::<_, Infallible>(response.await) }
+        });
+        let thread = thread::Builder::new()
+            .name("kvatlas-admin".to_owned())
+            .spawn(move || {
+                // Dropped after all else, also by a panic: it tells `stop` that the thread is over.
+                let _end_sender = end_sender;
+                runtime.block_on(acceptor.run(listener, service));
+            })
+            .map_err(AdminError::Thread)?;
+        tracing::info!(%local_addr, "admin listener started");
+        Ok(Self {
+            local_addr,
+            stopping,
+            ended,
+            thread: Some(thread),
+            limits,
+        })
+    }
+
+    /// The address that is listened on, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stops listening, lets requests in progress finish for at most 2 s, and waits at most 2 s more for the thread
+    /// to end. When this returns without an error, the port is free.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::StopTimedOut`] if a method of the source doesn't return; [`AdminError::Panicked`] if the thread
+    /// had ended by a panic.
+    pub fn stop(mut self) -> Result<(), AdminError> {
+        self.stopping.cancel();
+        let limit = self.limits.connections.drain_timeout + self.limits.stop_timeout;
+        if matches!(self.ended.recv_timeout(limit), Err(RecvTimeoutError::Timeout)) {
+            return Err(AdminError::StopTimedOut { limit });
+        }
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(AdminError::Panicked),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+impl Drop for AdminServer {
+    fn drop(&mut self) {
+        self.stopping.cancel();
+    }
+}
+
+fn bind(runtime: &Runtime, listen: SocketAddr) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::bind(listen)?;
+    listener.set_nonblocking(true)?;
+    let _entered = runtime.enter();
+    TcpListener::from_std(listener)
+}

@@ -1,0 +1,11 @@
+//! Connections to NATS that last, and the development broker.
+
+mod credentials;
+pub mod embedded;
+mod intake;
+mod nats;
+
+pub use intake::{Intake, bytes_of};
+pub use kvatlas_client::{Refusal, Refused};
+pub use nats::{Buffer, SubscribeError, connect_counted, follow_connection, is_confirmed};
+pub use nats::{ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, round_trip};

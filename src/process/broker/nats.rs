@@ -1,0 +1,433 @@
+//! Connections to NATS. They reconnect for ever, with jitter, and report their incidents.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+
+use crate::admin::Readiness;
+use kvatlas_client::{Backoff, Refusal};
+use kvatlas_config::{Authentication, NatsConfig};
+use kvatlas_telemetry::labels::{Connection, ConnectionEvent};
+use kvatlas_telemetry::{ConnectionMetrics, LogGate};
+
+use super::credentials;
+use super::intake::Intake;
+
+static UNCONFIRMED_GATE: LogGate = LogGate::new();
+
+/// Pauses between attempts to connect. Short at first: in a cluster another server is there at once.
+const RECONNECTS: Backoff = Backoff {
+    pause_min: Duration::from_millis(10),
+    pause_max: Duration::from_secs(4),
+};
+/// How often the server is asked whether it is still there.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long the server may take to confirm a subscription before it is asked again.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
+/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
+/// them the time to come first.
+const CONFIRMATION_TRIPS: usize = 2;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The file with credentials or with a seed cannot be used.
+    #[error("cannot use the credentials in {path}: {source}")]
+    Credentials {
+        /// The file.
+        path: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// No server answered, or the one that did lets nobody in.
+    #[error("cannot connect to NATS at {urls}: {}; {}", describe(source), mend_of(source.kind()))]
+    Connect {
+        /// The servers tried.
+        urls: String,
+        /// The last error.
+        source: async_nats::ConnectError,
+    },
+}
+
+/// The server did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RoundTripError {
+    /// Not within the time given.
+    #[error("the NATS server did not answer within {0:?}")]
+    TimedOut(Duration),
+    /// The connection has been closed.
+    #[error("the NATS connection is closed")]
+    Closed,
+}
+
+/// A subscription was refused by the client.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot subscribe to {subject}: {reason}")]
+pub struct SubscribeError {
+    subject: String,
+    reason: String,
+}
+
+impl SubscribeError {
+    /// The subscription to `subject` failed; `reason` is the client's error.
+    pub fn new(subject: &str, reason: &dyn fmt::Display) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// An incident of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectionNotice {
+    /// The connection stands, for the first time or again.
+    Connected,
+    /// The connection broke. Messages are lost until it stands again.
+    Disconnected,
+    /// A subscription's buffer was full and messages were dropped.
+    SlowConsumer,
+    /// The server refused a subscription or a message, or took the right to a subscription away.
+    Refused(Refusal),
+    /// The server is about to shut down: it takes no new connections, and ends those that there are one after the other.
+    LameDuck,
+    /// The server or the client reported another error; the text is theirs.
+    Error(String),
+}
+
+impl ConnectionNotice {
+    /// Whether messages of core NATS may have been lost.
+    pub fn loses_messages(&self) -> bool {
+        matches!(self, Self::Disconnected | Self::SlowConsumer)
+    }
+}
+
+impl fmt::Display for ConnectionNotice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected => formatter.write_str("connected"),
+            Self::Disconnected => formatter.write_str("disconnected"),
+            Self::SlowConsumer => formatter.write_str("messages were dropped because the buffer was full"),
+            Self::Refused(refusal) => refusal.fmt(formatter),
+            Self::LameDuck => formatter.write_str("the server is about to shut down"),
+            Self::Error(text) => formatter.write_str(text),
+        }
+    }
+}
+
+/// Whether the first attempt to connect has to succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectPatience {
+    /// Fail when no server answers: for commands that a person waits for.
+    FailFast,
+    /// Go on trying in the background: for a daemon that may start before its broker.
+    Forever,
+}
+
+/// The messages that a connection may have received and that are not taken yet.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    /// Messages of one subscription, at most.
+    pub messages_max: usize,
+    /// Bytes of all, where they are bounded. Whoever takes them tells it, and watches it.
+    pub intake: Option<Arc<Intake>>,
+}
+
+impl Buffer {
+    /// A bound on messages alone.
+    pub fn of_messages(messages_max: usize) -> Self {
+        Self {
+            messages_max,
+            intake: None,
+        }
+    }
+
+    /// A bound on messages and on bytes, and what counts these.
+    pub fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
+        let intake = Intake::new(bytes_max);
+        let buffer = Self {
+            messages_max,
+            intake: Some(Arc::clone(&intake)),
+        };
+        (buffer, intake)
+    }
+}
+
+/// Connects to the servers of `config`.
+///
+/// - `role` becomes part of the connection's name in the server's monitoring.
+/// - `subscription_capacity` bounds each subscription's buffer, in messages.
+/// - `notice` is called with each incident.
+pub async fn connect(
+    config: &NatsConfig,
+    role: &str,
+    subscription_capacity: usize,
+    patience: ConnectPatience,
+    notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
+) -> Result<Client, ConnectError> {
+    let buffer = Buffer::of_messages(subscription_capacity);
+    connect_with(config, role, buffer, patience, notice).await
+}
+
+pub(super) async fn connect_with(
+    config: &NatsConfig,
+    role: &str,
+    buffer: Buffer,
+    patience: ConnectPatience,
+    notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
+) -> Result<Client, ConnectError> {
+    let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
+    let urls = config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
+    let servers = urls.clone();
+    let authentication = config.authentication.clone();
+    check_credentials(&authentication.current())?;
+    let intake = buffer.intake.clone();
+    let present = move |nonce: Vec<u8>| {
+        let (authentication, intake) = (authentication.current(), intake.clone());
+        async move {
+            if let Some(intake) = intake {
+                intake.room().await;
+            }
+            credentials::present_to_client(&authentication, &nonce)
+        }
+    };
+    let mut options = ConnectOptions::with_auth_callback(present)
+        .name(connection_name(&config.connection_name, role))
+        .custom_inbox_prefix(config.inbox_prefix.clone())
+        .subscription_capacity(buffer.messages_max)
+        .ping_interval(PING_INTERVAL)
+        .require_tls(config.tls_required)
+        .max_reconnects(None)
+        .reconnect_delay_callback(|attempts| RECONNECTS.pause(u32::try_from(attempts).unwrap_or(u32::MAX)))
+        .event_callback(move |event| {
+            if let Some(happened) = notice_of(event, &servers) {
+                notice(happened);
+            }
+            std::future::ready(())
+        });
+    if let Some(path) = &config.tls_ca_file {
+        options = options.add_root_certificates(path.clone());
+    }
+    if let (Some(certificate), Some(key)) = (&config.tls_cert_file, &config.tls_key_file) {
+        options = options.add_client_certificate(certificate.clone(), key.clone());
+    }
+    if config.tls_first {
+        options = options.tls_first();
+    }
+    if patience == ConnectPatience::Forever {
+        options = options.retry_on_initial_connect();
+    }
+    let connected = connect_to(options, &config.urls).await;
+    let client = connected.map_err(|source| ConnectError::Connect { urls, source })?;
+    if let Some(intake) = &buffer.intake {
+        intake.count(&client);
+    }
+    Ok(client)
+}
+
+/// Connects. The future is boxed, so that the client is compiled here and not in each program that connects.
+fn connect_to(
+    options: ConnectOptions,
+    urls: &[ServerAddr],
+) -> BoxFuture<'_, Result<Client, async_nats::ConnectError>> {
+    Box::pin(options.connect(urls))
+}
+
+/// The name of a connection in the server's monitoring: whose it is, what it is for, where, and of which version.
+fn connection_name(name: &str, role: &str) -> String {
+    let system = rustix::system::uname();
+    let (host, version) = (system.nodename().to_string_lossy(), env!("CARGO_PKG_VERSION"));
+    format!("{name}-{role}@{host} kvatlas/{version}")
+}
+
+/// Whether the credentials can be used at all.
+fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
+    let (Authentication::CredentialsFile(path) | Authentication::NkeySeedFile(path)) = how else {
+        return Ok(());
+    };
+    let presented = credentials::present(how, b"");
+    presented.map(|_| ()).map_err(|source| ConnectError::Credentials {
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+/// Connects for a room of the daemon: as [`connect`], tries for ever, and counts each incident under `connection`.
+pub async fn connect_counted(
+    config: &NatsConfig,
+    connection: Connection,
+    role: &str,
+    buffer: Buffer,
+    notice: impl Fn(&ConnectionNotice) + Send + Sync + 'static,
+) -> Result<Client, ConnectError> {
+    let metrics = ConnectionMetrics::for_connection(connection);
+    let counted = move |happened: ConnectionNotice| {
+        let event = match happened {
+            ConnectionNotice::Connected => ConnectionEvent::Connected,
+            ConnectionNotice::Disconnected => ConnectionEvent::Disconnected,
+            ConnectionNotice::SlowConsumer => ConnectionEvent::SlowConsumer,
+            ConnectionNotice::Refused(_) => ConnectionEvent::Refused,
+            ConnectionNotice::LameDuck | ConnectionNotice::Error(_) => ConnectionEvent::Error,
+        };
+        metrics.happened(event, &happened);
+        notice(&happened);
+    };
+    connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
+}
+
+/// Lets the readiness fall while `client` is not connected.
+pub fn follow_connection(readiness: &Readiness, client: &Client) {
+    let client = client.clone();
+    readiness.follow_connection(move || client.connection_state() == State::Connected);
+}
+
+/// The incident that an event of the client is, if it is one. `servers` are the servers that are tried.
+fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
+    match event {
+        Event::Connected => Some(ConnectionNotice::Connected),
+        Event::Disconnected => Some(ConnectionNotice::Disconnected),
+        Event::SlowConsumer(_) => Some(ConnectionNotice::SlowConsumer),
+        Event::ServerError(error) => {
+            let text = error.to_string();
+            Some(Refusal::parse(&text).map_or(ConnectionNotice::Error(text), ConnectionNotice::Refused))
+        }
+        // Only a failed attempt to connect is reported like this. The client tries again, without a limit.
+        Event::ClientError(ClientError::Other(kind)) => Some(ConnectionNotice::Error(format!(
+            "cannot connect to {servers}: {}; trying again",
+            cause_of(&kind)
+        ))),
+        Event::ClientError(error) => Some(ConnectionNotice::Error(error.to_string())),
+        Event::LameDuckMode => Some(ConnectionNotice::LameDuck),
+        Event::Draining | Event::Closed => None,
+    }
+}
+
+/// Why an attempt to connect failed. The client reports the text of a [`ConnectErrorKind`] only.
+fn cause_of(kind: &str) -> String {
+    known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
+}
+
+/// Why the first attempt failed.
+fn describe(error: &async_nats::ConnectError) -> String {
+    let cause = known_cause(&error.kind().to_string());
+    cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
+}
+
+/// The cause behind the text of a [`ConnectErrorKind`], in which a reader does not recognise an absent server.
+fn known_cause(kind: &str) -> Option<&'static str> {
+    let causes = [
+        (
+            ConnectErrorKind::Io,
+            "no NATS server answers there, or it closed the connection",
+        ),
+        (ConnectErrorKind::Dns, "the host name cannot be resolved"),
+        (
+            ConnectErrorKind::Tls,
+            "no TLS session comes about; check the nats.tls_… settings and the files that they name",
+        ),
+        (ConnectErrorKind::TimedOut, "nothing answers there in time"),
+        (
+            ConnectErrorKind::AuthorizationViolation,
+            "the server refuses the credentials, or their absence",
+        ),
+    ];
+    causes
+        .iter()
+        .find(|(known, _)| known.to_string() == kind)
+        .map(|(_, cause)| *cause)
+}
+
+/// The advice on what to look at where no connection comes about.
+fn mend_of(kind: ConnectErrorKind) -> &'static str {
+    match kind {
+        ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+            "give the right ones with the KVATLAS_NATS_… variables or --context, or see the server's log for what it refuses"
+        }
+        ConnectErrorKind::Tls => "name another server with --nats-url, or correct these settings",
+        _ => "check that it runs there, or name another with --nats-url",
+    }
+}
+
+/// Waits until the server has processed everything that was sent on `client` before. A message to an inbox of our own comes back behind
+/// it; a flush alone only says that the bytes have left.
+pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), RoundTripError> {
+    let trip = async {
+        let inbox = client.new_inbox();
+        let mut echo = client
+            .subscribe(inbox.clone())
+            .await
+            .map_err(|_| RoundTripError::Closed)?;
+        client
+            .publish(inbox, bytes::Bytes::new())
+            .await
+            .map_err(|_| RoundTripError::Closed)?;
+        client.flush().await.map_err(|_| RoundTripError::Closed)?;
+        echo.next().await.map(|_| ()).ok_or(RoundTripError::Closed)
+    };
+    tokio::time::timeout(patience, trip)
+        .await
+        .unwrap_or(Err(RoundTripError::TimedOut(patience)))
+}
+
+/// Waits until the server has confirmed a subscription that was made on `client` before. `name` is for the log.
+///
+/// Waits for a server that cannot be reached. False where so much waits in `intake` that no connection is made: then whoever has
+/// subscribed must [discard](Intake::discard) the subscription, since nobody else takes from it before it is confirmed.
+pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
+    for _ in 0..CONFIRMATION_TRIPS {
+        while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
+            if let Some(suppressed) = UNCONFIRMED_GATE.admit() {
+                tracing::warn!(%error, name, suppressed, "the subscription is not confirmed yet");
+            }
+            if !intake.has_room() {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_named_by_use_host_and_version() {
+        let name = connection_name("site", "queries-0");
+        assert!(name.starts_with("site-queries-0@"), "{name}");
+        let version = format!(" kvatlas/{}", env!("CARGO_PKG_VERSION"));
+        assert!(name.ends_with(&version), "{name}");
+        assert!(!name.contains("@ "), "the host is missing: {name}");
+    }
+
+    #[test]
+    fn a_failed_attempt_says_where_why_and_that_there_will_be_another() {
+        let text = |kind: ConnectErrorKind| {
+            let event = Event::ClientError(ClientError::Other(kind.to_string()));
+            notice_of(event, "broker:4222").unwrap().to_string()
+        };
+        assert_eq!(
+            text(ConnectErrorKind::Io),
+            "cannot connect to broker:4222: no NATS server answers there, or it closed the connection (IO error); \
+             trying again"
+        );
+        let refused = ConnectError::Connect {
+            urls: "broker:4222".to_owned(),
+            source: async_nats::ConnectError::new(ConnectErrorKind::AuthorizationViolation),
+        };
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("the server refuses the credentials"),
+            "{refused}"
+        );
+        assert!(!refused.contains("check that it runs"), "{refused}");
+        assert!(text(ConnectErrorKind::Dns).contains("resolved"));
+        assert!(text(ConnectErrorKind::Authentication).contains("failed signing nonce; trying again"));
+    }
+}

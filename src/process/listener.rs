@@ -1,0 +1,424 @@
+//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and those for llm-d's,
+//! SGLang's and Dynamo's routers for their protocols.
+//!
+//! | what a client can hold | what bounds it |
+//! |---|---|
+//! | connections | `connections_max` of all, `per_source_max` of one source |
+//! | a connection without a request | the time for a head |
+//! | a connection at its limit | the oldest one that waits for its client gives way to a new one |
+//! | a connection whose request's body does not come | it waits for its client, where whoever reads the body [says so](ClientWait) |
+//! | memory for a head | `head_bytes_max` |
+//!
+//! So connections that say nothing cannot keep others out, however many there are: each new one takes the place of the oldest of them. A new
+//! connection is refused only where all others are being answered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::Service;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use kvatlas_telemetry::{ConnectionCounts, LogGate};
+
+static ACCEPT_GATE: LogGate = LogGate::new();
+
+/// Pause after a connection that could not be accepted. Typically no file descriptor is left: accepting again at once would only burn the
+/// processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The bounds on what clients can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Connections at once.
+    pub connections_max: usize,
+    /// Connections of one source at once. A source is an IPv4 address, or the first 64 bits of an IPv6 address.
+    pub per_source_max: usize,
+    /// Time to send the head of a request, and time that a connection may be idle between two.
+    pub head_timeout: Duration,
+    /// Age at which a connection takes no further request; none where it is absent.
+    pub age_max: Option<Duration>,
+    /// Time that a request in progress still has after that, or after the stop.
+    pub drain_timeout: Duration,
+    /// Bytes buffered for the head of a request; a longer head is refused with status 431.
+    pub head_bytes_max: usize,
+}
+
+/// Accepts and serves connections.
+pub struct Acceptor<C> {
+    /// For the log.
+    pub name: &'static str,
+    /// Bounds on connections.
+    pub limits: ConnectionLimits,
+    /// Ends it.
+    pub stopping: CancellationToken,
+    /// Counts its connections.
+    pub counts: Arc<C>,
+}
+
+impl<C: ConnectionCounts> Acceptor<C> {
+    /// Serves HTTP until the stop, then waits until all connections have ended.
+    pub async fn run<S, B>(self, listener: TcpListener, service: S)
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (limits, stopping, name) = (self.limits, self.stopping.clone(), self.name);
+        let serve = move |stream, peer, place| {
+            let service = OfPeer {
+                service: service.clone(),
+                peer,
+            };
+            let stopping = stopping.clone();
+            async move { serve(stream, service, &place, limits, stopping, name).await }
+        };
+        self.accept(listener, serve).await;
+    }
+
+    /// Hands each connection to `serve` until the stop, then waits until all have ended. Each bounds its own end.
+    pub async fn accept<F>(self, listener: TcpListener, serve: impl Fn(TcpStream, SocketAddr, Place) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let connections = TaskTracker::new();
+        let open = Arc::new(Mutex::new(OpenConnections::default()));
+        while let Some(accepted) = self.stopping.run_until_cancelled(listener.accept()).await {
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    self.accept_failed(&error).await;
+                    continue;
+                }
+            };
+            let Some(place) = self.place(&open, source_of(peer.ip())) else {
+                // Closing at once tells the client more than an answer that never comes.
+                continue;
+            };
+            // An answer is one small write: it must not wait for the acknowledgement of the one before.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "a connection sends with delay");
+            }
+            let (counts, serving) = (Arc::clone(&self.counts), serve(stream, peer, place));
+            connections.spawn(async move {
+                counts.opened();
+                serving.await;
+                counts.closed();
+            });
+        }
+        drop(listener);
+        connections.close();
+        connections.wait().await;
+    }
+
+    /// A place for a connection of `source`; another one is closed for it where that is needed. None where there is no such other.
+    fn place(&self, open: &Arc<Mutex<OpenConnections>>, source: IpAddr) -> Option<Place> {
+        let limits = self.limits;
+        let mut all = open.lock();
+        let of_source = all.by_source.get(&source).copied().unwrap_or_default();
+        let (limit, has_room) = if of_source >= limits.per_source_max {
+            (limits.per_source_max, all.displace(Some(source)))
+        } else if all.connections.len() >= limits.connections_max {
+            (limits.connections_max, all.displace(None))
+        } else {
+            return Some(all.add(open, source));
+        };
+        self.counts.refused(limit);
+        has_room.then(|| all.add(open, source))
+    }
+
+    async fn accept_failed(&self, error: &io::Error) {
+        if let Some(suppressed) = ACCEPT_GATE.admit() {
+            tracing::warn!(%error, listener = self.name, suppressed, "a connection was not accepted");
+        }
+        let pause = tokio::time::sleep(ACCEPT_PAUSE);
+        self.stopping.run_until_cancelled(pause).await;
+    }
+}
+
+/// The source that an address counts for: one client has all the addresses of an IPv6 network.
+pub fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => {
+            let network = u128::from(address) & (u128::MAX << 64);
+            IpAddr::V6(Ipv6Addr::from(network))
+        }
+    }
+}
+
+/// The connections that are open, by age.
+#[derive(Default)]
+struct OpenConnections {
+    connections: BTreeMap<u64, Connection>,
+    by_source: HashMap<IpAddr, usize>,
+    accepted: u64,
+}
+
+struct Connection {
+    source: IpAddr,
+    /// Whether it waits for its client: for a request, or for an answer to be taken.
+    waits: Arc<AtomicBool>,
+    displaced: CancellationToken,
+}
+
+/// A connection's place among the open ones; free again when this is dropped.
+pub struct Place {
+    open: Arc<Mutex<OpenConnections>>,
+    number: u64,
+    waits: Arc<AtomicBool>,
+    displaced: CancellationToken,
+}
+
+impl Place {
+    /// Notes whether the connection waits for its client from now on. It does at first.
+    pub fn note_waits(&self, waits: bool) {
+        self.waits.store(waits, Ordering::Release);
+    }
+
+    /// Waits until the connection has to give way to another.
+    pub async fn displaced(&self) {
+        self.displaced.cancelled().await;
+    }
+}
+
+impl OpenConnections {
+    fn add(&mut self, open: &Arc<Mutex<Self>>, source: IpAddr) -> Place {
+        self.accepted += 1;
+        let (waits, displaced) = (Arc::new(AtomicBool::new(true)), CancellationToken::new());
+        *self.by_source.entry(source).or_default() += 1;
+        let connection = Connection {
+            source,
+            waits: Arc::clone(&waits),
+            displaced: displaced.clone(),
+        };
+        self.connections.insert(self.accepted, connection);
+        Place {
+            open: Arc::clone(open),
+            number: self.accepted,
+            waits,
+            displaced,
+        }
+    }
+
+    /// Closes the oldest connection that waits for its client: of `source`, or of the source that has the most. Says whether there is one.
+    fn displace(&mut self, source: Option<IpAddr>) -> bool {
+        let busiest = || {
+            let most = self.by_source.iter().max_by_key(|(_, count)| **count);
+            most.map(|(source, _)| *source)
+        };
+        let Some(source) = source.or_else(busiest) else {
+            return false;
+        };
+        let waits =
+            |connection: &Connection| connection.source == source && connection.waits.load(Ordering::Acquire);
+        let oldest = self.connections.iter().find(|(_, found)| waits(found));
+        let Some(number) = oldest.map(|(number, _)| *number) else {
+            return false;
+        };
+        if let Some(connection) = self.remove(number) {
+            connection.displaced.cancel();
+        }
+        true
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Connection> {
+        let removed = self.connections.remove(&number)?;
+        if let Some(count) = self.by_source.get_mut(&removed.source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&removed.source);
+            }
+        }
+        Some(removed)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.lock().remove(self.number);
+    }
+}
+
+/// Serves one connection until the client closes it, breaks a limit, grows too old or is displaced, or the server stops.
+async fn serve<S, B>(
+    stream: TcpStream,
+    service: S,
+    place: &Place,
+    limits: ConnectionLimits,
+    stopping: CancellationToken,
+    name: &'static str,
+) where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let service = Watched {
+        service,
+        waits: Arc::clone(&place.waits),
+    };
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(limits.head_bytes_max)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let too_old = async {
+        match limits.age_max {
+            Some(age_max) => tokio::time::sleep(age_max).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        result = connection.as_mut() => return log_end(name, result),
+        () = place.displaced.cancelled() => return,
+        () = stopping.cancelled() => {}
+        () = too_old => {}
+    }
+    // No further request; a client that doesn't take the answer in progress is cut off.
+    connection.as_mut().graceful_shutdown();
+    if let Ok(result) = tokio::time::timeout(limits.drain_timeout, connection).await {
+        log_end(name, result);
+    }
+}
+
+/// Logs a connection that ended with an error. The client causes these, so they are logged for debugging only.
+fn log_end(listener: &'static str, result: hyper::Result<()>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, listener, "a connection ended");
+    }
+}
+
+/// The address of the client of a request; an extension of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// A service that is told whose requests it serves.
+struct OfPeer<S> {
+    service: S,
+    peer: SocketAddr,
+}
+
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(Peer(self.peer));
+        self.service.call(request)
+    }
+}
+
+/// Whether the connection of a request waits for its client; an extension of the request. Whoever reads its body says so.
+#[derive(Debug, Clone)]
+pub struct ClientWait(Arc<AtomicBool>);
+
+/// The time in which a connection waits for its client, until this is dropped.
+pub struct Waiting(Arc<AtomicBool>);
+
+impl ClientWait {
+    /// The connection waits for its client from now on.
+    pub fn begin(&self) -> Waiting {
+        self.0.store(true, Ordering::Release);
+        Waiting(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// A service that notes whether its connection waits for the client.
+struct Watched<S> {
+    service: S,
+    waits: Arc<AtomicBool>,
+}
+
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Watched<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Answering<S::Future>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        self.waits.store(false, Ordering::Release);
+        request
+            .extensions_mut()
+            .insert(ClientWait(Arc::clone(&self.waits)));
+        Answering {
+            answer: Box::pin(self.service.call(request)),
+            waits: Arc::clone(&self.waits),
+        }
+    }
+}
+
+/// An answer that is being made.
+struct Answering<F> {
+    answer: Pin<Box<F>>,
+    waits: Arc<AtomicBool>,
+}
+
+impl<F: Future> Future for Answering<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let answer = self.answer.as_mut().poll(context);
+        if answer.is_ready() {
+            self.waits.store(true, Ordering::Release);
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_source_is_an_address_or_a_network() {
+        assert_eq!(source_of(address("10.1.2.3")), address("10.1.2.3"));
+        assert_eq!(source_of(address("::ffff:10.1.2.3")), address("10.1.2.3"));
+        assert_eq!(
+            source_of(address("2001:db8:1:2:3:4:5:6")),
+            address("2001:db8:1:2::")
+        );
+    }
+
+    #[test]
+    fn the_oldest_that_waits_gives_way_and_who_is_answered_does_not() {
+        let open = Arc::new(Mutex::new(OpenConnections::default()));
+        let (one, other) = (address("10.0.0.1"), address("10.0.0.2"));
+        let add = |source| open.lock().add(&open, source);
+        let (answered, oldest, newer, foreign) = (add(one), add(one), add(one), add(other));
+        answered.waits.store(false, Ordering::Release);
+        assert!(open.lock().displace(Some(one)));
+        assert!(oldest.displaced.is_cancelled() && !newer.displaced.is_cancelled());
+        // Of all, a source with the most gives way.
+        assert!(open.lock().displace(None));
+        assert!(newer.displaced.is_cancelled() && !foreign.displaced.is_cancelled());
+        assert!(!open.lock().displace(Some(one)), "the last one is being answered");
+        drop((answered, oldest, newer, foreign));
+        assert!(open.lock().connections.is_empty() && open.lock().by_source.is_empty());
+    }
+}

@@ -1,0 +1,372 @@
+//! The micro service protocol of NATS: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, so that `nats micro` finds the daemons and what they have
+//! answered, and bridges, which are asked nothing.
+//!
+//! The protocol is that of NATS's ADR-32. The client library has it, too, but there it owns the subscriptions of the endpoints; here they
+//! belong to a queue group that is left without losing a request. So only the questions are answered here.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_nats::{Client, Message, Subject};
+use futures_util::StreamExt;
+use futures_util::stream::select_all;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use kvatlas_client::{rfc3339, unix_time_us};
+use kvatlas_core::wire::{Subjects, WireError};
+
+use crate::broker::SubscribeError;
+use crate::{BRIDGE, instance_name};
+
+/// The name of the service; every daemon, gateway and bridge is one instance.
+const NAME: &str = "kvatlas";
+const DESCRIPTION: &str = "Who holds which prefix of a prompt in its KV cache";
+/// Longest text of an error that is told.
+const ERROR_CHARACTERS_MAX: usize = 512;
+
+/// The counts of one endpoint since the start.
+#[derive(Debug, Default)]
+struct EndpointCounts {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    nanoseconds: AtomicU64,
+    last_error: Mutex<String>,
+}
+
+/// The kinds of requests.
+#[derive(Debug, Clone, Copy)]
+pub enum Asked {
+    /// Queries.
+    Query,
+    /// The state of holders.
+    Status,
+}
+
+/// The counts of the requests of a process, over all its connections.
+#[derive(Debug)]
+pub struct ServiceCounts {
+    queries: EndpointCounts,
+    statuses: EndpointCounts,
+    started_us: u64,
+}
+
+impl Default for ServiceCounts {
+    /// Nothing was asked yet.
+    fn default() -> Self {
+        Self {
+            queries: EndpointCounts::default(),
+            statuses: EndpointCounts::default(),
+            started_us: unix_time_us(),
+        }
+    }
+}
+
+impl ServiceCounts {
+    /// Counts a request that took so long, and its error where it had one.
+    pub fn count(&self, asked: Asked, elapsed: Duration, error: Option<&WireError>) {
+        let counts = match asked {
+            Asked::Query => &self.queries,
+            Asked::Status => &self.statuses,
+        };
+        let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        counts.requests.fetch_add(1, Ordering::Relaxed);
+        counts.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        if let Some(error) = error {
+            counts.errors.fetch_add(1, Ordering::Relaxed);
+            let text = format!("{}:{}", error.code.as_u16(), error.text);
+            *counts.last_error.lock() = text.chars().take(ERROR_CHARACTERS_MAX).collect();
+        }
+    }
+}
+
+/// The identity of an instance; part of every answer.
+#[derive(Debug, Clone, Serialize)]
+struct Identity {
+    name: &'static str,
+    id: String,
+    version: &'static str,
+    metadata: BTreeMap<&'static str, String>,
+}
+
+#[derive(Serialize)]
+struct Ping<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+    description: &'static str,
+    endpoints: Vec<EndpointInfo<'a>>,
+}
+
+#[derive(Serialize)]
+struct EndpointInfo<'a> {
+    name: &'static str,
+    subject: &'a str,
+    queue_group: &'a str,
+    metadata: BTreeMap<&'static str, &'static str>,
+}
+
+#[derive(Serialize)]
+struct Stats<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+    started: String,
+    endpoints: Vec<EndpointStats<'a>>,
+}
+
+#[derive(Serialize)]
+struct EndpointStats<'a> {
+    name: &'static str,
+    subject: &'a str,
+    queue_group: &'a str,
+    num_requests: u64,
+    num_errors: u64,
+    last_error: String,
+    /// In nanoseconds, as the next.
+    processing_time: u64,
+    average_processing_time: u64,
+}
+
+/// The requests that a process takes.
+#[derive(Debug)]
+pub struct Served {
+    /// The subject of queries.
+    pub queries: String,
+    /// The subject of questions for the state of holders.
+    pub statuses: String,
+    /// The queue group that shares both.
+    pub queue_group: String,
+    /// How many there were.
+    pub counts: Arc<ServiceCounts>,
+}
+
+impl Served {
+    /// The endpoints: name, subject, counts.
+    fn endpoints(&self) -> [(&'static str, &str, &EndpointCounts); 2] {
+        [
+            ("query", &self.queries, &self.counts.queries),
+            ("status", &self.statuses, &self.counts.statuses),
+        ]
+    }
+}
+
+/// The facts by which tools tell processes apart, and find their admin listeners.
+#[derive(Debug)]
+pub struct About<'a> {
+    /// The name by which people tell it from others.
+    pub instance: String,
+    /// Role: `router`, `shard`, `gateway`, `bridge`.
+    pub role: &'a str,
+    /// The first part of its subjects.
+    pub prefix: &'a str,
+    /// The shard of which it has the workers; none where it has all.
+    pub shard: Option<String>,
+    /// Its admin listener.
+    pub admin: Option<SocketAddr>,
+}
+
+impl About<'_> {
+    fn metadata(self) -> BTreeMap<&'static str, String> {
+        let mut metadata = BTreeMap::from([
+            ("instance", self.instance),
+            ("commit", kvatlas_telemetry::commit().to_owned()),
+            ("role", self.role.to_owned()),
+            ("subjects_prefix", self.prefix.to_owned()),
+        ]);
+        metadata.extend(self.shard.map(|shard| ("shard", shard)));
+        metadata.extend(self.admin.map(|admin| ("admin", admin.to_string())));
+        metadata
+    }
+}
+
+impl Identity {
+    fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
+        // As unique as the inboxes of a client have to be.
+        let inbox = client.new_inbox();
+        Self {
+            name: NAME,
+            id: inbox.rsplit('.').next().unwrap_or_default().to_owned(),
+            version: env!("CARGO_PKG_VERSION"),
+            metadata,
+        }
+    }
+}
+
+/// Answers on `client` for a bridge, which takes no requests, until `stop` is cancelled. Without the right to, nobody finds it.
+pub async fn present_bridge(
+    client: Client,
+    prefix: &str,
+    admin: Option<SocketAddr>,
+    contract: Subjects,
+    stop: CancellationToken,
+) {
+    let about = About {
+        instance: instance_name(BRIDGE),
+        role: "bridge",
+        prefix,
+        shard: None,
+        admin,
+    };
+    let presence = Presence::new(client, about, None, contract);
+    if let Err(error) = presence.run(stop).await {
+        tracing::debug!(%error, "nobody finds the bridge among the services any more");
+    }
+}
+
+/// Answers questions after the service.
+#[derive(Debug)]
+pub struct Presence {
+    client: Client,
+    identity: Identity,
+    /// Absent where no requests are taken: of a bridge.
+    served: Option<Served>,
+    started_us: u64,
+    /// Says where no reply may go.
+    contract: Subjects,
+}
+
+impl Presence {
+    /// Answers on `client` for a process that takes the `served` requests, if any. No reply goes to a subject of the `contract`.
+    pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
+        let started_us = served.as_ref().map(|served| served.counts.started_us);
+        Self {
+            identity: Identity::new(&client, about.metadata()),
+            client,
+            served,
+            started_us: started_us.unwrap_or_else(unix_time_us),
+            contract,
+        }
+    }
+
+    /// Answers until `stop` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`SubscribeError`] if the connection is closed.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
+        let mut questions = Vec::new();
+        for verb in ["PING", "INFO", "STATS"] {
+            let Identity { name, id, .. } = &self.identity;
+            for subject in [
+                format!("$SRV.{verb}"),
+                format!("$SRV.{verb}.{name}"),
+                format!("$SRV.{verb}.{name}.{id}"),
+            ] {
+                let subscribed = self.client.subscribe(subject.clone()).await;
+                questions.push(subscribed.map_err(|error| SubscribeError::new(&subject, &error))?);
+            }
+        }
+        let mut questions = select_all(questions);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                question = questions.next() => match question {
+                    Some(question) => self.answer(question).await,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    async fn answer(&self, question: Message) {
+        // Whoever asks does not speak with the daemon's rights.
+        let is_allowed = |subject: &Subject| self.contract.may_reply_to(subject);
+        let Some(reply_to) = question.reply.filter(is_allowed) else {
+            return;
+        };
+        let answer = match question.subject.split('.').nth(1) {
+            Some("PING") => to_json(&Ping {
+                r#type: "io.nats.micro.v1.ping_response",
+                identity: &self.identity,
+            }),
+            Some("INFO") => to_json(&self.info()),
+            _ => to_json(&self.stats()),
+        };
+        // An error means that the client is closed.
+        let _ = self.client.publish(reply_to, answer.into()).await;
+    }
+
+    fn info(&self) -> Info<'_> {
+        let endpoints = self.served.iter().flat_map(|served| {
+            let queue_group = &served.queue_group;
+            served.endpoints().map(|(name, subject, _)| EndpointInfo {
+                name,
+                subject,
+                queue_group,
+                metadata: BTreeMap::from([("format", "application/msgpack"), ("contract", "v1")]),
+            })
+        });
+        Info {
+            r#type: "io.nats.micro.v1.info_response",
+            identity: &self.identity,
+            description: DESCRIPTION,
+            endpoints: endpoints.collect(),
+        }
+    }
+
+    fn stats(&self) -> Stats<'_> {
+        let endpoints = self.served.iter().flat_map(|served| {
+            served.endpoints().map(|(name, subject, counts)| {
+                let requests = counts.requests.load(Ordering::Relaxed);
+                let nanoseconds = counts.nanoseconds.load(Ordering::Relaxed);
+                EndpointStats {
+                    name,
+                    subject,
+                    queue_group: &served.queue_group,
+                    num_requests: requests,
+                    num_errors: counts.errors.load(Ordering::Relaxed),
+                    last_error: counts.last_error.lock().clone(),
+                    processing_time: nanoseconds,
+                    average_processing_time: nanoseconds.checked_div(requests).unwrap_or_default(),
+                }
+            })
+        });
+        Stats {
+            r#type: "io.nats.micro.v1.stats_response",
+            identity: &self.identity,
+            started: rfc3339(self.started_us),
+            endpoints: endpoints.collect(),
+        }
+    }
+}
+
+fn to_json(answer: &impl Serialize) -> Vec<u8> {
+    // Texts and numbers: nothing in them can fail.
+    serde_json::to_vec(answer).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::ErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn requests_and_errors_are_counted_by_endpoint() {
+        let counts = ServiceCounts::default();
+        counts.count(Asked::Query, Duration::from_micros(3), None);
+        let error = WireError::new(ErrorCode::TooLarge, "é".repeat(ERROR_CHARACTERS_MAX));
+        counts.count(Asked::Query, Duration::from_micros(5), Some(&error));
+        counts.count(Asked::Status, Duration::from_micros(1), None);
+        let of = |counts: &EndpointCounts| {
+            [&counts.requests, &counts.errors, &counts.nanoseconds].map(|count| count.load(Ordering::Relaxed))
+        };
+        assert_eq!(of(&counts.queries), [2, 1, 8000]);
+        assert_eq!(of(&counts.statuses), [1, 0, 1000]);
+        let last = counts.queries.last_error.lock();
+        assert!(last.starts_with("413:é"), "{last}");
+        assert_eq!(last.chars().count(), ERROR_CHARACTERS_MAX);
+    }
+}

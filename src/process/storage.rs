@@ -1,0 +1,117 @@
+//! The file system behind a directory. Tests replace it by one that fails.
+
+use std::fmt::Debug;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+mod lock;
+
+pub use lock::{DirectoryLock, LockError, shown};
+
+/// Opens a file to read it, and nothing else: a pipe under its name would make the opener wait for whoever writes to it, a device for more.
+///
+/// # Errors
+///
+/// Those of the system, and [`io::ErrorKind::InvalidInput`] for what is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    regular(OpenOptions::new().read(true), path)
+}
+
+/// As [`open_regular`], with these options.
+fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // Says nothing of a file. Of a pipe it says not to wait for its other end.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, NONBLOCK);
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )),
+    }
+}
+
+#[cfg(unix)]
+#[allow(
+    clippy::cast_possible_wrap,
+    reason = "a flag of the system, as the system has it"
+)]
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+
+/// A file that is being written.
+pub trait StorageFile: Write + Send {
+    /// Brings the written bytes to the disk.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A file system.
+pub trait Storage: Debug + Send + Sync {
+    /// Makes a file that must not exist yet.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
+    /// Gives a file another name. A file that has this name is replaced.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// The paths in a directory.
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
+    /// Makes a directory with its parents, unless it is there.
+    fn create_directory(&self, path: &Path) -> io::Result<()>;
+    /// Brings a directory's names to the disk.
+    fn sync_directory(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The file system of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk;
+
+impl StorageFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+impl Storage for Disk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(directory)?;
+        entries.map(|entry| Ok(entry?.path())).collect()
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_no_file_and_nobody_waits_for_its_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        let pipe = folder.path().join(".lock");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        assert!(open_regular(&pipe).is_err() && open_regular(folder.path()).is_err());
+        let taken = DirectoryLock::take(folder.path(), "x");
+        assert!(matches!(taken, Err(LockError::Unusable { .. })));
+    }
+}

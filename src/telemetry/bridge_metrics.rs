@@ -1,0 +1,379 @@
+//! The metrics, and log lines, about the engines that a bridge follows.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use metrics::{Counter, Gauge};
+use parking_lot::Mutex;
+
+use kvatlas_engines::Reason;
+
+use super::LogGate;
+use super::declare::metric_group;
+use super::labels::{EngineSource, FrameFault, LabelValue, PerLabel, RepublishCut, RepublishOmission};
+
+static UNDECODABLE_GATE: LogGate = LogGate::new();
+static CUT_GATE: LogGate = LogGate::new();
+static LOST_GATE: LogGate = LogGate::new();
+static RESTART_GATE: LogGate = LogGate::new();
+static REPUBLISH_FULL_GATE: LogGate = LogGate::new();
+static REPUBLISH_CUT_GATE: LogGate = LogGate::new();
+static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
+
+/// Most engines with series of their own at once.
+const ENGINES_MAX: usize = 1024;
+/// The label of all others.
+const OTHER_ENGINES: &str = "(other)";
+
+/// Namespace, and instance with rank.
+type EngineName = (String, String);
+
+/// A place among the engines that have series; free again when this is dropped.
+struct EngineLease {
+    named: Arc<Mutex<HashMap<EngineName, usize>>>,
+    name: EngineName,
+}
+
+impl Drop for EngineLease {
+    fn drop(&mut self) {
+        let mut named = self.named.lock();
+        if let Some(handles) = named.get_mut(&self.name) {
+            *handles -= 1;
+            if *handles == 0 {
+                named.remove(&self.name);
+            }
+        }
+    }
+}
+
+metric_group! {
+    /// Events of engines that a bridge does not tell.
+    BridgeMetrics::new() keeping {
+        /// The engines that have series, and how many handles each has.
+        named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
+    } {
+        /// Payloads of engines that could not be decoded.
+        undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
+        /// Events of engines, or blocks of them, that daemons are not told, by reason.
+        left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
+        /// Connections to engines that the bridge ended because more was announced on them than it takes, by reason.
+        cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
+        /// Blocks of engines that are not among what is published for routers once more, by reason.
+        republish_left_out: PerLabel<RepublishOmission, Counter> = "kvatlas_bridge_republish_left_out_total", Count;
+        /// Connections of routers that the bridge ended, by reason.
+        republish_cut: PerLabel<RepublishCut, Counter> = "kvatlas_bridge_republish_connections_cut_total", Count;
+        /// Servers of engines that are asked for their publishers.
+        servers: Gauge = "kvatlas_bridge_servers", Count;
+        /// Servers of engines that do not answer, or whose engines cannot be followed; `/workers` of the bridge says why.
+        servers_troubled: Gauge = "kvatlas_bridge_servers_troubled", Count;
+        /// Engines that were found, by where they were looked for.
+        discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
+        /// Looks for engines that failed, by where they were looked for; those that are known stay.
+        discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
+    }
+}
+
+impl BridgeMetrics {
+    /// The handles of one engine of a namespace, whose series end with the last of them. Engines beyond the first thousand at once share
+    /// one label.
+    pub fn of_engine(&self, namespace: &str, engine: &str) -> EngineMetrics {
+        let name = (namespace.to_owned(), engine.to_owned());
+        {
+            let mut named = self.named.lock();
+            if !named.contains_key(&name) && named.len() >= ENGINES_MAX {
+                return EngineMetrics::labelled(OTHER_ENGINES, OTHER_ENGINES);
+            }
+            *named.entry(name.clone()).or_default() += 1;
+        }
+        let lease = EngineLease {
+            named: Arc::clone(&self.named),
+            name,
+        };
+        EngineMetrics {
+            _lease: Some(lease),
+            ..EngineMetrics::labelled(namespace, engine)
+        }
+    }
+
+    /// Records how many servers are asked, and of how many the engines are not followed.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_servers(&self, asked: usize, troubled: usize) {
+        self.servers.set(asked as f64);
+        self.servers_troubled.set(troubled as f64);
+    }
+
+    /// Records how many engines all sources of a kind know together.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_discovered(&self, source: EngineSource, engines: usize) {
+        self.discovered.get(source).set(engines as f64);
+    }
+
+    /// Counts a look for engines that failed.
+    pub fn discovery_failed(&self, source: EngineSource) {
+        self.discovery_failures.get(source).increment(1);
+    }
+
+    /// Counts a payload that could not be decoded, and logs it.
+    pub fn undecodable(&self, engine: &dyn Display, error: &dyn Display) {
+        self.undecodable.increment(1);
+        if let Some(suppressed) = UNDECODABLE_GATE.admit() {
+            tracing::warn!(%engine, %error, suppressed, "a payload of an engine cannot be decoded");
+        }
+    }
+
+    /// Counts a connection that was ended because of what its peer announced, and logs it.
+    pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
+        self.cut.get(fault).increment(1);
+        if let Some(suppressed) = CUT_GATE.admit() {
+            tracing::warn!(%endpoint, reason = %fault, suppressed, "a connection to an engine was ended");
+        }
+    }
+
+    /// Counts blocks that are not published once more, and logs that memory is full.
+    pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
+        if blocks == 0 {
+            return;
+        }
+        self.republish_left_out.get(reason).increment(blocks);
+        if reason == RepublishOmission::Full
+            && let Some(suppressed) = REPUBLISH_FULL_GATE.admit()
+        {
+            tracing::warn!(
+                blocks,
+                suppressed,
+                "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all"
+            );
+        }
+    }
+
+    /// Counts a connection of a router that was ended, and logs it.
+    pub fn republish_cut(&self, reason: RepublishCut) {
+        self.republish_cut.get(reason).increment(1);
+        if let Some(suppressed) = REPUBLISH_CUT_GATE.admit() {
+            tracing::warn!(%reason, suppressed, "a connection of a router was ended");
+        }
+    }
+
+    /// Counts what of an engine's events was left out, and logs it.
+    pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
+        self.left_out.get(reason).increment(times);
+        let Some(suppressed) = LEFT_OUT_GATES[reason.index()].admit() else {
+            return;
+        };
+        let reason = reason.as_str();
+        tracing::debug!(%engine, reason, times, suppressed, "left out of an engine's events");
+    }
+}
+
+impl LabelValue for Reason {
+    const KEY: &'static str = "reason";
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        // In the order of `ALL`, which the crate's tests hold.
+        self as usize
+    }
+}
+
+metric_group! {
+    /// One engine that a bridge follows.
+    EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
+        /// Absent where many engines share a label.
+        _lease: Option<EngineLease> = None
+    } {
+        /// Batches that an engine has published or replayed, and that were applied.
+        batches: Counter = "kvatlas_bridge_batches_total", Count;
+        /// Payload bytes of the batches that an engine has published or replayed.
+        bytes: Counter = "kvatlas_bridge_received_bytes_total", Bytes;
+        /// Connections made to an engine's publisher.
+        connections: Counter = "kvatlas_bridge_connections_total", Count;
+        /// Times that an engine's replay socket was asked.
+        replays: Counter = "kvatlas_bridge_replays_total", Count;
+        /// Times that batches of an engine were found to be lost for good.
+        gaps: Counter = "kvatlas_bridge_gaps_total", Count;
+        /// Times that an engine was found to be another process.
+        restarts: Counter = "kvatlas_bridge_restarts_total", Count;
+        /// 1 while what an engine has is known for certain, else 0.
+        exact: Gauge = "kvatlas_bridge_engine_exact", Count;
+        /// 1 while this bridge tells daemons of an engine, 0 while another one of its group does.
+        speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
+        /// Bytes of an engine's blocks that are kept with their tokens, to be published for routers once more.
+        republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
+        /// Routers that follow what is published of an engine once more.
+        republish_subscribers: Gauge = "kvatlas_bridge_republish_subscribers", Count;
+        /// Times that a router was given all of an engine's blocks.
+        republish_answers: Counter = "kvatlas_bridge_republish_answers_total", Count;
+    }
+}
+
+impl EngineMetrics {
+    /// Counts a batch of the engine.
+    pub fn received(&self, bytes: usize) {
+        self.batches.increment(1);
+        self.bytes.increment(bytes as u64);
+    }
+
+    /// Counts a connection.
+    pub fn connected(&self) {
+        self.connections.increment(1);
+    }
+
+    /// Counts a question to the replay socket.
+    pub fn asked(&self) {
+        self.replays.increment(1);
+    }
+
+    /// Counts batches that the engine cannot give back, and logs it.
+    pub fn lost_batches(&self, engine: &dyn Display) {
+        self.gaps.increment(1);
+        if let Some(suppressed) = LOST_GATE.admit() {
+            tracing::warn!(%engine, suppressed, "batches of an engine are lost; in doubt until it clears or restarts");
+        }
+    }
+
+    /// Counts a new process of the engine, and logs it.
+    pub fn restarted(&self, engine: &dyn Display) {
+        self.restarts.increment(1);
+        if let Some(suppressed) = RESTART_GATE.admit() {
+            tracing::info!(%engine, suppressed, "the engine is another process: nothing of the old one is left");
+        }
+    }
+
+    /// Records whether what the engine has is known for certain.
+    pub fn set_exact(&self, is_exact: bool) {
+        self.exact.set(if is_exact { 1.0 } else { 0.0 });
+    }
+
+    /// Records how much is kept to be published once more.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_republished_bytes(&self, bytes: usize) {
+        self.republished_bytes.set(bytes as f64);
+    }
+
+    /// Records how many routers follow that.
+    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
+    pub fn set_republish_subscribers(&self, subscribers: usize) {
+        self.republish_subscribers.set(subscribers as f64);
+    }
+
+    /// Counts an answer with all blocks.
+    pub fn republish_answered(&self) {
+        self.republish_answers.increment(1);
+    }
+
+    /// Records whether this bridge tells daemons of the engine.
+    pub fn set_speaks(&self, speaks: bool) {
+        self.speaks.set(if speaks { 1.0 } else { 0.0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let mut kept = None;
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            bridge.undecodable(&"a/0", &"no batch");
+            bridge.left_out(Reason::Placeholder, 3, &"a/0");
+            bridge.connection_cut(FrameFault::TooManyFrames, &"tcp://a:1");
+            bridge.republish_left_out(RepublishOmission::Full, 0);
+            bridge.republish_left_out(RepublishOmission::Full, 5);
+            bridge.republish_cut(RepublishCut::Slow);
+            bridge.set_servers(7, 2);
+            bridge.set_discovered(EngineSource::Dns, 3);
+            bridge.discovery_failed(EngineSource::Kubernetes);
+            let engine = bridge.of_engine("m", "a/0");
+            engine.received(7);
+            engine.connected();
+            engine.asked();
+            engine.lost_batches(&"a/0");
+            engine.restarted(&"a/0");
+            engine.set_exact(true);
+            engine.set_speaks(true);
+            engine.set_republished_bytes(9);
+            engine.set_republish_subscribers(2);
+            engine.republish_answered();
+            kept = Some(engine);
+        });
+        drop(kept);
+        for line in [
+            "kvatlas_bridge_undecodable_total 1",
+            "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
+            "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
+            "kvatlas_bridge_republish_left_out_total{reason=\"full\"} 5",
+            "kvatlas_bridge_republish_connections_cut_total{reason=\"slow\"} 1",
+            "kvatlas_bridge_republished_bytes{namespace=\"m\",engine=\"a/0\"} 9",
+            "kvatlas_bridge_republish_subscribers{namespace=\"m\",engine=\"a/0\"} 2",
+            "kvatlas_bridge_republish_answers_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_servers 7",
+            "kvatlas_bridge_servers_troubled 2",
+            "kvatlas_bridge_discovered_engines{source=\"dns\"} 3",
+            "kvatlas_bridge_discovery_failures_total{source=\"kubernetes\"} 1",
+            "kvatlas_bridge_batches_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_received_bytes_total{namespace=\"m\",engine=\"a/0\"} 7",
+            "kvatlas_bridge_connections_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_replays_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_gaps_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_restarts_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_speaks{namespace=\"m\",engine=\"a/0\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn engines_without_end_share_a_label() {
+        let mut kept = Vec::new();
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            for number in 0..ENGINES_MAX + 5 {
+                let engine = bridge.of_engine("m", &number.to_string());
+                engine.connected();
+                kept.push(engine);
+            }
+        });
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("kvatlas_bridge_connections_total{"));
+        assert_eq!(series.count(), ENGINES_MAX + 1);
+        let others = "kvatlas_bridge_connections_total{namespace=\"(other)\",engine=\"(other)\"} 5";
+        assert!(text.contains(others));
+    }
+
+    #[test]
+    fn an_engine_that_has_left_has_no_series_and_takes_no_place() {
+        let mut kept = Vec::new();
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            for number in 0..ENGINES_MAX + 5 {
+                let engine = bridge.of_engine("m", &number.to_string());
+                engine.set_exact(true);
+            }
+            // One name in two models is two engines, and one that has come twice stays until both have left.
+            for namespace in ["m", "n", "n"] {
+                kept.push(bridge.of_engine(namespace, "a/0"));
+            }
+            kept[0].set_exact(true);
+            drop(kept.pop());
+        });
+        let exact: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("engine_exact{"))
+            .collect();
+        let expected = [
+            "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_exact{namespace=\"n\",engine=\"a/0\"} 0",
+        ];
+        assert_eq!(exact, expected);
+    }
+}

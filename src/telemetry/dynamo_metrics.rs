@@ -1,0 +1,62 @@
+//! Counts about Dynamo's routers.
+
+use metrics::{Counter, Gauge};
+
+use super::connection_counts::count_connections;
+use super::declare::metric_group;
+use super::labels::{DynamoOutcome, PerLabel};
+
+metric_group! {
+    /// Requests of Dynamo's routers.
+    DynamoMetrics::new() {
+        /// Requests of Dynamo's routers, by how they ended.
+        requests: PerLabel<DynamoOutcome, Counter> = "kvatlas_dynamo_requests_total", Count;
+    }
+}
+
+impl DynamoMetrics {
+    /// Counts a request that has ended.
+    pub fn ended(&self, outcome: DynamoOutcome) {
+        self.requests.get(outcome).increment(1);
+    }
+}
+
+metric_group! {
+    /// Connections of Dynamo's routers.
+    DynamoConnectionMetrics::new() {
+        /// Connections to the listener for Dynamo's routers that are open.
+        open: Gauge = "kvatlas_dynamo_connections", Count;
+        /// Connections to the listener for Dynamo's routers that were closed because too many were open: new ones, or the oldest that waited.
+        refused: Counter = "kvatlas_dynamo_connections_refused_total", Count;
+    }
+}
+
+count_connections!(
+    DynamoConnectionMetrics,
+    "connection of a router of Dynamo refused: too many are open"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConnectionCounts;
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            DynamoMetrics::new().ended(DynamoOutcome::NotTaken);
+            let connections = DynamoConnectionMetrics::new();
+            connections.opened();
+            connections.refused(7);
+        });
+        for line in [
+            "kvatlas_dynamo_requests_total{outcome=\"not_taken\"} 1",
+            "kvatlas_dynamo_requests_total{outcome=\"answered\"} 0",
+            "kvatlas_dynamo_connections 1",
+            "kvatlas_dynamo_connections_refused_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Counts and log lines about the events of one namespace.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use metrics::{Counter, Histogram};
+
+use kvatlas_core::index::RejectReason;
+use kvatlas_core::wire::DegradedReason;
+
+use super::LogGate;
+use super::declare::{BATCH_BLOCKS, LAGS, LATENCIES, metric_group};
+use super::histograms::Samples;
+use super::labels::{DropReason, LabelValue, PerLabel, UNATTRIBUTED_NAMESPACE};
+
+/// One gate a reason for the whole process: thousands of namespaces must not multiply the lines.
+static DROP_GATES: [LogGate; DropReason::COUNT] = [const { LogGate::new() }; DropReason::COUNT];
+static REJECT_GATES: [LogGate; RejectReason::ALL.len()] = [const { LogGate::new() }; RejectReason::ALL.len()];
+static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
+    [const { LogGate::new() }; DegradedReason::ALL.len()];
+static GAP_GATE: LogGate = LogGate::new();
+static REMOVED_GATE: LogGate = LogGate::new();
+static EPOCH_GATE: LogGate = LogGate::new();
+static AHEAD_GATE: LogGate = LogGate::new();
+static CONTESTED_GATE: LogGate = LogGate::new();
+static SETTLED_GATE: LogGate = LogGate::new();
+
+/// The effect of one batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AppliedBatch {
+    /// Blocks that the batch stored.
+    pub blocks_stored: u64,
+    /// Blocks that the batch removed one by one.
+    pub blocks_removed: u64,
+    /// Times that the batch dropped all blocks of its holder.
+    pub clears: u64,
+    /// The time that the lane took.
+    pub elapsed: Duration,
+    /// How old the batch was when queries saw it, by its publisher's clock; none where it does not tell.
+    pub lag: Option<Duration>,
+}
+
+/// The effect of several batches of one namespace, until they are counted together.
+#[derive(Debug)]
+pub struct AppliedBatches {
+    batches: u64,
+    blocks_stored: u64,
+    blocks_removed: u64,
+    clears: u64,
+    elapsed: Samples<{ LATENCIES.len() }>,
+    lags: Samples<{ LAGS.len() }>,
+    blocks: Samples<{ BATCH_BLOCKS.len() }>,
+}
+
+impl Default for AppliedBatches {
+    fn default() -> Self {
+        Self {
+            batches: 0,
+            blocks_stored: 0,
+            blocks_removed: 0,
+            clears: 0,
+            elapsed: Samples::new(LATENCIES),
+            lags: Samples::new(LAGS),
+            blocks: Samples::new(BATCH_BLOCKS),
+        }
+    }
+}
+
+impl AppliedBatches {
+    /// Adds one.
+    pub fn add(&mut self, batch: &AppliedBatch) {
+        self.batches += 1;
+        self.blocks_stored += batch.blocks_stored;
+        self.blocks_removed += batch.blocks_removed;
+        self.clears += batch.clears;
+        self.elapsed.add(batch.elapsed.as_secs_f64());
+        if let Some(lag) = batch.lag {
+            self.lags.add(lag.as_secs_f64());
+        }
+        let blocks = batch.blocks_stored.saturating_add(batch.blocks_removed);
+        self.blocks.add(blocks as f64);
+    }
+}
+
+metric_group! {
+    /// Events of a namespace.
+    EventMetrics::for_namespace(namespace: &str) keeping {
+        /// For the log.
+        namespace: Box<str> = namespace.into()
+    } {
+        /// Event messages received.
+        messages_received: Counter = "kvatlas_event_messages_received_total", Count;
+        /// Payload bytes of the event messages received.
+        bytes_received: Counter = "kvatlas_event_received_bytes_total", Bytes;
+        /// Event batches applied to the index.
+        batches_applied: Counter = "kvatlas_batches_applied_total", Count;
+        /// Blocks that applied events reported as stored.
+        blocks_stored: Counter = "kvatlas_blocks_stored_total", Count;
+        /// Blocks that applied events reported as removed, without those that a clear dropped.
+        blocks_removed: Counter = "kvatlas_blocks_removed_total", Count;
+        /// Times that all blocks of a holder were dropped because its publisher said so.
+        clears: Counter = "kvatlas_holder_clears_total", Count;
+        /// Event batches dropped whole, by reason.
+        batches_dropped: PerLabel<DropReason, Counter> = "kvatlas_batches_dropped_total", Count;
+        /// Blocks of applied batches that were not taken as sent, by reason.
+        blocks_rejected: PerLabel<RejectReason, Counter> = "kvatlas_blocks_rejected_total", Count;
+        /// Times that a batch arrived whose predecessors did not.
+        sequence_gaps: Counter = "kvatlas_sequence_gaps_total", Count;
+        /// Times that a publisher was replaced by a new incarnation.
+        epoch_changes: Counter = "kvatlas_epoch_changes_total", Count;
+        /// Transitions of a holder from exact to degraded, by reason.
+        holders_degraded: PerLabel<DegradedReason, Counter> = "kvatlas_holders_degraded_total", Count;
+        /// Holders removed because nothing was heard of them for too long.
+        holders_removed: Counter = "kvatlas_holders_removed_total", Count;
+        /// Time in which a lane decoded and applied one batch.
+        apply_duration: Histogram = "kvatlas_batch_apply_duration_seconds", Seconds, LATENCIES;
+        /// Time from an engine's change, by its publisher's clock, until queries see it.
+        visible_lag: Histogram = "kvatlas_event_visible_lag_seconds", Seconds, LAGS;
+        /// Blocks that one batch stored or removed.
+        batch_blocks: Histogram = "kvatlas_batch_blocks", Count, BATCH_BLOCKS;
+    }
+}
+
+impl EventMetrics {
+    /// The handles for messages whose subject is malformed or names a namespace that is not admitted.
+    pub fn unattributed() -> Self {
+        Self::for_namespace(UNATTRIBUTED_NAMESPACE)
+    }
+
+    /// Counts messages that have come, with the size of their payloads together.
+    pub fn messages_received(&self, messages: u64, payload_bytes: u64) {
+        self.messages_received.increment(messages);
+        self.bytes_received.increment(payload_bytes);
+    }
+
+    /// Counts batches that a lane applied, and forgets them.
+    pub fn batches_applied(&self, batches: &mut AppliedBatches) {
+        self.batches_applied.increment(batches.batches);
+        self.blocks_stored.increment(batches.blocks_stored);
+        self.blocks_removed.increment(batches.blocks_removed);
+        self.clears.increment(batches.clears);
+        batches.elapsed.record(&self.apply_duration);
+        batches.lags.record(&self.visible_lag);
+        batches.blocks.record(&self.batch_blocks);
+        (batches.batches, batches.clears) = (0, 0);
+        (batches.blocks_stored, batches.blocks_removed) = (0, 0);
+    }
+
+    /// Counts a batch that was dropped whole, and logs it.
+    ///
+    /// `subject` is the subject of the message; it may hold anything. Duplicates and stale epochs are signs of a
+    /// redelivery, so their lines are at level debug.
+    pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
+        self.batches_dropped.get(reason).increment(1);
+        let Some(suppressed) = DROP_GATES[reason.index()].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        let subject = subject.escape_debug();
+        match reason {
+            DropReason::Duplicate | DropReason::StaleEpoch => {
+                tracing::debug!(namespace, %reason, %subject, %detail, suppressed, "batch dropped");
+            }
+            _ => tracing::warn!(namespace, %reason, %subject, %detail, suppressed, "batch dropped"),
+        }
+    }
+
+    /// Counts blocks of an event that were not taken as sent, and logs it.
+    ///
+    /// Removals of blocks that are not held follow every gap, so those lines are at level debug.
+    pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
+        self.blocks_rejected.get(reason).increment(blocks);
+        let Some(suppressed) = REJECT_GATES[reason.index()].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        match reason {
+            RejectReason::UnknownBlock => {
+                tracing::debug!(
+                    namespace,
+                    reason = reason.as_str(),
+                    worker,
+                    blocks,
+                    suppressed,
+                    "blocks rejected"
+                );
+            }
+            _ => tracing::warn!(
+                namespace,
+                reason = reason.as_str(),
+                worker,
+                blocks,
+                suppressed,
+                "blocks rejected"
+            ),
+        }
+    }
+
+    /// Counts a gap in a publisher's sequence numbers, and logs it.
+    pub fn sequence_gap(&self, worker: &str, expected: u64, received: u64) {
+        self.sequence_gaps.increment(1);
+        if let Some(suppressed) = GAP_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                expected,
+                received,
+                suppressed,
+                "batches are missing"
+            );
+        }
+    }
+
+    /// Counts a new incarnation of a publisher, and logs it.
+    pub fn epoch_changed(&self, worker: &str, previous: &dyn Display, current: &dyn Display) {
+        self.epoch_changes.increment(1);
+        if let Some(suppressed) = EPOCH_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::info!(namespace, worker, %previous, %current, suppressed, "publisher has a new epoch");
+        }
+    }
+
+    /// Logs that a holder's epoch lies so many seconds ahead of the clock. A publisher that returns with the right time is taken for an older one.
+    pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
+        if let Some(suppressed) = AHEAD_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                epoch,
+                ahead_s,
+                suppressed,
+                "epoch lies ahead of the clock: see to the clock of the worker's machine"
+            );
+        }
+    }
+
+    /// Logs that batches of a lower epoch have begun to come. To be called once a holder, until [`Self::contest_ended`].
+    pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
+        if let Some(suppressed) = CONTESTED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                believed_epoch = believed,
+                lower_epoch = lower,
+                suppressed,
+                "two publishers claim a worker: batches of a lower epoch are dropped"
+            );
+        }
+    }
+
+    /// Logs that a holder has one publisher again, and how many batches of lower epochs were dropped.
+    pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
+        if let Some(suppressed) = SETTLED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::info!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                batches,
+                lower_epoch = lower,
+                suppressed,
+                "worker is claimed by one publisher again"
+            );
+        }
+    }
+
+    /// Counts the transition of a holder from exact to degraded, and logs it.
+    ///
+    /// Call it for the transition only, not for further faults of a degraded holder. A resync is a remedy: it is counted,
+    /// but not logged here.
+    pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
+        self.holders_degraded.get(reason).increment(1);
+        if reason == DegradedReason::Resyncing {
+            return;
+        }
+        if let Some(suppressed) = DEGRADED_GATES[reason.index()].admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                reason = reason.as_str(),
+                worker,
+                data_parallel_rank,
+                suppressed,
+                "holder is degraded"
+            );
+        }
+    }
+
+    /// Counts a holder that was removed because it was silent for too long, and logs it.
+    pub fn holder_removed(&self, worker: &str, data_parallel_rank: u32) {
+        self.holders_removed.increment(1);
+        if let Some(suppressed) = REMOVED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                suppressed,
+                "holder removed: nothing was heard of it for too long"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LogFormat;
+    use super::super::logging::tests::capture;
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[track_caller]
+    fn assert_line(text: &str, line: &str) {
+        assert!(
+            text.lines().any(|candidate| candidate == line),
+            "missing: {line}\n{text}"
+        );
+    }
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let metrics = EventMetrics::for_namespace("a");
+            metrics.messages_received(1, 100);
+            metrics.messages_received(1, 20);
+            let mut batches = AppliedBatches::default();
+            batches.add(&AppliedBatch {
+                blocks_stored: 5,
+                blocks_removed: 2,
+                clears: 1,
+                elapsed: Duration::from_micros(15),
+                lag: Some(Duration::from_millis(20)),
+            });
+            metrics.batches_applied(&mut batches);
+            metrics.batch_dropped(DropReason::StaleEpoch, "kv.a.w\n1", &"old");
+            metrics.reject_blocks(RejectReason::Moved, 1, "w1");
+            metrics.sequence_gap("w1", 4, 9);
+            metrics.epoch_changed("w1", &"1", &"2");
+            metrics.holder_degraded(DegradedReason::Gap, "w1", 0);
+            metrics.holder_removed("w1", 0);
+            EventMetrics::unattributed().batch_dropped(DropReason::BadSubject, "kv", &"no worker");
+        });
+        for line in [
+            "kvatlas_event_messages_received_total{namespace=\"a\"} 2",
+            "kvatlas_event_received_bytes_total{namespace=\"a\"} 120",
+            "kvatlas_batches_applied_total{namespace=\"a\"} 1",
+            "kvatlas_blocks_stored_total{namespace=\"a\"} 5",
+            "kvatlas_blocks_removed_total{namespace=\"a\"} 2",
+            "kvatlas_holder_clears_total{namespace=\"a\"} 1",
+            "kvatlas_batch_blocks_bucket{namespace=\"a\",le=\"4\"} 0",
+            "kvatlas_batch_blocks_bucket{namespace=\"a\",le=\"16\"} 1",
+            "kvatlas_batch_apply_duration_seconds_bucket{namespace=\"a\",le=\"0.00001\"} 0",
+            "kvatlas_batch_apply_duration_seconds_bucket{namespace=\"a\",le=\"0.00002\"} 1",
+            "kvatlas_event_visible_lag_seconds_bucket{namespace=\"a\",le=\"0.01\"} 0",
+            "kvatlas_event_visible_lag_seconds_bucket{namespace=\"a\",le=\"0.025\"} 1",
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"stale_epoch\"} 1",
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"bad_subject\"} 0",
+            "kvatlas_batches_dropped_total{namespace=\"(none)\",reason=\"bad_subject\"} 1",
+            "kvatlas_blocks_rejected_total{namespace=\"a\",reason=\"moved\"} 1",
+            "kvatlas_sequence_gaps_total{namespace=\"a\"} 1",
+            "kvatlas_epoch_changes_total{namespace=\"a\"} 1",
+            "kvatlas_holders_degraded_total{namespace=\"a\",reason=\"gap\"} 1",
+            "kvatlas_holders_removed_total{namespace=\"a\"} 1",
+        ] {
+            assert_line(&text, line);
+        }
+    }
+
+    #[test]
+    fn every_drop_is_counted_although_few_are_logged() {
+        let text = rendered(|| {
+            let metrics = EventMetrics::for_namespace("a");
+            for _ in 0..5000 {
+                metrics.batch_dropped(DropReason::Oversized, "kv.a.w1", &"2 MiB");
+            }
+        });
+        assert_line(
+            &text,
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"oversized\"} 5000",
+        );
+    }
+
+    #[test]
+    fn a_burst_gives_one_line_that_a_subject_can_not_forge() {
+        let log = capture(LogFormat::Text, "debug", false, || {
+            let metrics = EventMetrics::for_namespace("a");
+            for _ in 0..3 {
+                // No other test uses this reason, so its gate is fresh.
+                metrics.batch_dropped(DropReason::LaneStopped, "kv.a.w1\n2026 ERROR forged", &"draining");
+            }
+        });
+        assert!(
+            log.contains("batch dropped") && log.contains("reason=lane_stopped"),
+            "{log}"
+        );
+        assert!(log.contains(r"subject=kv.a.w1\n2026 ERROR forged"), "{log}");
+        // On a busy machine, a second may pass between the calls. Then there are more lines.
+        assert!((1..=3).contains(&log.lines().count()), "{log}");
+        assert!(log.lines().all(|line| line.contains("suppressed=")), "{log}");
+    }
+}

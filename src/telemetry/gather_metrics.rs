@@ -1,0 +1,90 @@
+//! Counts and log lines about shards: of a daemon that has one, and of a gateway.
+
+use metrics::Counter;
+
+use super::LogGate;
+use super::declare::metric_group;
+use super::labels::{GatherOutcome, LabelValue, PerLabel};
+
+static MISSING_GATE: LogGate = LogGate::new();
+static OUTCOME_GATES: [LogGate; GatherOutcome::COUNT] = [const { LogGate::new() }; GatherOutcome::COUNT];
+
+metric_group! {
+    /// A shard: a daemon that takes a part of the workers.
+    ShardMetrics::new() {
+        /// Event messages passed over because their worker belongs to another shard.
+        pub other_shard_messages: Counter = "kvatlas_other_shard_messages_total", Count;
+    }
+}
+
+metric_group! {
+    /// A gateway, which gathers the replies of shards.
+    GatherMetrics::new() {
+        /// Requests for which a gateway asked the shards, by how that ended.
+        gathers: PerLabel<GatherOutcome, Counter> = "kvatlas_gathers_total", Count;
+        /// Replies of shards that reached a gateway after it had answered.
+        pub replies_late: Counter = "kvatlas_shard_replies_late_total", Count;
+    }
+}
+
+metric_group! {
+    /// A shard that a gateway asks.
+    MissingShardMetrics::for_shard(shard: usize) {
+        /// Replies of a shard that a gateway answered without, by the shard's index.
+        replies_missing: Counter = "kvatlas_shard_replies_missing_total", Count;
+    }
+}
+
+impl GatherMetrics {
+    /// Counts a request by the outcome of its gathering. Logs the outcomes that an operator should look at.
+    pub fn gathered(&self, outcome: GatherOutcome) {
+        self.gathers.get(outcome).increment(1);
+        if !matches!(outcome, GatherOutcome::Unanswered | GatherOutcome::Overloaded) {
+            return;
+        }
+        if let Some(suppressed) = OUTCOME_GATES[outcome.index()].admit() {
+            tracing::warn!(%outcome, suppressed, "a request could not be gathered");
+        }
+    }
+
+    /// Counts a shard that a reply lacks, and logs it. The caller bounds the number of shards.
+    pub fn shard_missing(&self, index: u32) {
+        MissingShardMetrics::for_shard(index as usize)
+            .replies_missing
+            .increment(1);
+        if let Some(suppressed) = MISSING_GATE.admit() {
+            tracing::warn!(shard = index, suppressed, "a shard did not answer in time");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            ShardMetrics::new().other_shard_messages.increment(1);
+            let gathers = GatherMetrics::new();
+            gathers.gathered(GatherOutcome::Partial);
+            gathers.gathered(GatherOutcome::Overloaded);
+            gathers.shard_missing(2);
+            gathers.replies_late.increment(3);
+        });
+        for line in [
+            "kvatlas_other_shard_messages_total 1",
+            "kvatlas_gathers_total{outcome=\"partial\"} 1",
+            "kvatlas_gathers_total{outcome=\"overloaded\"} 1",
+            "kvatlas_gathers_total{outcome=\"complete\"} 0",
+            "kvatlas_shard_replies_missing_total{shard=\"2\"} 1",
+            "kvatlas_shard_replies_late_total 3",
+        ] {
+            assert!(
+                text.lines().any(|candidate| candidate == line),
+                "missing: {line}\n{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Counts and log lines about the listener for SGLang's routers.
+
+use std::fmt::Display;
+
+use metrics::{Counter, Gauge};
+
+use super::LogGate;
+use super::connection_counts::count_connections;
+use super::declare::metric_group;
+use super::labels::{GrpcMethod, GrpcOutcome, LabelValue, PerLabel, ReportLoss, ReportState};
+
+static ADDRESS_GATE: LogGate = LogGate::new();
+static LOSS_GATES: [LogGate; ReportLoss::COUNT] = [const { LogGate::new() }; ReportLoss::COUNT];
+
+metric_group! {
+    /// Requests to a method of the listener for SGLang's routers.
+    GrpcMethodMetrics::of_method(method: GrpcMethod) {
+        /// Requests to the listener for SGLang's routers, by method and by how they ended.
+        requests: PerLabel<GrpcOutcome, Counter> = "kvatlas_grpc_requests_total", Count;
+    }
+}
+
+metric_group! {
+    /// Workers that cannot be told.
+    GrpcAddressMetrics::new() {
+        /// Workers that were left out of an answer to a router of SGLang, though they had blocks: their address is not known.
+        without_address: Counter = "kvatlas_grpc_without_address_total", Count;
+    }
+}
+
+/// Requests of SGLang's routers.
+pub struct GrpcMetrics {
+    methods: PerLabel<GrpcMethod, GrpcMethodMetrics>,
+    addresses: GrpcAddressMetrics,
+}
+
+impl Default for GrpcMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GrpcMetrics {
+    /// The handles.
+    pub fn new() -> Self {
+        Self {
+            methods: PerLabel::new(GrpcMethodMetrics::of_method),
+            addresses: GrpcAddressMetrics::new(),
+        }
+    }
+
+    /// Counts a request that was answered.
+    pub fn answered(&self, method: GrpcMethod, outcome: GrpcOutcome) {
+        self.methods.get(method).requests.get(outcome).increment(1);
+    }
+
+    /// Counts a worker that no router can be told, and logs it.
+    pub fn without_address(&self, worker: &dyn Display) {
+        self.addresses.without_address.increment(1);
+        if let Some(suppressed) = ADDRESS_GATE.admit() {
+            tracing::warn!(
+                %worker,
+                suppressed,
+                "a worker is left out of answers to SGLang's routers: its address is not known; give it with the engine (address=URL)"
+            );
+        }
+    }
+}
+
+metric_group! {
+    /// Blocks that are reported over gRPC.
+    GrpcReportMetrics::new() {
+        /// Workers that are reported over gRPC, by whether all that they have is known.
+        workers: PerLabel<ReportState, Gauge> = "kvatlas_grpc_reported_workers", Count;
+        /// Memory of all blocks that are reported over gRPC.
+        bytes: Gauge = "kvatlas_grpc_reported_bytes", Bytes;
+        /// Workers whose reported blocks were forgotten until a snapshot comes, by reason.
+        lost: PerLabel<ReportLoss, Counter> = "kvatlas_grpc_reports_lost_total", Count;
+    }
+}
+
+impl GrpcReportMetrics {
+    /// Sets how many workers are told and awaited, and the memory of their blocks.
+    pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
+        self.workers.get(ReportState::Told).set(told as f64);
+        self.workers.get(ReportState::Awaited).set(awaited as f64);
+        self.bytes.set(bytes as f64);
+    }
+
+    /// Counts a worker whose blocks were forgotten, and logs it.
+    pub fn lost(&self, reason: ReportLoss, worker: &str) {
+        self.lost.get(reason).increment(1);
+        if let Some(suppressed) = LOSS_GATES[reason.index()].admit() {
+            tracing::warn!(%reason, worker, suppressed, "a worker that is reported over gRPC is forgotten until its next snapshot");
+        }
+    }
+}
+
+metric_group! {
+    /// Counts of how often blocks were looked up over gRPC.
+    GrpcHitMetrics::new() {
+        /// Blocks whose look-ups over gRPC are counted.
+        counted: Gauge = "kvatlas_grpc_hit_counts", Count;
+        /// Counts of look-ups over gRPC that went because there was no room for more.
+        dropped: Counter = "kvatlas_grpc_hit_counts_dropped_total", Count;
+    }
+}
+
+impl GrpcHitMetrics {
+    /// Sets how many counts there are, and counts those that went.
+    pub fn kept(&self, counted: usize, dropped: u64) {
+        self.counted.set(counted as f64);
+        self.dropped.increment(dropped);
+    }
+}
+
+metric_group! {
+    /// Connections of SGLang's routers.
+    GrpcConnectionMetrics::new() {
+        /// Connections to the listener for SGLang's routers that are open.
+        open: Gauge = "kvatlas_grpc_connections", Count;
+        /// Connections to the listener for SGLang's routers that were closed because too many were open: new ones, or the oldest that waited.
+        refused: Counter = "kvatlas_grpc_connections_refused_total", Count;
+    }
+}
+
+count_connections!(
+    GrpcConnectionMetrics,
+    "connection of a router of SGLang refused: too many are open"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConnectionCounts;
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let metrics = GrpcMetrics::new();
+            let method = GrpcMethod::of_path("/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix");
+            metrics.answered(method, GrpcOutcome::of_code(0));
+            metrics.answered(GrpcMethod::of_path("/x/y"), GrpcOutcome::of_code(12));
+            metrics.without_address(&"gpu-0");
+            let reports = GrpcReportMetrics::new();
+            reports.kept(2, 1, 640);
+            reports.lost(ReportLoss::Gap, "gpu-0");
+            GrpcHitMetrics::new().kept(3, 4);
+            let connections = GrpcConnectionMetrics::new();
+            connections.opened();
+            connections.opened();
+            connections.closed();
+            connections.refused(7);
+        });
+        for line in [
+            "kvatlas_grpc_requests_total{method=\"match_prefix\",outcome=\"ok\"} 1",
+            "kvatlas_grpc_requests_total{method=\"match_prefix\",outcome=\"unavailable\"} 0",
+            "kvatlas_grpc_requests_total{method=\"other\",outcome=\"unimplemented\"} 1",
+            "kvatlas_grpc_without_address_total 1",
+            "kvatlas_grpc_reported_workers{state=\"told\"} 2",
+            "kvatlas_grpc_reported_workers{state=\"awaited\"} 1",
+            "kvatlas_grpc_reported_bytes 640",
+            "kvatlas_grpc_reports_lost_total{reason=\"gap\"} 1",
+            "kvatlas_grpc_hit_counts 3",
+            "kvatlas_grpc_hit_counts_dropped_total 4",
+            "kvatlas_grpc_connections 1",
+            "kvatlas_grpc_connections_refused_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Counts and log lines about the history of states.
+
+use std::fmt::Display;
+
+use metrics::Counter;
+
+use super::LogGate;
+use super::declare::metric_group;
+
+static DROPPED_GATE: LogGate = LogGate::new();
+static FILE_GATE: LogGate = LogGate::new();
+
+metric_group! {
+    /// The history of holders' states.
+    HistoryMetrics::new() {
+        /// States of holders that the history had no room for.
+        dropped: Counter = "kvatlas_history_dropped_total", Count;
+        /// Times that the history could not be written to the snapshot directory, or read from it.
+        files_failed: Counter = "kvatlas_history_files_failed_total", Count;
+    }
+}
+
+impl HistoryMetrics {
+    /// Counts states that there was no room for.
+    pub fn dropped(&self, states: u64) {
+        if states == 0 {
+            return;
+        }
+        self.dropped.increment(states);
+        if let Some(suppressed) = DROPPED_GATE.admit() {
+            tracing::warn!(
+                states,
+                suppressed,
+                "the history of states has no room for more holders"
+            );
+        }
+    }
+
+    /// Counts a file that could not be written or read.
+    pub fn file_failed(&self, error: &dyn Display) {
+        self.files_failed.increment(1);
+        if let Some(suppressed) = FILE_GATE.admit() {
+            tracing::warn!(%error, suppressed, "the history of states was not written to its file, or not read from it");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let metrics = HistoryMetrics::new();
+            metrics.dropped(0);
+            metrics.dropped(3);
+            metrics.file_failed(&"the disk is full");
+        });
+        for line in [
+            "kvatlas_history_dropped_total 3",
+            "kvatlas_history_files_failed_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The metrics, and log lines, about the query listener.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+
+use super::LogGate;
+use super::connection_counts::count_connections;
+use super::declare::{LATENCIES, metric_group};
+use super::labels::{HttpOutcome, HttpRoute, PerLabel};
+
+static BODY_GATE: LogGate = LogGate::new();
+
+metric_group! {
+    /// Requests to a route of the query listener.
+    HttpMetrics::of_route(route: HttpRoute) {
+        /// Requests to the query listener, by how they ended.
+        requests: PerLabel<HttpOutcome, Counter> = "kvatlas_http_requests_total", Count;
+        /// Time from the head of a request to the query listener until its answer is made.
+        duration: Histogram = "kvatlas_http_request_duration_seconds", Seconds, LATENCIES;
+    }
+}
+
+impl HttpMetrics {
+    /// Counts a request that was answered with `status`.
+    pub fn answered(&self, status: u16, elapsed: Duration) {
+        self.requests.get(HttpOutcome::of_status(status)).increment(1);
+        self.duration.record(elapsed);
+    }
+}
+
+metric_group! {
+    /// Connections to the query listener.
+    HttpConnectionMetrics::new() {
+        /// Connections to the query listener that are open.
+        open: Gauge = "kvatlas_http_connections", Count;
+        /// Connections to the query listener that were closed because too many were open: new ones, or the oldest that waited.
+        refused: Counter = "kvatlas_http_connections_refused_total", Count;
+    }
+}
+
+metric_group! {
+    /// Bodies of requests to the query listener, and questions to that for SGLang's routers.
+    HttpBodyMetrics::new() {
+        /// Bodies of requests to the query listener, and questions over gRPC, that were given up because all of them took too much room.
+        refused: Counter = "kvatlas_http_bodies_refused_total", Count;
+    }
+}
+
+impl HttpBodyMetrics {
+    /// Counts a body that was given up for want of the room that `setting` gives, and logs it.
+    pub fn refused(&self, setting: &'static str) {
+        self.refused.increment(1);
+        if let Some(suppressed) = BODY_GATE.admit() {
+            tracing::warn!(
+                suppressed,
+                setting,
+                "the body of a query was given up: all of them take too much room"
+            );
+        }
+    }
+}
+
+count_connections!(
+    HttpConnectionMetrics,
+    "connection for queries refused: too many are open"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConnectionCounts;
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            HttpMetrics::of_route(HttpRoute::Query).answered(200, Duration::from_millis(2));
+            let other = HttpMetrics::of_route(HttpRoute::of_path("/nowhere"));
+            other.answered(404, Duration::from_millis(2));
+            let connections = HttpConnectionMetrics::new();
+            connections.opened();
+            connections.opened();
+            connections.closed();
+            connections.refused(7);
+        });
+        for line in [
+            "kvatlas_http_requests_total{route=\"query\",outcome=\"ok\"} 1",
+            "kvatlas_http_requests_total{route=\"query\",outcome=\"too_large\"} 0",
+            "kvatlas_http_requests_total{route=\"other\",outcome=\"not_found\"} 1",
+            "kvatlas_http_request_duration_seconds_count{route=\"query\"} 1",
+            "kvatlas_http_connections 1",
+            "kvatlas_http_connections_refused_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! The values that labels may take, as enums, so that no free text becomes a label.
+//!
+//! Dashboards and alerts rely on the spelling of the values: add values freely, but don't rename them.
+
+use std::collections::BTreeSet;
+
+use parking_lot::Mutex;
+
+use kvatlas_core::index::RejectReason;
+use kvatlas_core::snapshot::SnapshotError;
+use kvatlas_core::wire::{DegradedReason, ErrorCode};
+
+/// Namespace label of messages without an admitted namespace, such as one with a malformed subject. A real name is a
+/// subject token, so it never has brackets.
+pub const UNATTRIBUTED_NAMESPACE: &str = "(none)";
+
+/// Namespace label of those that came when so many others had been labelled already.
+pub const OTHER_NAMESPACES: &str = "(others)";
+/// Most names of namespaces that ever become labels: a series lives until the process ends, a namespace need not.
+pub const NAMESPACE_LABELS_MAX: usize = 4096;
+
+/// The label of a namespace that has been admitted: its name, or [`OTHER_NAMESPACES`].
+pub fn namespace_label(name: &str) -> &str {
+    static LABELLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut labelled = LABELLED.lock();
+    if labelled.contains(name) {
+        return name;
+    }
+    if labelled.len() >= NAMESPACE_LABELS_MAX {
+        return OTHER_NAMESPACES;
+    }
+    labelled.insert(name.to_owned());
+    name
+}
+
+/// A closed set of label values.
+pub trait LabelValue: Copy + 'static {
+    /// The key of the label.
+    const KEY: &'static str;
+
+    /// Every value, in the order of [`LabelValue::index`].
+    const ALL: &'static [Self];
+
+    /// The text that appears as the label's value.
+    fn as_str(self) -> &'static str;
+
+    /// The place of this value in [`LabelValue::ALL`].
+    fn index(self) -> usize;
+}
+
+/// Declares an enum of label values: the key of the label, then the variants with their spelling.
+macro_rules! label_values {
+    ($(#[$enum_attribute:meta])* $enum_name:ident: $key:literal {
+        $($(#[$attribute:meta])* $variant:ident => $text:literal,)+
+    }) => {
+        $(#[$enum_attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $enum_name {
+            $($(#[$attribute])* $variant,)+
+        }
+
+        impl $enum_name {
+            /// How many values there are.
+            pub const COUNT: usize = <Self as LabelValue>::ALL.len();
+        }
+
+        impl LabelValue for $enum_name {
+            const KEY: &'static str = $key;
+            const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)+
+                }
+            }
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl std::fmt::Display for $enum_name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+mod dynamo;
+mod grpc;
+mod http;
+mod redis;
+mod told;
+
+pub use dynamo::DynamoOutcome;
+pub use grpc::{GrpcMethod, GrpcOutcome, ReportLoss, ReportState};
+pub use http::{HttpOutcome, HttpRoute};
+pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
+pub use told::{HintDrop, OutcomeRefusal};
+
+label_values! {
+    /// Why a whole batch was dropped without a change to the index.
+    DropReason: "reason" {
+        /// The sequence number was applied before: a redelivery, or a publisher that sent again.
+        Duplicate => "duplicate",
+        /// The batch is of an incarnation of the publisher that a newer one has replaced.
+        StaleEpoch => "stale_epoch",
+        /// The payload is not a valid batch.
+        Undecodable => "undecodable",
+        /// The payload is larger than the configured limit.
+        Oversized => "oversized",
+        /// The subject doesn't name a namespace and a worker.
+        BadSubject => "bad_subject",
+        /// The epoch lies further ahead of the clock than allowed.
+        EpochAhead => "epoch_ahead",
+        /// The namespace is new, and the configured number of namespaces is reached.
+        TooManyNamespaces => "too_many_namespaces",
+        /// The namespace is new, and only those that the configuration names may exist.
+        NamespaceNotNamed => "namespace_not_named",
+        /// The worker is new, and the configured number of workers is reached.
+        TooManyWorkers => "too_many_workers",
+        /// The data-parallel rank is new, and the configured number of ranks is reached.
+        TooManyRanks => "too_many_ranks",
+        /// Part of a snapshot that was written while the namespace had another hashing or block size.
+        OtherSettings => "other_settings",
+        /// The queue of the worker's lane was full.
+        LaneFull => "lane_full",
+        /// The lane that has to apply the batch takes no more work.
+        LaneStopped => "lane_stopped",
+    }
+}
+
+label_values! {
+    /// Why a resync did not make a holder exact.
+    ResyncFailure: "reason" {
+        /// The holder's resync subject has no subscriber: its publisher is gone, or does not know the protocol.
+        NoResponder => "no_responder",
+        /// The publisher said that it can't answer now.
+        Refused => "refused",
+        /// The answer was not whole in time.
+        TimedOut => "timed_out",
+        /// The connection broke, or lost messages.
+        Disconnected => "disconnected",
+        /// A chunk can't be decoded, or a batch in a chunk.
+        Undecodable => "undecodable",
+        /// A chunk is about another rank than was asked for.
+        WrongRank => "wrong_rank",
+        /// Only incarnations of the publisher that had been replaced answered.
+        StaleEpoch => "stale_epoch",
+        /// The answer ends before the last batch that had been received when the publisher was asked.
+        CursorBehind => "cursor_behind",
+        /// The answer's epoch lies further ahead of the clock than allowed.
+        EpochAhead => "epoch_ahead",
+        /// A chunk is missing, or came twice or out of order.
+        OutOfOrder => "out_of_order",
+        /// The chunks contradict one another, or the request.
+        Contradiction => "contradiction",
+        /// The batches are not those that were missed, or not the stored blocks of a full state.
+        WrongBatches => "wrong_batches",
+        /// The full state is named by another chain of hashes than the namespace uses.
+        OtherSettings => "other_settings",
+        /// The answer has more chunks or bytes than allowed.
+        TooLarge => "too_large",
+        /// More live batches came meanwhile than may be held back, or the state was replaced otherwise.
+        Superseded => "superseded",
+        /// The answer was applied, but the holder is not exact.
+        Incomplete => "incomplete",
+    }
+}
+
+label_values! {
+    /// Why a snapshot was not written.
+    SnapshotFailure: "reason" {
+        /// There is no room on the disk.
+        DiskFull => "disk_full",
+        /// The directory cannot be used, or a file cannot be made there.
+        Directory => "directory",
+        /// Writing failed.
+        Write => "write",
+        /// The file or the directory could not be brought to the disk.
+        Sync => "sync",
+        /// The file could not be given its name.
+        Rename => "rename",
+        /// Another snapshot is being written.
+        Busy => "busy",
+        /// A lane takes no more work.
+        LaneStopped => "lane_stopped",
+        /// The task was cut short.
+        Interrupted => "interrupted",
+    }
+}
+
+label_values! {
+    /// Why a snapshot that was found at start was not loaded.
+    SnapshotRejection: "reason" {
+        /// The file cannot be read.
+        Unreadable => "unreadable",
+        /// The file is no snapshot, or has a version that this build does not know.
+        Unknown => "unknown",
+        /// The file ends too early.
+        Truncated => "truncated",
+        /// Its content has changed since it was written.
+        Damaged => "damaged",
+        /// The file is larger than the limit.
+        TooLarge => "too_large",
+    }
+}
+
+impl From<&SnapshotError> for SnapshotRejection {
+    fn from(error: &SnapshotError) -> Self {
+        match error {
+            SnapshotError::Io(_) => Self::Unreadable,
+            SnapshotError::NotASnapshot | SnapshotError::Version { .. } => Self::Unknown,
+            SnapshotError::Truncated { .. } => Self::Truncated,
+            SnapshotError::TooLong | SnapshotError::FrameTooLong { .. } => Self::TooLarge,
+            SnapshotError::HeaderChecksum
+            | SnapshotError::Compression { .. }
+            | SnapshotError::MisplacedStream { .. }
+            | SnapshotError::FrameChecksum { .. }
+            | SnapshotError::UnknownKind { .. }
+            | SnapshotError::Undecodable { .. }
+            | SnapshotError::Forest { .. }
+            | SnapshotError::MisplacedForest { .. }
+            | SnapshotError::BatchWithoutHolder { .. }
+            | SnapshotError::Totals { .. }
+            | SnapshotError::TrailingBytes => Self::Damaged,
+        }
+    }
+}
+
+label_values! {
+    /// Why a bridge ended a connection to an engine.
+    FrameFault: "reason" {
+        /// A frame is longer than 32 MiB.
+        FrameTooLong => "frame_too_long",
+        /// The frames of a message are longer than 64 MiB together.
+        MessageTooLong => "message_too_long",
+        /// A message has more than 16 frames.
+        TooManyFrames => "too_many_frames",
+        /// A command of the protocol is longer than 4 KiB.
+        CommandTooLong => "command_too_long",
+    }
+}
+
+label_values! {
+    /// Why blocks are not among what is published for routers once more.
+    RepublishOmission: "reason" {
+        /// The memory for an engine's blocks is full.
+        Full => "full",
+        /// A salt, an adapter or an image tells them from those of plain prompts.
+        Special => "special",
+        /// Their tokens, or those of a block before them, are not known.
+        Unknown => "unknown",
+    }
+}
+
+label_values! {
+    /// Why a bridge ended the connection of a router that follows what is published once more.
+    RepublishCut: "reason" {
+        /// The router takes what is sent too slowly.
+        Slow => "slow",
+        /// The router sends more than subscriptions and questions need.
+        TooMuch => "too_much",
+        /// The router does not speak ZMTP 3 as such a client does.
+        Protocol => "protocol",
+        /// There are too many connections.
+        TooMany => "too_many",
+    }
+}
+
+label_values! {
+    /// The kind of a source of engines.
+    EngineSource: "source" {
+        /// A name of DNS.
+        Dns => "dns",
+        /// Files.
+        File => "file",
+        /// Records of Dynamo.
+        Dynamo => "dynamo",
+        /// Pods of Kubernetes.
+        Kubernetes => "kubernetes",
+    }
+}
+
+label_values! {
+    /// Why the consumer of the events stream was made anew.
+    ConsumerReset: "reason" {
+        /// The connection broke.
+        Connection => "connection",
+        /// The server was silent for too long, or an error came in the place of messages.
+        Delivery => "delivery",
+        /// A message was skipped on its way.
+        Skipped => "skipped",
+        /// The stream is another one than before, or gone.
+        Stream => "stream",
+    }
+}
+
+label_values! {
+    /// How exactly the index knows the blocks of a holder.
+    HolderState: "state" {
+        /// Every batch of the holder was applied.
+        Exact => "exact",
+        /// Something may be missing: see [`DegradedReason`].
+        Degraded => "degraded",
+    }
+}
+
+label_values! {
+    /// The means by which a query names a prompt, or a question after the state of the daemon.
+    QueryKind: "kind" {
+        /// The tokens of the prompt.
+        Tokens => "tokens",
+        /// The block hashes of the prompt.
+        BlockHashes => "block_hashes",
+        /// The sequence hashes of the prompt.
+        SequenceHashes => "sequence_hashes",
+        /// The lineage hashes of the prompt.
+        LineageHashes => "lineage_hashes",
+        /// Nothing: a question after the state of a namespace.
+        Status => "status",
+    }
+}
+
+label_values! {
+    /// How certain an answer is.
+    AnswerState: "state" {
+        /// Every holder in it is exact, and nobody else may hold more than is known.
+        Exact => "exact",
+        /// Some holder in it is degraded, or others may hold more than is known, or cannot be found in the form of the query.
+        Degraded => "degraded",
+        /// Certainly nobody has anything of the prompt.
+        Empty => "empty",
+    }
+}
+
+impl AnswerState {
+    /// The state of an answer that is certain or not, and names holders or none.
+    pub fn of(is_exact: bool, is_empty: bool) -> Self {
+        match (is_exact, is_empty) {
+            (false, _) => Self::Degraded,
+            (true, false) => Self::Exact,
+            (true, true) => Self::Empty,
+        }
+    }
+}
+
+label_values! {
+    /// Why the reply to a query was not sent.
+    ReplyDropReason: "reason" {
+        /// The request names no subject to reply to.
+        NoReplySubject => "no_reply_subject",
+        /// The request wants its reply on a subject of the contract's or of the server's.
+        ForbiddenReplySubject => "forbidden_reply_subject",
+        /// The connection did not take the reply.
+        PublishFailed => "publish_failed",
+    }
+}
+
+label_values! {
+    /// How a gateway's gathering of the shards' replies ended.
+    GatherOutcome: "outcome" {
+        /// Every shard answered.
+        Complete => "complete",
+        /// Some shards did not answer in time; the answer names them.
+        Partial => "partial",
+        /// The shards answered with an error, or with answers that don't fit together.
+        Refused => "refused",
+        /// No shard answered.
+        Unanswered => "unanswered",
+        /// Too many others were under way, so that none was begun.
+        Overloaded => "overloaded",
+    }
+}
+
+label_values! {
+    /// Why a span is with no collector.
+    SpanDropReason: "reason" {
+        /// Too many others waited to be sent.
+        QueueFull => "queue_full",
+        /// The collector did not take it.
+        ExportFailed => "export_failed",
+    }
+}
+
+label_values! {
+    /// The kinds of work that a lane spends its time on.
+    LaneWork: "work" {
+        /// Decoding and applying event batches.
+        Events => "events",
+        /// Taking part in resyncs.
+        Resync => "resync",
+        /// Writing and reading snapshots.
+        Snapshot => "snapshot",
+        /// Looking for what has waited or been silent for too long.
+        Upkeep => "upkeep",
+    }
+}
+
+label_values! {
+    /// Which connection to the message broker.
+    Connection: "connection" {
+        /// The one that receives events.
+        Events => "events",
+        /// The one that receives queries and sends replies.
+        Queries => "queries",
+        /// The one that asks publishers for missing batches.
+        Resync => "resync",
+        /// The one that sends snapshots to the Object Store and fetches them.
+        Snapshots => "snapshots",
+        /// The one that receives commands of operators.
+        Admin => "admin",
+        /// The one that receives outcomes of requests from routers.
+        Outcomes => "outcomes",
+        /// The one that receives hints of routers.
+        Hints => "hints",
+    }
+}
+
+label_values! {
+    /// An event of a connection.
+    ConnectionEvent: "event" {
+        /// The connection is established, for the first time or again.
+        Connected => "connected",
+        /// The connection was lost.
+        Disconnected => "disconnected",
+        /// Messages were discarded because this program took them too slowly.
+        SlowConsumer => "slow_consumer",
+        /// The server refused a subscription or a message, or took the right to a subscription away.
+        Refused => "refused",
+        /// The server or the client library reported an error.
+        Error => "error",
+    }
+}
+
+impl LabelValue for RejectReason {
+    const KEY: &'static str = "reason";
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl LabelValue for DegradedReason {
+    const KEY: &'static str = "reason";
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        // The bits may have holes.
+        Self::ALL
+            .iter()
+            .position(|reason| *reason == self)
+            .unwrap_or_default()
+    }
+}
+
+impl LabelValue for ErrorCode {
+    const KEY: &'static str = "code";
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        Self::ALL
+            .iter()
+            .position(|code| *code == self)
+            .unwrap_or_default()
+    }
+}
+
+/// One metric handle for each value of a label, looked up by the value's index.
+pub struct PerLabel<L, M> {
+    handles: Box<[M]>,
+    label: std::marker::PhantomData<fn(L)>,
+}
+
+impl<L: LabelValue, M> PerLabel<L, M> {
+    /// Makes the handle of every value.
+    pub fn new(make: impl FnMut(L) -> M) -> Self {
+        Self {
+            handles: L::ALL.iter().copied().map(make).collect(),
+            label: std::marker::PhantomData,
+        }
+    }
+
+    /// The handle of one value.
+    pub fn get(&self, label: L) -> &M {
+        // In range by construction: `new` made one handle for each value, in the order of the indices.
+        &self.handles[label.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<L: LabelValue>() {
+        let mut texts = std::collections::BTreeSet::new();
+        for (index, value) in L::ALL.iter().enumerate() {
+            assert_eq!(value.index(), index);
+            let text = value.as_str();
+            assert!(
+                text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'),
+                "{text}"
+            );
+            assert!(texts.insert(text), "{text} twice");
+        }
+        let per_label = PerLabel::<L, &str>::new(L::as_str);
+        assert!(
+            L::ALL
+                .iter()
+                .all(|&value| *per_label.get(value) == value.as_str())
+        );
+    }
+
+    #[test]
+    fn values_are_distinct_lower_snake_case_and_indexed_in_order() {
+        check::<DropReason>();
+        check::<ResyncFailure>();
+        check::<SnapshotFailure>();
+        check::<SnapshotRejection>();
+        check::<FrameFault>();
+        check::<RepublishOmission>();
+        check::<RepublishCut>();
+        check::<EngineSource>();
+        check::<ConsumerReset>();
+        check::<RejectReason>();
+        check::<DegradedReason>();
+        check::<HolderState>();
+        check::<QueryKind>();
+        check::<AnswerState>();
+        check::<ErrorCode>();
+        check::<ReplyDropReason>();
+        check::<GatherOutcome>();
+        check::<SpanDropReason>();
+        check::<RedisCommand>();
+        check::<RedisRefusal>();
+        check::<GuessDrop>();
+        check::<HintDrop>();
+        check::<OutcomeRefusal>();
+        check::<LaneWork>();
+        check::<Connection>();
+        check::<ConnectionEvent>();
+    }
+}

@@ -1,0 +1,73 @@
+//! The sizes of one namespace.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics::{Counter, Gauge};
+
+use kvatlas_core::wire::DegradedReason;
+
+use super::declare::metric_group;
+use super::labels::{HolderState, PerLabel};
+
+metric_group! {
+    /// The index of a namespace.
+    NamespaceGauges::for_namespace(namespace: &str) keeping {
+        /// The count so far of the namespace's evictions; the namespace itself may come anew.
+        evicted_so_far: AtomicU64 = AtomicU64::new(0)
+    } {
+        /// Holders known, by how exactly the index knows their blocks.
+        pub holders: PerLabel<HolderState, Gauge> = "kvatlas_holders", Count;
+        /// Holders that are degraded now, by reason; one with two reasons counts twice.
+        pub degraded_holders: PerLabel<DegradedReason, Gauge> = "kvatlas_degraded_holders", Count;
+        /// Workers known.
+        pub workers: Gauge = "kvatlas_workers", Count;
+        /// Pairs of a holder and a block that it has.
+        pub held_blocks: Gauge = "kvatlas_held_blocks", Count;
+        /// Different blocks that at least one holder has, and those missing in the middle before them.
+        pub distinct_blocks: Gauge = "kvatlas_distinct_blocks", Count;
+        /// Different blocks that the index has forgotten because there were too many.
+        evicted_blocks: Counter = "kvatlas_blocks_evicted_total", Count;
+        /// Memory that the different blocks and what holders have of them take in the index.
+        pub index_bytes: Gauge = "kvatlas_index_bytes", Bytes;
+        /// Events that wait for their parent block to be stored.
+        pub parked_events: Gauge = "kvatlas_parked_events", Count;
+        /// Blocks whose hash another block has, too, behind other blocks: hashes that are no chain.
+        pub chain_conflicts: Gauge = "kvatlas_chain_conflicts", Count;
+        /// Age of a batch when it was applied, by the publisher's clock: the largest of all holders.
+        pub event_lag: Gauge = "kvatlas_event_lag_seconds", Seconds;
+        /// Age of the oldest event that the daemon knows of and has not applied; 0 where all are applied.
+        pub behind: Gauge = "kvatlas_behind_seconds", Seconds;
+        /// Holders whose epoch lies ahead of the clock: that of their publisher's machine is wrong, or the daemon's is.
+        pub epochs_ahead: Gauge = "kvatlas_epochs_ahead", Count;
+        /// Holders that have been silent for longer than `stale_after_ms`.
+        pub stale_holders: Gauge = "kvatlas_stale_holders", Count;
+    }
+}
+
+impl NamespaceGauges {
+    /// Counts the evictions since the last call; `evicted_blocks` is how many there were since the namespace began.
+    pub fn set_evicted(&self, evicted_blocks: u64) {
+        let before = self.evicted_so_far.swap(evicted_blocks, Ordering::Relaxed);
+        self.evicted_blocks
+            .increment(evicted_blocks.saturating_sub(before));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn evictions_are_counted_on_when_a_namespace_comes_anew() {
+        let text = rendered(|| {
+            let gauges = NamespaceGauges::for_namespace("a");
+            [3, 5, 5]
+                .into_iter()
+                .for_each(|evicted| gauges.set_evicted(evicted));
+            NamespaceGauges::for_namespace("a").set_evicted(2);
+        });
+        let line = "kvatlas_blocks_evicted_total{namespace=\"a\"} 7\n";
+        assert!(text.contains(line), "{text}");
+    }
+}

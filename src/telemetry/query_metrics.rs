@@ -1,0 +1,209 @@
+//! Counts and log lines about queries.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use metrics::{Counter, Histogram};
+use parking_lot::Mutex;
+
+use kvatlas_core::wire::{ErrorCode, NamespaceName};
+
+use super::LogGate;
+use super::declare::{DEPTHS, LATENCIES, SHARES, metric_group};
+use super::labels::{
+    AnswerState, LabelValue, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, ReplyDropReason,
+    UNATTRIBUTED_NAMESPACE, namespace_label,
+};
+
+static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() }; ErrorCode::ALL.len()];
+static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
+    [const { LogGate::new() }; ReplyDropReason::COUNT];
+
+/// The blocks that an answer found of one prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnsweredPrompt {
+    /// The prompt's blocks.
+    pub asked_blocks: u32,
+    /// Blocks that the best holder has.
+    pub matched_blocks: u32,
+    /// The most of them that a request can reuse from one holder.
+    pub usable_blocks: u32,
+    /// How certain the answer is.
+    pub state: AnswerState,
+}
+
+metric_group! {
+    /// Queries of a namespace.
+    QueryMetrics::for_namespace(namespace: &str) {
+        /// Queries answered without an error, by what they gave to look up.
+        answered: PerLabel<QueryKind, Counter> = "kvatlas_queries_total", Count;
+        /// Time from taking a query off the connection until its reply is handed over.
+        duration: Histogram = "kvatlas_query_duration_seconds", Seconds, LATENCIES;
+        /// Answers about a prompt, by how certain they are; each query of a batch has one.
+        answers: PerLabel<AnswerState, Counter> = "kvatlas_query_answers_total", Count;
+        /// Share of a prompt's blocks that the best holder in the answer has, from 0 to 1.
+        matched_ratio: Histogram = "kvatlas_query_matched_ratio", Count, SHARES;
+        /// Leading blocks of a prompt that the best holder in the answer has.
+        matched_blocks: Histogram = "kvatlas_query_matched_blocks", Count, DEPTHS;
+        /// Share of these blocks that a request can reuse, from 0 to 1; of prompts of which somebody has a block.
+        usable_ratio: Histogram = "kvatlas_query_usable_ratio", Count, SHARES;
+    }
+}
+
+impl QueryMetrics {
+    /// The handles for queries that ask after the daemon as a whole and so name no namespace.
+    pub fn unattributed() -> Self {
+        Self::for_namespace(UNATTRIBUTED_NAMESPACE)
+    }
+
+    /// Counts a query that was answered without an error.
+    pub fn answered(&self, kind: QueryKind, elapsed: Duration) {
+        self.answered.get(kind).increment(1);
+        self.duration.record(elapsed);
+    }
+
+    /// Counts what an answer found of a prompt.
+    pub fn found(&self, prompt: AnsweredPrompt) {
+        self.answers.get(prompt.state).increment(1);
+        self.matched_blocks.record(f64::from(prompt.matched_blocks));
+        if prompt.asked_blocks > 0 {
+            let ratio = f64::from(prompt.matched_blocks) / f64::from(prompt.asked_blocks);
+            self.matched_ratio.record(ratio.min(1.0));
+        }
+        if prompt.matched_blocks > 0 {
+            let ratio = f64::from(prompt.usable_blocks) / f64::from(prompt.matched_blocks);
+            self.usable_ratio.record(ratio.min(1.0));
+        }
+    }
+}
+
+/// The metrics of the namespaces that queries were answered about, each made when it is first needed.
+#[derive(Default)]
+pub struct QueryMetricsByNamespace {
+    /// Replaced as a whole when a namespace comes.
+    known: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
+    adding: Mutex<()>,
+}
+
+impl QueryMetricsByNamespace {
+    /// The metrics of a namespace that exists. Some of those that were asked about have gone since: beyond the bound on labels all are
+    /// made again.
+    pub fn of(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
+        self.of_labelled(namespace, namespace_label)
+    }
+
+    fn of_labelled(&self, namespace: &NamespaceName, label: fn(&str) -> &str) -> Arc<QueryMetrics> {
+        if let Some(found) = self.known.load().get(namespace) {
+            return Arc::clone(found);
+        }
+        let _adding = self.adding.lock();
+        let mut known = HashMap::clone(&self.known.load());
+        if known.len() >= NAMESPACE_LABELS_MAX {
+            known.clear();
+        }
+        let made = known
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(QueryMetrics::for_namespace(label(namespace.as_str()))));
+        let made = Arc::clone(made);
+        self.known.store(Arc::new(known));
+        made
+    }
+}
+
+metric_group! {
+    /// Failed queries, of any namespace: a failed query may not name one.
+    QueryErrorMetrics::new() {
+        /// Queries answered with an error, by its code.
+        errors: PerLabel<ErrorCode, Counter> = "kvatlas_query_errors_total", Count;
+        /// Replies to queries that were not sent, by reason.
+        replies_dropped: PerLabel<ReplyDropReason, Counter> = "kvatlas_query_replies_dropped_total", Count;
+    }
+}
+
+impl QueryErrorMetrics {
+    /// Counts a query that was answered with an error, and logs it at level debug, since the client is told.
+    pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
+        self.errors.get(code).increment(1);
+        let Some(suppressed) = ERROR_GATES[code.index()].admit() else {
+            return;
+        };
+        tracing::debug!(code = code.as_str(), %detail, suppressed, "query refused");
+    }
+
+    /// Counts a reply that was not sent, and logs it.
+    pub fn reply_dropped(&self, reason: ReplyDropReason, detail: &dyn Display) {
+        self.replies_dropped.get(reason).increment(1);
+        if let Some(suppressed) = REPLY_DROP_GATES[reason.index()].admit() {
+            tracing::warn!(%reason, %detail, suppressed, "reply to a query dropped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn the_metrics_of_many_namespaces_are_bounded() {
+        // A label for all, so that other tests have the names of theirs.
+        let label: fn(&str) -> &str = |_| "bounded";
+        let metrics = QueryMetricsByNamespace::default();
+        for number in 0..=NAMESPACE_LABELS_MAX {
+            let namespace = NamespaceName::new(&format!("n{number}")).unwrap();
+            let first = metrics.of_labelled(&namespace, label);
+            assert!(Arc::ptr_eq(&first, &metrics.of_labelled(&namespace, label)));
+            assert!(metrics.known.load().len() <= NAMESPACE_LABELS_MAX);
+        }
+    }
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let queries = QueryMetrics::for_namespace("a");
+            queries.answered(QueryKind::SequenceHashes, Duration::from_millis(2));
+            queries.answered(QueryKind::SequenceHashes, Duration::from_millis(2));
+            for (matched_blocks, state) in [(3, AnswerState::Exact), (0, AnswerState::Empty)] {
+                queries.found(AnsweredPrompt {
+                    asked_blocks: 4,
+                    matched_blocks,
+                    usable_blocks: matched_blocks / 2,
+                    state,
+                });
+            }
+            QueryMetrics::unattributed().answered(QueryKind::Status, Duration::from_millis(2));
+            let errors = QueryErrorMetrics::new();
+            errors.failed(ErrorCode::BadRequest, &"no tokens");
+            errors.failed(ErrorCode::Unavailable, &"draining");
+            errors.reply_dropped(ReplyDropReason::NoReplySubject, &"kv.query.a");
+        });
+        for line in [
+            "kvatlas_queries_total{namespace=\"a\",kind=\"sequence_hashes\"} 2",
+            "kvatlas_queries_total{namespace=\"a\",kind=\"tokens\"} 0",
+            "kvatlas_queries_total{namespace=\"(none)\",kind=\"status\"} 1",
+            "kvatlas_query_duration_seconds_count{namespace=\"a\"} 2",
+            "kvatlas_query_answers_total{namespace=\"a\",state=\"exact\"} 1",
+            "kvatlas_query_answers_total{namespace=\"a\",state=\"empty\"} 1",
+            "kvatlas_query_matched_ratio_bucket{namespace=\"a\",le=\"0\"} 1",
+            "kvatlas_query_matched_ratio_bucket{namespace=\"a\",le=\"0.7\"} 1",
+            "kvatlas_query_matched_ratio_bucket{namespace=\"a\",le=\"0.8\"} 2",
+            "kvatlas_query_matched_blocks_bucket{namespace=\"a\",le=\"2\"} 1",
+            "kvatlas_query_matched_blocks_sum{namespace=\"a\"} 3",
+            "kvatlas_query_usable_ratio_bucket{namespace=\"a\",le=\"0.3\"} 0",
+            "kvatlas_query_usable_ratio_bucket{namespace=\"a\",le=\"0.4\"} 1",
+            "kvatlas_query_usable_ratio_count{namespace=\"a\"} 1",
+            "kvatlas_query_errors_total{code=\"bad_request\"} 1",
+            "kvatlas_query_errors_total{code=\"unavailable\"} 1",
+            "kvatlas_query_replies_dropped_total{reason=\"no_reply_subject\"} 1",
+            "kvatlas_query_replies_dropped_total{reason=\"publish_failed\"} 0",
+        ] {
+            assert!(
+                text.lines().any(|candidate| candidate == line),
+                "missing: {line}\n{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The recorder behind all metrics, and their rendering for Prometheus.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use parking_lot::Mutex;
+use thiserror::Error;
+
+use super::HolderOutcomeMetrics;
+use super::declare::{Group, MetricDescription, MetricKind};
+use super::histograms::Histograms;
+use super::leased::LeasedSeries;
+use super::{EngineMetrics, groups, process_metrics};
+
+/// Why metrics could not be set up.
+#[derive(Debug, Error)]
+pub enum MetricsError {
+    /// The recorder could not become that of the process.
+    #[error("metrics can't be recorded: the process has a recorder already; install it once, at start")]
+    Install,
+}
+
+/// Renders the metrics of the process.
+#[derive(Debug, Clone)]
+pub struct MetricsHandle {
+    prometheus: PrometheusHandle,
+    histograms: Arc<Histograms>,
+    leased: Arc<LeasedSeries>,
+}
+
+impl MetricsHandle {
+    /// Renders what no process has recorded.
+    pub fn empty() -> Self {
+        KvatlasRecorder::new().handle()
+    }
+
+    /// All metrics in Prometheus' text format, version 0.0.4.
+    pub fn render(&self) -> String {
+        let mut text = self.prometheus.render();
+        self.histograms.render(&mut text);
+        self.leased.render(&mut text);
+        text
+    }
+}
+
+/// Counters and gauges are the library's, except those that end with their handles. Histograms are our own.
+struct KvatlasRecorder {
+    prometheus: PrometheusRecorder,
+    histograms: Arc<Histograms>,
+    leased: Arc<LeasedSeries>,
+}
+
+impl KvatlasRecorder {
+    /// Knows the buckets of every histogram.
+    fn new() -> Self {
+        let leased = [EngineMetrics::describe(), HolderOutcomeMetrics::describe()];
+        let leased = leased.into_iter().flat_map(|group| group.metrics);
+        Self {
+            prometheus: PrometheusBuilder::new().build_recorder(),
+            histograms: Arc::new(Histograms::new(groups::all())),
+            leased: Arc::new(LeasedSeries::new(leased)),
+        }
+    }
+
+    fn handle(&self) -> MetricsHandle {
+        MetricsHandle {
+            prometheus: self.prometheus.handle(),
+            histograms: Arc::clone(&self.histograms),
+            leased: Arc::clone(&self.leased),
+        }
+    }
+}
+
+impl Recorder for KvatlasRecorder {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.prometheus.describe_counter(name, unit, help);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.prometheus.describe_gauge(name, unit, help);
+    }
+
+    fn describe_histogram(&self, _name: KeyName, _unit: Option<Unit>, _help: SharedString) {
+        // They are known by their declarations.
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        match self.leased.series(key) {
+            Some(series) => Counter::from_arc(series),
+            None => self.prometheus.register_counter(key, metadata),
+        }
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        match self.leased.series(key) {
+            Some(series) => Gauge::from_arc(series),
+            None => self.prometheus.register_gauge(key, metadata),
+        }
+    }
+
+    fn register_histogram(&self, key: &Key, _metadata: &Metadata<'_>) -> Histogram {
+        self.histograms
+            .series(key)
+            .map_or_else(Histogram::noop, Histogram::from_arc)
+    }
+}
+
+/// The handle of the process's recorder, which the first call installs. Daemons in one process share the recorder.
+///
+/// # Errors
+///
+/// As [`install`]; a recorder of another library counts as a second call.
+pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
+    static SHARED: Mutex<Option<MetricsHandle>> = Mutex::new(None);
+    let mut shared = SHARED.lock();
+    if let Some(handle) = &*shared {
+        return Ok(handle.clone());
+    }
+    let handle = install()?;
+    *shared = Some(handle.clone());
+    Ok(handle)
+}
+
+/// Installs the recorder of the process and describes every declared metric.
+///
+/// Call it once, before any handle is made: handles made earlier record nothing. The call records the build information,
+/// and its own time as the start time of the process.
+///
+/// # Errors
+///
+/// [`MetricsError::Install`] on a second call.
+pub fn install() -> Result<MetricsHandle, MetricsError> {
+    let recorder = KvatlasRecorder::new();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| MetricsError::Install)?;
+    describe_all();
+    process_metrics::record_start(SystemTime::now());
+    Ok(handle)
+}
+
+/// Gives the current recorder the help text and unit of every metric.
+fn describe_all() {
+    for metric in groups::all() {
+        let MetricDescription { name, unit, help, .. } = metric;
+        match metric.kind {
+            MetricKind::Counter => metrics::describe_counter!(name, unit, help),
+            MetricKind::Gauge => metrics::describe_gauge!(name, unit, help),
+            // The recorder knows it from its declaration.
+            MetricKind::Histogram => {}
+        }
+    }
+}
+
+/// Runs `record` with a recorder of its own and renders what it recorded.
+pub fn rendered(record: impl FnOnce()) -> String {
+    let recorder = KvatlasRecorder::new();
+    ::metrics::with_local_recorder(&recorder, || {
+        describe_all();
+        record();
+    });
+    recorder.handle().render()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::labels::DropReason;
+    use super::super::*;
+    use super::*;
+
+    #[test]
+    fn every_declared_metric_is_rendered_with_help_and_type() {
+        let text = rendered(groups::touch_every_series);
+        let metrics = groups::all();
+        for MetricDescription { name, kind, help, .. } in &metrics {
+            assert!(
+                text.contains(&format!("# HELP {name} {help}\n")),
+                "HELP of {name}\n{text}"
+            );
+            let kind = kind.as_str();
+            assert!(
+                text.contains(&format!("# TYPE {name} {kind}\n")),
+                "TYPE of {name}\n{text}"
+            );
+        }
+        let types = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+        assert_eq!(
+            types,
+            metrics.len(),
+            "a metric is recorded that is not declared\n{text}"
+        );
+    }
+
+    #[test]
+    fn every_series_has_the_declared_labels() {
+        let text = rendered(groups::touch_every_series);
+        for metric in groups::all() {
+            let suffix = match metric.kind {
+                MetricKind::Histogram => "_count",
+                MetricKind::Counter | MetricKind::Gauge => "",
+            };
+            let name = format!("{}{suffix}", metric.name);
+            let is_series = |line: &&str| {
+                line.strip_prefix(&name)
+                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
+            };
+            let series = text.lines().find(is_series).unwrap();
+            for label in &metric.labels {
+                assert!(series.contains(&format!("{}=\"", label.key)), "{series}");
+            }
+        }
+    }
+
+    #[test]
+    fn series_exist_at_zero_before_the_first_drop() {
+        let text = rendered(|| drop(EventMetrics::for_namespace("models")));
+        for reason in <DropReason as labels::LabelValue>::ALL {
+            let line =
+                format!("kvatlas_batches_dropped_total{{namespace=\"models\",reason=\"{reason}\"}} 0\n");
+            assert!(text.contains(&line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn histograms_have_the_declared_buckets() {
+        let text = rendered(|| {
+            let metrics = QueryMetrics::for_namespace("models");
+            metrics.answered(labels::QueryKind::Tokens, Duration::from_micros(3));
+        });
+        for line in [
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"0.000002\"} 0\n",
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"0.000005\"} 1\n",
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"1\"} 1\n",
+            "kvatlas_query_duration_seconds_count{namespace=\"models\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_second_installation_is_a_typed_error() {
+        // The first call may fail as well, if another test installed a recorder; the second has to.
+        let first = install();
+        assert!(matches!(install(), Err(MetricsError::Install)));
+        if let Ok(handle) = first {
+            assert!(handle.render().contains("kvatlas_build_info"));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The reference of the metrics: the page `deploy/metrics.md`.
+
+use super::declare::MetricDescription;
+use super::groups::groups;
+
+const INTRODUCTION: &str = "# Metrics
+
+This page is made from the declarations in `src/telemetry`. The admin listener serves the metrics at `/metrics`, in
+Prometheus' text format. A group's series exist from its first use, at zero; histograms appear with their first sample.
+
+The label `namespace` is `(none)` for whatever cannot be attributed to a known namespace.
+";
+
+/// The reference of all metrics in Markdown: a table for each group, and the values of its labels.
+pub fn metrics_markdown() -> String {
+    let mut page = String::from(INTRODUCTION);
+    for group in groups() {
+        page.push_str(&format!("\n## {}\n\n", group.about));
+        page.push_str("| metric | type | labels | meaning |\n|---|---|---|---|\n");
+        page.extend(group.metrics.iter().map(row));
+        let values: Vec<String> = group.metrics.iter().flat_map(label_values).collect();
+        if !values.is_empty() {
+            page.push_str(&format!("\n{}", values.concat()));
+        }
+    }
+    page
+}
+
+fn row(metric: &MetricDescription) -> String {
+    let labels: Vec<String> = metric
+        .labels
+        .iter()
+        .map(|label| format!("`{}`", label.key))
+        .collect();
+    format!(
+        "| `{}` | {} | {} | {} |\n",
+        metric.name,
+        metric.kind.as_str(),
+        labels.join(", "),
+        metric.help
+    )
+}
+
+/// A line for each label of the metric that has a closed set of values.
+fn label_values(metric: &MetricDescription) -> Vec<String> {
+    let line = |key: &str, values: &[&str]| {
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        format!("- `{key}` of `{}`: {}\n", metric.name, values.join(", "))
+    };
+    let labels = metric.labels.iter();
+    labels
+        .filter_map(|label| Some(line(label.key, label.values.as_deref()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvatlas_lab::pages::require_page;
+
+    #[test]
+    fn the_page_of_the_metrics_is_true() {
+        require_page("metrics.md", &metrics_markdown());
+    }
+}

@@ -1,0 +1,124 @@
+//! Counts and log lines about resyncs.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+
+use super::LogGate;
+use super::declare::{LONG_TIMES, metric_group};
+use super::labels::{LabelValue, PerLabel, ResyncFailure};
+
+/// One gate a reason for the whole process.
+static UNANSWERED_GATE: LogGate = LogGate::new();
+static FAILURE_GATES: [LogGate; ResyncFailure::COUNT] = [const { LogGate::new() }; ResyncFailure::COUNT];
+
+metric_group! {
+    /// Resyncs of a namespace.
+    ResyncMetrics::for_namespace(namespace: &str) keeping {
+        /// For the log.
+        namespace: Box<str> = namespace.into()
+    } {
+        /// Times that a publisher was asked for what is missing.
+        pub started: Counter = "kvatlas_resyncs_started_total", Count;
+        /// Resyncs that made a holder exact again.
+        succeeded: Counter = "kvatlas_resyncs_succeeded_total", Count;
+        /// Resyncs that did not make a holder exact, by reason.
+        failed: PerLabel<ResyncFailure, Counter> = "kvatlas_resyncs_failed_total", Count;
+        /// Time from asking a publisher until its answer was applied.
+        duration: Histogram = "kvatlas_resync_duration_seconds", Seconds, LONG_TIMES;
+    }
+}
+
+impl ResyncMetrics {
+    /// Counts a holder that is exact again, and logs it.
+    pub fn succeeded(&self, holder: &dyn Display, batches: usize, elapsed: Duration) {
+        self.succeeded.increment(1);
+        self.duration.record(elapsed);
+        let namespace = &*self.namespace;
+        tracing::debug!(namespace, %holder, batches, ?elapsed, "holder resynchronised");
+    }
+
+    /// Logs that nobody answers for a holder: to be called once for each doubt of a holder, as its resync is tried again and again.
+    pub fn unanswered(&self, holder: &dyn Display) {
+        if let Some(suppressed) = UNANSWERED_GATE.admit() {
+            let namespace = &*self.namespace;
+            let reason = ResyncFailure::NoResponder;
+            tracing::warn!(
+                namespace, %holder, %reason, suppressed,
+                "nobody answers for the holder; it is asked for again and again"
+            );
+        }
+    }
+
+    /// Counts a resync that failed, and logs it. The line where nobody answers is at level debug: see [`Self::unanswered`].
+    pub fn failed(&self, reason: ResyncFailure, holder: &dyn Display) {
+        self.failed.get(reason).increment(1);
+        let Some(suppressed) = FAILURE_GATES[reason.index()].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        match reason {
+            ResyncFailure::NoResponder | ResyncFailure::Superseded => {
+                tracing::debug!(namespace, %holder, %reason, suppressed, "resync failed");
+            }
+            _ => tracing::warn!(namespace, %holder, %reason, suppressed, "resync failed; it is tried again"),
+        }
+    }
+}
+
+metric_group! {
+    /// Resyncs of all namespaces.
+    ResyncGauges::new() {
+        /// Publishers that are being asked for what is missing.
+        pub running: Gauge = "kvatlas_resyncs_running", Count;
+        /// Holders that wait for their turn to be asked for what is missing.
+        pub waiting: Gauge = "kvatlas_resyncs_waiting", Count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LogFormat;
+    use super::super::logging::tests::capture;
+    use super::super::recorder::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let metrics = ResyncMetrics::for_namespace("a");
+            metrics.started.increment(2);
+            metrics.succeeded(&"w/0", 3, Duration::from_millis(20));
+            metrics.failed(ResyncFailure::CursorBehind, &"w/0");
+        });
+        for line in [
+            "kvatlas_resyncs_started_total{namespace=\"a\"} 2",
+            "kvatlas_resyncs_succeeded_total{namespace=\"a\"} 1",
+            "kvatlas_resyncs_failed_total{namespace=\"a\",reason=\"cursor_behind\"} 1",
+            "kvatlas_resyncs_failed_total{namespace=\"a\",reason=\"timed_out\"} 0",
+            "kvatlas_resync_duration_seconds_bucket{namespace=\"a\",le=\"0.025\"} 1",
+        ] {
+            assert!(
+                text.lines().any(|candidate| candidate == line),
+                "missing: {line}\n{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn that_nobody_answers_is_a_warning_and_its_repetitions_are_not() {
+        let log = capture(LogFormat::Text, "info", false, || {
+            let metrics = ResyncMetrics::for_namespace("a");
+            metrics.unanswered(&"gpu-0/0");
+            for _ in 0..3 {
+                metrics.failed(ResyncFailure::NoResponder, &"gpu-0/0");
+            }
+        });
+        // No other unit test passes this gate.
+        assert_eq!(log.lines().count(), 1, "{log}");
+        let is_sound =
+            |line: &str| line.contains("WARN") && line.contains("no_responder") && line.contains("gpu-0/0");
+        assert!(log.lines().all(is_sound), "{log}");
+    }
+}
