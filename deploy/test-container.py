@@ -62,9 +62,13 @@ def check_context(directory: Path) -> None:
         kept = any(name == rule[1:] or name.startswith(rule[1:] + "/") for rule in rules if rule[0] == "!")
         if kept and not any(fnmatch(name, "*" + rule.removeprefix("**")) for rule in rules if rule.startswith("**")):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, directory / name)
+            shutil.copy2(ROOT / name, directory / name, follow_symlinks=False)
     subprocess.run(["cargo", "tree", "--locked", "--offline", "--workspace"], cwd=directory, check=True, stdout=subprocess.DEVNULL)
     assert (directory / "deploy/container/build.sh").exists()
+    # The compiler's files, too.
+    for source in (directory / "src").rglob("*.rs"):
+        for included in re.findall(r'^[^/\n]*include_(?:str|bytes)!\("([^"]+)"\)', source.read_text(), re.MULTILINE):
+            assert (source.parent / included).exists(), f"{source.relative_to(directory)} includes {included}"
 
 
 def build(image: Image, directory: Path) -> Path:

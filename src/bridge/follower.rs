@@ -254,6 +254,12 @@ impl Follower {
         certain.or_else(|| self.relay.trouble())
     }
 
+    /// Tells daemons what the trouble is: why the engine is `out_of_sight`, or what there is although it is followed.
+    pub(super) async fn explain(&mut self, out_of_sight: Option<&str>) -> Result<(), FollowError> {
+        let trouble = out_of_sight.or_else(|| self.trouble()).map(str::to_owned);
+        Ok(self.relay.explain(trouble.as_deref()).await?)
+    }
+
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
     /// afterwards; without one, its next batch has to show it.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {

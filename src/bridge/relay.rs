@@ -9,7 +9,8 @@ use kvatlas_client::publish::{
     SharedState, cut_events,
 };
 use kvatlas_core::wire::{
-    DegradedReason, DegradedReasons, Event, LAYERS_LABEL, ModelKey, Profile, Rank, Subjects, Tier,
+    DegradedReason, DegradedReasons, Event, LAYERS_LABEL, Labels, ModelKey, Profile, Rank, Subjects,
+    TROUBLE_LABEL, Tier,
 };
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
@@ -66,13 +67,28 @@ pub(super) struct Way {
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
-/// The profile, labelled with the layers that the engine's events tell of.
-fn with_layers(profile: &Profile, layers: Option<&str>) -> Profile {
-    let labels = layers.and_then(|layers| profile.labels.with(LAYERS_LABEL, layers).ok());
-    Profile {
-        address: profile.address.clone(),
-        // Where there is no room for one more label, those that were given count.
-        labels: labels.unwrap_or_else(|| profile.labels.clone()),
+/// Labels that the bridge adds to those that a holder was given.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Added {
+    /// The layers that the engine's events tell of, beside full attention.
+    layers: Option<&'static str>,
+    /// The trouble that there is with the engine, as the value of a label.
+    trouble: Option<String>,
+}
+
+impl Added {
+    /// The profile with these labels, too. Where there is no room for one more, those that were given count.
+    fn to(&self, profile: &Profile) -> Profile {
+        let added = [
+            (LAYERS_LABEL, self.layers),
+            (TROUBLE_LABEL, self.trouble.as_deref()),
+        ];
+        let mut profile = profile.clone();
+        for (key, value) in added {
+            let labels = value.and_then(|value| profile.labels.with(key, value).ok());
+            profile.labels = labels.unwrap_or(profile.labels);
+        }
+        profile
     }
 }
 
@@ -105,10 +121,9 @@ pub(super) struct Relay {
     partial: DegradedReasons,
     /// Whether it doesn't know what a request can reuse of that.
     hides_groups: bool,
-    /// Which layers it knows of beside full attention.
-    layers: Option<&'static str>,
-    /// The layers that daemons have been told of.
-    told_layers: Option<&'static str>,
+    /// The labels that this adds to the given ones, and those that daemons have been told.
+    added: Added,
+    told_added: Added,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -170,7 +185,11 @@ impl Relay {
             lease,
             profiles,
         } = way;
-        options.profile = with_layers(&options.profile, layers);
+        let added = Added {
+            layers,
+            trouble: None,
+        };
+        options.profile = added.to(&options.profile);
         let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
         let share = match lease {
@@ -201,8 +220,8 @@ impl Relay {
             doubt,
             partial,
             hides_groups,
-            layers,
-            told_layers: layers,
+            told_added: added.clone(),
+            added,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -245,6 +264,16 @@ impl Relay {
             .then_some("what the engine has said since it was last in sight is not known yet");
         let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
         self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
+    }
+
+    /// Tells daemons, and the people who look at them, what the trouble with the engine is, where it is not exact.
+    pub(super) async fn explain(&mut self, trouble: Option<&str>) -> Result<(), PublisherError> {
+        let trouble = trouble.filter(|_| !self.is_exact()).map(Labels::value_of);
+        if self.added.trouble == trouble {
+            return Ok(());
+        }
+        self.added.trouble = trouble;
+        self.tell_profile_if_new().await
     }
 
     /// The largest number that the first batch of such an engine can have.
@@ -313,7 +342,7 @@ impl Relay {
         self.doubt = untold.blocks.0.doubt();
         self.partial = partial_doubts(&untold.blocks.0);
         self.hides_groups = untold.blocks.0.hides_groups();
-        self.layers = untold.blocks.0.layers();
+        self.added.layers = untold.blocks.0.layers();
         self.untold = Some(untold);
     }
 
@@ -367,11 +396,11 @@ impl Relay {
 
     /// Tells daemons the holder's address and labels, where they have changed.
     async fn tell_profile_if_new(&mut self) -> Result<(), PublisherError> {
-        if !self.profiles.has_changed().unwrap_or_default() && self.layers == self.told_layers {
+        if !self.profiles.has_changed().unwrap_or_default() && self.added == self.told_added {
             return Ok(());
         }
-        self.told_layers = self.layers;
-        let profile = with_layers(&self.profiles.borrow_and_update(), self.layers);
+        self.told_added = self.added.clone();
+        let profile = self.added.to(&self.profiles.borrow_and_update());
         self.publisher.set_profile(profile).await
     }
 

@@ -65,7 +65,12 @@ impl EngineTask {
                 return self.progress.ended(&self.engine, error);
             }
             self.note_lost(&error);
-            if self.follower.lost().await.is_err() {
+            let trouble = self.progress.get().last_error;
+            let told = async {
+                self.follower.lost().await?;
+                self.follower.explain(trouble.as_deref()).await
+            };
+            if told.await.is_err() {
                 return;
             }
             if error.is_cut() {
@@ -152,7 +157,7 @@ impl EngineTask {
         }
         self.follower.connected().await?;
         (self.unseen_since, *failures) = (None, 0);
-        self.note_followed();
+        self.note_followed().await?;
         let mut heard_at = Instant::now();
         // When a batch came last, and the same if that was since the last look.
         let (mut heard_last, mut published_at): (Option<Instant>, Option<Instant>) = (None, None);
@@ -187,12 +192,12 @@ impl EngineTask {
                         self.look(&mut heard_at).await?;
                         published_at = None;
                     } else if !self.follower.has_untold() {
-                        self.note_followed();
+                        self.note_followed().await?;
                     }
                 }
                 Woken::Idle => {
                     self.follower.tell().await?;
-                    self.note_followed();
+                    self.note_followed().await?;
                 }
                 // This tick was due during the stall.
                 Woken::Tick if has_stalled => {}
@@ -215,7 +220,7 @@ impl EngineTask {
         match self.follower.look().await {
             Ok(()) => {
                 *heard_at = Instant::now();
-                self.note_followed();
+                self.note_followed().await?;
                 Ok(())
             }
             Err(error @ FollowError::Publisher(_)) => Err(error),
@@ -255,11 +260,12 @@ impl EngineTask {
         }
     }
 
-    fn note_followed(&self) {
+    async fn note_followed(&mut self) -> Result<(), FollowError> {
         self.progress.followed(
             &self.engine,
             self.follower.relay().is_exact(),
             self.follower.trouble(),
         );
+        self.follower.explain(None).await
     }
 }

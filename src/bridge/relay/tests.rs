@@ -108,7 +108,7 @@ async fn the_layers_that_an_engine_tells_of_are_a_label() {
         relay.apply(&payload).await.unwrap();
         relay.tell().await.unwrap();
         relay.flush().await.unwrap();
-        let told = relay.told_layers;
+        let told = relay.told_added.layers;
         // Heartbeats say it again: the last batch that has a profile counts.
         let profile = loop {
             let profile = next_batch(&mut batches).await.profile;

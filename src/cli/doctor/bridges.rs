@@ -11,23 +11,12 @@ const LINES_MAX: usize = 16;
 /// The engines, servers and sources that a bridge shows.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Followed {
-    engines: Vec<Engine>,
+    engines: Vec<Named>,
     // Of an older bridge.
     #[serde(default)]
     servers: Vec<Named>,
     #[serde(default)]
     sources: Vec<Source>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Engine {
-    // An older bridge does not say it.
-    #[serde(default)]
-    namespace: Option<String>,
-    #[serde(default)]
-    rank: u32,
-    #[serde(flatten)]
-    named: Named,
 }
 
 #[derive(Debug, Deserialize)]
@@ -46,16 +35,6 @@ struct Source {
 impl Followed {
     /// The route by which a bridge shows them.
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
-
-    /// The trouble that the bridge has with an engine, if it follows it.
-    pub(super) fn trouble_of(&self, namespace: &str, worker: &str, rank: u32) -> Option<&str> {
-        let is_it = |engine: &&Engine| {
-            engine.named.instance == worker
-                && engine.rank == rank
-                && engine.namespace.as_deref().is_none_or(|name| name == namespace)
-        };
-        self.engines.iter().find(is_it)?.named.last_error.as_deref()
-    }
 }
 
 /// The checks of the bridge at `place`.
@@ -84,7 +63,7 @@ fn judge_source(source: &Source) -> Check {
 fn judge_engines(place: &str, followed: &Followed) -> Check {
     const NAME: &str = "engines";
     let Followed { engines, servers, .. } = followed;
-    let all = servers.iter().chain(engines.iter().map(|engine| &engine.named));
+    let all = servers.iter().chain(engines);
     let mut troubled = all.filter_map(|one| Some((&one.instance, one.last_error.as_ref()?)));
     let Some((instance, error)) = troubled.next() else {
         let count = counted(engines.len() as u64, "publisher", "publishers");

@@ -8,7 +8,6 @@ use kvatlas_daemon::costs::Cost;
 use kvatlas_daemon::runbook::mend_for;
 use serde::Deserialize;
 
-use super::bridges::Followed;
 use super::report::Check;
 use crate::cli::text::{counted, since};
 
@@ -97,13 +96,8 @@ impl<'d> Culprit<'d> {
     }
 }
 
-/// Judges what daemons say at a time, each with where it is, and what bridges say of the same. Holders of the namespace `own` are the doctor's.
-pub(super) fn judge(
-    daemons: &[(&str, Degraded)],
-    bridges: &[Followed],
-    own: &str,
-    now_us: u64,
-) -> Vec<Check> {
+/// Judges what daemons say at a time, each with where it is. Holders of the namespace `own` are the doctor's.
+pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
     let mut culprits: BTreeMap<Name<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
@@ -117,11 +111,6 @@ pub(super) fn judge(
             };
             culprits.entry(name).or_default().add(place, holder);
         }
-    }
-    for (name, culprit) in &mut culprits {
-        let mut told = bridges.iter();
-        let of_bridge = || told.find_map(|one| one.trouble_of(name.namespace, name.worker, name.rank));
-        culprit.detail = culprit.detail.or_else(of_bridge);
     }
     if culprits.is_empty() {
         return vec![Check::fine("holders", "all are exact")];
@@ -155,7 +144,7 @@ mod tests {
     #[test]
     fn each_culprit_has_a_line_with_its_reasons() {
         let none = degraded(r#"{"holders":[],"holders_total":0}"#);
-        let checks = judge(&[("a", none)], &[], "own", 0);
+        let checks = judge(&[("a", none)], "own", 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
             (1, Outcome::Fine, "all are exact")
@@ -181,7 +170,7 @@ mod tests {
             2,
         );
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
-        let checks = judge(&[("a", first), ("b", second)], &[], "own", 1_800_000_060_000_000);
+        let checks = judge(&[("a", first), ("b", second)], "own", 1_800_000_060_000_000);
         assert_eq!(checks.len(), 1);
         assert_eq!(checks[0].outcome(), Outcome::Failed);
         assert_eq!(
@@ -199,45 +188,8 @@ mod tests {
         let many: Vec<String> = (0..20)
             .map(|number| holder("m", &format!("w-{number}"), "stale"))
             .collect();
-        let checks = judge(&[("a", some(&many, 30))], &[], "own", 0);
+        let checks = judge(&[("a", some(&many, 30))], "own", 0);
         assert_eq!(checks.len(), LINES_MAX + 1);
         assert_eq!(checks[LINES_MAX].found(), "14 others are not exact, too");
-    }
-    #[test]
-    fn a_bridge_says_more_of_its_engine_where_daemons_have_no_words() {
-        let holder = |worker: &str, more: &str| {
-            format!(r#"{{"namespace":"m","worker":"{worker}","rank":1,"degraded":["upstream_gap"]{more}}}"#)
-        };
-        let holders = [
-            holder("vllm-2", ""),
-            holder("vllm-3", r#","detail":"expected batch 2, got 5""#),
-            holder("vllm-4", ""),
-        ];
-        let known = degraded(&format!(
-            r#"{{"holders":[{}],"holders_total":3}}"#,
-            holders.join(",")
-        ));
-        let engine = |worker: &str, rank: u32, error: &str| {
-            format!(r#"{{"instance":"{worker}","namespace":"m","rank":{rank},"last_error":{error}}}"#)
-        };
-        let short = r#""the replay begins at 512, needed 1: raise buffer_steps""#;
-        let engines = [
-            engine("vllm-2", 0, r#""of another rank""#),
-            engine("vllm-2", 1, short),
-            engine("vllm-3", 1, short),
-            engine("vllm-4", 1, "null"),
-        ];
-        let bridge: Followed =
-            serde_json::from_str(&format!(r#"{{"engines":[{}]}}"#, engines.join(","))).unwrap();
-        let checks = judge(&[("a", known)], &[Followed::default(), bridge], "own", 0);
-        let found: Vec<&str> = checks.iter().map(Check::found).collect();
-        assert_eq!(
-            found,
-            [
-                "upstream_gap: the replay begins at 512, needed 1: raise buffer_steps, at a",
-                "upstream_gap: expected batch 2, got 5, at a",
-                "upstream_gap, at a",
-            ]
-        );
     }
 }

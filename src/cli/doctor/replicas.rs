@@ -171,7 +171,6 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
 pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<&AdminClient>> = BTreeMap::new();
-    let mut bridges = Vec::new();
     for Replica { admin, group, .. } in replicas {
         let name = format!("replica {}", admin.authority());
         match check_readiness(&name, admin).await {
@@ -187,10 +186,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                 checks.push(check);
                 match role {
                     Role::Bridge => match admin.json(Followed::TARGET).await {
-                        Ok(followed) => {
-                            checks.extend(bridges::judge(admin.authority(), &followed));
-                            bridges.push(followed);
-                        }
+                        Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
                         Err(failure) => checks.push(Check::skipped("engines", failure)),
                     },
                     Role::Daemon => checks.push(check_clock(admin).await),
@@ -203,7 +199,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
         }
     }
     let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
-    checks.extend(check_holders(&daemons, &bridges, own_namespace).await);
+    checks.extend(check_holders(&daemons, own_namespace).await);
     checks.extend(check_indexes(&daemons, own_namespace).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
@@ -212,8 +208,8 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
     checks
 }
 
-/// The holders that are not exact by what daemons with an index say, and in the words of `bridges`.
-async fn check_holders(daemons: &[&AdminClient], bridges: &[Followed], own_namespace: &str) -> Vec<Check> {
+/// The holders that are not exact by what daemons with an index say.
+async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
@@ -222,7 +218,7 @@ async fn check_holders(daemons: &[&AdminClient], bridges: &[Followed], own_names
         Ok::<_, Failure>((daemon.authority(), degraded))
     });
     match try_join_all(asked).await {
-        Ok(known) => holders::judge(&known, bridges, own_namespace, unix_time_us()),
+        Ok(known) => holders::judge(&known, own_namespace, unix_time_us()),
         Err(failure) => vec![Check::skipped("holders", failure)],
     }
 }

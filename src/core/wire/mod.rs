@@ -82,7 +82,7 @@ pub use model::{
 pub use namespaces::NamespacesReply;
 pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};
 pub(crate) use positions::check_positions;
-pub use profile::{Address, LAYERS_LABEL, Labels, Profile, ProfileError};
+pub use profile::{Address, LAYERS_LABEL, Labels, Profile, ProfileError, TROUBLE_LABEL};
 pub use query::{QUERY_FIELDS, QueryField, QueryFields, QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use query_field::FieldKind;
 pub use reader::{Reader, Value};

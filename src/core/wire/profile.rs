@@ -26,6 +26,8 @@ const LABEL_VALUE_BYTES_MAX: usize = 128;
 const LABEL_BYTES_MAX: usize = 512;
 /// The label that says which layers the holder's model has beside full attention: `windows`, `states`, or both with a plus between.
 pub const LAYERS_LABEL: &str = "kvatlas/layers";
+/// The label in which the publisher says, for people, what keeps the holder from being exact. Absent where nothing does.
+pub const TROUBLE_LABEL: &str = "kvatlas/trouble";
 /// Schemes of an address that is a URL.
 const SCHEMES: [&str; 4] = ["http://", "https://", "grpc://", "grpcs://"];
 
@@ -199,6 +201,18 @@ impl Labels {
         Self::new(map)
     }
 
+    /// The text as the value of a label: without what no label may have, and cut where it is too long.
+    pub fn value_of(text: &str) -> String {
+        const CUT: &str = "...";
+        let is_printable = |character: &char| *character == ' ' || character.is_ascii_graphic();
+        let mut value: String = text.chars().filter(is_printable).collect();
+        if value.len() > LABEL_VALUE_BYTES_MAX {
+            value.truncate(LABEL_VALUE_BYTES_MAX - CUT.len());
+            value.push_str(CUT);
+        }
+        value
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
@@ -359,6 +373,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn any_text_becomes_the_value_of_a_label() {
+        for text in [
+            "",
+            "the replay begins at 5",
+            "é\n\u{1b}[31m",
+            &"x".repeat(128),
+            &"y".repeat(1000),
+        ] {
+            let value = Labels::value_of(text);
+            let labels = Labels::NONE.with(TROUBLE_LABEL, &value).unwrap();
+            assert_eq!(labels.get(TROUBLE_LABEL), Some(value.as_str()));
+            assert!(
+                value == text || value.ends_with("...") || value == "[31m",
+                "{value}"
+            );
+        }
+    }
 
     #[test]
     fn addresses_are_hosts_with_ports_and_urls() {

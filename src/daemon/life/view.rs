@@ -16,7 +16,7 @@ use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::{HolderStatus, StreamTrust};
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL};
 use kvatlas_process::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
@@ -193,11 +193,15 @@ struct HolderJson {
     changes: Vec<ShownChange>,
 }
 
-/// The numbers at the last gap in the count of a holder's batches, where that is a reason for its doubt.
+/// The numbers at the last gap in the count of a holder's batches, or what its publisher says, where that is a reason for its doubt.
 fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
     let gap = status.gap.load();
-    let is_known = gap.received > 0 && reasons.contains(DegradedReason::Gap);
-    is_known.then(|| gap.to_string())
+    if gap.received > 0 && reasons.contains(DegradedReason::Gap) {
+        return Some(gap.to_string());
+    }
+    let profile = status.profile();
+    let told = profile.labels.get(TROUBLE_LABEL)?;
+    (!reasons.upstream().is_empty()).then(|| told.to_owned())
 }
 
 impl HolderJson {

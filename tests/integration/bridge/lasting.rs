@@ -13,7 +13,7 @@ use super::python::{Publishers, Spec, python};
 use super::{Site, namespace, removed, stored, tokens};
 use crate::support::http::HttpClient;
 use crate::support::process::Process;
-use crate::support::{Client, eventually};
+use crate::support::{Client, eventually, http_get};
 
 /// Any depth may be right just now.
 const ANY: u32 = u32::MAX;
@@ -234,6 +234,14 @@ async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
         .await;
         let holder = site.holder("gpu-0").await.unwrap();
         assert!(!holder.exact, "{holder:?}");
+        // Daemons know it, too, in the same words.
+        eventually("daemons tell why", async || {
+            let (_, workers) = http_get(site.daemon.admin_address()?, "/workers?worker=gpu-0");
+            let workers: Value = serde_json::from_str(&workers).ok()?;
+            let detail = workers["holders"][0]["detail"].as_str()?.to_owned();
+            detail.starts_with("the replay begins at 6").then_some(())
+        })
+        .await;
         // Killed: what is kept stays as it was.
         next.kill();
     }

@@ -4,6 +4,8 @@ import { Matrix } from "./matrix.js";
 import { count, counted, make, say, since, time } from "./text.js";
 import { remember, remembered } from "./url.js";
 
+/** The label in which a publisher says what keeps its holder from being exact. */
+const TROUBLE_LABEL = "kvatlas/trouble";
 const NARROW = matchMedia("(max-width: 40rem)");
 const COLUMNS = [
   { key: "worker", title: "Worker" },
@@ -97,13 +99,14 @@ export class Fleet {
   apply(change, nowUs) {
     if (change.whole) this.#holders.clear();
     for (const [number, namespace, worker, rank] of change.added) {
-      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, since: 0, place: 0, address: "", labels: "", low: worker.toLowerCase() });
+      if (!this.#holders.has(number)) this.#holders.set(number, { number, namespace, worker, rank, blocks: 0, bits: 0, lag: 0, applied: 0, parked: 0, since: 0, place: 0, address: "", labels: "", trouble: "", low: worker.toLowerCase() });
     }
     for (const [number, address, labels] of change.profiles ?? []) {
       const holder = this.#holders.get(number);
       if (!holder) continue;
-      const named = Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ");
-      Object.assign(holder, { address, labels: named, low: `${holder.worker} ${address} ${named}`.toLowerCase() });
+      const { [TROUBLE_LABEL]: trouble = "", ...own } = labels;
+      const named = Object.entries(own).map(([key, value]) => `${key}=${value}`).join(", ");
+      Object.assign(holder, { address, labels: named, trouble, low: `${holder.worker} ${address} ${named}`.toLowerCase() });
     }
     for (const [number, since] of change.since ?? []) {
       const holder = this.#holders.get(number);

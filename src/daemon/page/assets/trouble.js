@@ -65,7 +65,9 @@ export class Trouble {
       const named = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
       const unnamed = row.holders.length - named.length;
       const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
-      row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}`;
+      // The publisher's own words, for its own doubts.
+      const why = row.word.startsWith("upstream_") ? named.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
+      row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
       // The first is told what to do about, and the dearest what it costs.
       const { text, commands } = mendOf(this.#mends.get(row.word) ?? "", named[0]);
       [row.mend, row.commands] = [text, commands];
