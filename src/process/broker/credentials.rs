@@ -41,8 +41,8 @@ pub(super) fn present_to_client(how: &Authentication, nonce: &[u8]) -> Result<Au
     present(how, nonce).map_err(AuthError::new)
 }
 
-/// Reads a key pair from a file with its seed. The seed is the first line that is neither empty nor a comment, as `nk
-/// -gen user` writes it.
+/// Reads a key pair from a file with its seed, as `nk -gen user` writes it. The seed is the first line that is neither
+/// empty nor a comment.
 fn read_seed(path: &Path) -> io::Result<KeyPair> {
     let text = std::fs::read_to_string(path)?;
     let mut lines = text.lines().map(str::trim);
