@@ -1,7 +1,7 @@
 //! Rules about several settings at once.
 //!
-//! A rule is checked only when each of its settings is [settled](Layers::are_settled), so that one mistake is reported
-//! once.
+//! A rule is checked only when each of its settings is [settled](Layers::are_settled). So one mistake is reported once,
+//! not again as a broken rule.
 
 use std::net::SocketAddr;
 
@@ -18,10 +18,10 @@ const AUTHENTICATION: [&str; 4] = [
     "nats.user",
 ];
 
-/// A certificate and its key.
+/// A certificate and its key. Neither may be given without the other.
 const CERTIFICATE: [&str; 2] = ["nats.tls_cert_file", "nats.tls_key_file"];
 
-/// Settings about a NATS server that somebody else runs.
+/// Settings about an external NATS server. None may be given beside `nats.embedded`.
 pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",
@@ -36,7 +36,7 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
     "nats.tls_key_file",
 ];
 
-/// Settings about an index, which a gateway does not have.
+/// Settings about an index. A gateway has no index, so none may be given for one.
 const NOT_FOR_GATEWAY: [&str; 5] = [
     "sharding.shard",
     "snapshots.directory",
@@ -58,7 +58,7 @@ const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
 const NAMESPACES: &str = "namespaces";
 
-/// Checks every rule.
+/// Checks every rule about several settings, and adds the broken ones to the errors.
 pub(super) fn check(layers: &mut Layers) {
     let errors = [
         check_authentication(layers),
@@ -133,7 +133,7 @@ fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
     )
 }
 
-/// Two listeners cannot have one address. Port 0 is another one for each.
+/// Checks that no two listeners have the same address. Port 0 is a different free port for each listener.
 fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
     let before = |place: usize| LISTENERS.iter().take(place);
     let pairs = LISTENERS.iter().enumerate();
@@ -153,14 +153,14 @@ fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError>
     })
 }
 
-/// A setting that needs another one beside it.
+/// Checks that `other` is given if `key` is. `reason` ends the error message.
 fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Vec<ConfigError> {
     let origin = given(layers, key).filter(|_| given(layers, other).is_none());
     let error = |origin| ConfigError::combination(origin, format!("{key} needs {other} beside it{reason}"));
     origin.map(error).into_iter().collect()
 }
 
-/// Settings that have no meaning while a switch is on. The rule names the origin of the switch.
+/// Checks that no `excluded` setting is given while `switch` is on. `rule` makes the message from the origin of the switch.
 fn check_excluded(
     layers: &Layers,
     switch: &str,
@@ -181,7 +181,7 @@ fn check_excluded(
         .collect()
 }
 
-/// A gateway does not know which namespaces there are.
+/// Checks that a gateway with `grpc.listen` has `grpc.namespace`: a gateway does not know which namespaces there are.
 fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     let (switch, listen, namespace) = ("gateway.enabled", "grpc.listen", "grpc.namespace");
     if !layers.are_settled(&[switch, listen, namespace]) || given(layers, switch).is_none() {
@@ -195,7 +195,8 @@ fn check_asked_gateway(layers: &Layers) -> Vec<ConfigError> {
     )
 }
 
-/// Reports name no model, and need a token unless it is said that they need none.
+/// Checks that `grpc.writing` has `grpc.namespace`, because reports name no model. With the word `token` it needs
+/// `grpc.writing_token_file`, too.
 fn check_writing(layers: &Layers) -> Vec<ConfigError> {
     let (writing, namespace, token) = ("grpc.writing", "grpc.namespace", "grpc.writing_token_file");
     if !layers.are_settled(&[writing, namespace, token]) {
@@ -229,7 +230,8 @@ fn check_resync(layers: &Layers) -> Vec<ConfigError> {
     })
 }
 
-/// Two settings that must fit together. The first that was given is to blame.
+/// Reports a broken rule about two settings, unless `is_right` or one is not settled. The error has the origin of the
+/// first of `keys` that is given.
 fn check_pair(
     layers: &Layers,
     keys: [&str; 2],
@@ -246,7 +248,7 @@ fn check_pair(
     )]
 }
 
-/// A holder cannot be removed before it is stale. The rule holds for the defaults, and for each named namespace.
+/// Checks that a holder is removed only after it is stale. The rule holds for the defaults, and for each named namespace.
 fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     if !layers.are_settled(&[STALE_AFTER, REMOVE_AFTER]) {
         return Vec::new();
@@ -296,9 +298,9 @@ fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
     errors
 }
 
-/// The origin of a value that is not the default; `None` for the default.
+/// Returns the origin of a setting's value if the value differs from the default; else `None`.
 ///
-/// A default that is spelt out counts for nothing, so that a printed configuration loads back.
+/// A default that a source spells out counts as not given, so that a printed configuration loads back.
 pub(super) fn given<'a>(layers: &'a Layers, key: &str) -> Option<&'a Origin> {
     let entry = layers.effective.entry(key)?;
     let setting = Setting::find(key)?;

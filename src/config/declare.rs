@@ -1,6 +1,7 @@
-//! The means to declare settings: one row gives a setting its key, type, default, bounds and help.
+//! Declares settings: one row gives a setting its key, type, default, bounds and help.
 //!
-//! [`tables!`] turns rows into a struct and into [`Setting`]s. Every other use of a setting follows from its [`Setting`].
+//! [`tables!`] turns rows into a struct and into [`Setting`]s. Every other use of a setting, such as its flag, follows
+//! from its [`Setting`].
 
 use std::collections::BTreeMap;
 
@@ -8,50 +9,51 @@ use super::effective::Values;
 use super::error::ConfigError;
 use super::kind::Kind;
 
-/// The beginning of every setting's environment variable.
+/// Prefix of every setting's environment variable.
 pub const ENVIRONMENT_PREFIX: &str = "KVATLAS_";
 
-/// One setting of the daemon.
+/// The declaration of one setting.
 #[derive(Debug)]
 pub struct Setting {
-    /// The dotted key: the table of the file, then the key in it.
+    /// Dotted key: the table of the file, then the key in the table.
     pub key: &'static str,
-    /// The long flag, without its two dashes.
+    /// Name of the flag, without its two dashes.
     pub flag: String,
-    /// The environment variable.
+    /// Name of the environment variable.
     pub variable: String,
-    /// A second, shorter flag, without its two dashes.
+    /// Name of a second, shorter flag, without its two dashes.
     pub alias: Option<&'static str>,
-    /// Which values are allowed.
+    /// Kind of values that are allowed.
     pub kind: Kind,
-    /// The default, written as in an environment variable. Empty means unset.
+    /// Default, written as in an environment variable. An empty text means unset.
     pub default: &'static str,
-    /// The help, in one line, without a full stop.
+    /// Help text, in one line, without a full stop.
     pub help: &'static str,
-    /// The help of its section, as a sentence.
+    /// Help text of the setting's section, as a sentence.
     pub about: &'static str,
-    /// The table of the file whose named tables may override the setting, such as `namespaces`.
+    /// Table of the file whose named tables may override the setting, such as `namespaces`; else `None`.
     pub named_in: Option<&'static str>,
 }
 
 impl Setting {
-    /// The table of the configuration file that holds the setting.
+    /// Returns the table of the configuration file that holds the setting.
     pub fn section(&self) -> &'static str {
         self.key.split_once('.').map_or(self.key, |(section, _)| section)
     }
 
-    /// The key within its [section](Setting::section).
+    /// Returns the key within its [section](Setting::section).
     pub fn name(&self) -> &'static str {
         self.key.split_once('.').map_or(self.key, |(_, name)| name)
     }
 
-    /// Its long flag and the short one, if it has one: nobody knows which of them was written.
+    /// Returns the name of the long flag, with the short flag in brackets if there is one. Messages name both, because
+    /// the loader does not know which of them was written.
     pub(super) fn flag_names(&self) -> String {
         let short = self.alias.map(|alias| format!(" (--{alias})"));
         format!("{}{}", self.flag, short.unwrap_or_default())
     }
 
-    /// A setting whose names follow from its key.
+    /// Makes a setting whose flag and variable follow from its key.
     pub(super) fn new(key: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Setting {
         Setting {
             key,
@@ -70,24 +72,24 @@ impl Setting {
     }
 }
 
-/// A group of settings that the daemon reads as one value.
+/// A group of settings that is read into one value.
 pub(super) trait Table: Sized {
-    /// The settings, in the order of their rows.
+    /// Returns the settings, in the order of their rows.
     fn settings() -> Vec<Setting>;
 
-    /// Reads the values in force.
+    /// Reads the values in force into the typed value.
     fn read(values: Values<'_>) -> Result<Self, ConfigError>;
 }
 
-/// A [`Table`] that named tables of the file may override.
+/// A [`Table`] whose settings named tables of the file may override.
 pub(super) trait NamedTable: Table {
-    /// The table of the file that holds the named tables.
+    /// Table of the file that holds the named tables.
     const NAMED_IN: &'static str;
 }
 
-/// Values that hold by default, and those of each named table.
+/// Default values, and the values of each named table.
 ///
-/// A named table overrides the keys that it has. The other keys keep the default:
+/// A named table overrides the keys that it has. All other keys keep the default:
 ///
 /// ```toml
 /// [namespace_defaults]
@@ -98,14 +100,14 @@ pub(super) trait NamedTable: Table {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named<T> {
-    /// The values without a named table.
+    /// Values for names without a table of their own.
     pub default: T,
-    /// The values by the name of their table.
+    /// Values of each named table, by its name.
     pub overrides: BTreeMap<String, T>,
 }
 
 impl<T: Copy> Named<T> {
-    /// The values that hold for this name.
+    /// Returns the values that hold for this name.
     pub fn of(&self, name: &str) -> T {
         self.overrides.get(name).copied().unwrap_or(self.default)
     }
@@ -131,10 +133,10 @@ impl<T: NamedTable> Table for Named<T> {
     }
 }
 
-/// Declares tables of settings, each a struct with one field for each row.
+/// Declares tables of settings. Each becomes a struct with one field for each row.
 ///
-/// A row is a sentence of help, then `field: Type = default, rule;`. Its key is the section and the field's name;
-/// `field as key` gives it another. `flag "word"` at its end adds a shorter flag. A row without a default holds the
+/// A row is a help sentence as doc comment, then `field: Type = default, rule;`. Its key is the section and the field's
+/// name; `field as key` gives another key. `flag "word"` at its end adds a shorter flag. A row without a default holds the
 /// rows of another [`Table`]. `named in [tables]` lets named tables of the file override the settings: see [`Named`].
 macro_rules! tables {
     ($(
@@ -203,31 +205,31 @@ macro_rules! tables {
 }
 pub(super) use tables;
 
-/// Declares the configuration: one table for each section.
+/// Declares the struct `Config`: one table of settings for each section.
 macro_rules! configuration {
     ($($section:ident: $type:ty,)+) => {
-        /// A configuration in which every value is allowed, alone and beside the others.
+        /// A configuration whose values are all allowed, each alone and all together.
         ///
-        /// Two are equal when their values are, whatever their origins.
+        /// Two configurations are equal if their values are, whatever the origins of the values.
         #[derive(Debug, Clone)]
         pub struct Config {
             $(
                 #[doc = concat!("The section `", stringify!($section), "`.")]
                 pub $section: $type,
             )+
-            /// The values as they were given, for printing.
+            /// Values with their origins, for printing.
             pub(super) effective: Effective,
         }
 
         impl Config {
-            /// The settings of every section.
+            /// Returns the settings of every section.
             fn settings() -> Vec<Setting> {
                 let mut settings = Vec::new();
                 $(settings.extend(<$type as Table>::settings());)+
                 settings
             }
 
-            /// Reads the typed values out of the values in force.
+            /// Converts the values in force to their types.
             pub(super) fn read(effective: Effective) -> Result<Config, ConfigError> {
                 let values = Values::new(&effective);
                 Ok(Config {

@@ -4,12 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A component of Dynamo: the workers that serve one model.
+/// A component of Dynamo: the workers that serve one model, written `NAMESPACE.COMPONENT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Component {
-    /// Its namespace in Dynamo's sense.
+    /// Dynamo's own namespace of the component, which is no namespace of kvatlas.
     pub namespace: String,
-    /// Its name.
+    /// Name of the component.
     pub name: String,
 }
 
@@ -32,7 +32,7 @@ impl FromStr for Component {
     }
 }
 
-/// A text is not `NAMESPACE.COMPONENT`.
+/// Error: the text is not `NAMESPACE.COMPONENT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not NAMESPACE.COMPONENT, of letters, digits, _ and -")]
 pub struct NoComponent;
@@ -48,11 +48,11 @@ impl fmt::Display for Component {
 pub enum Discovery {
     /// The HTTP gateway of etcd, at `HOST:PORT`.
     Etcd(String),
-    /// A folder of files: `DYN_FILE_KV`.
+    /// A folder of files, which Dynamo's variable `DYN_FILE_KV` names.
     Files(PathBuf),
 }
 
-/// A text names no place of discovery.
+/// Error: the text names no place of discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not etcd:http://HOST:PORT, nor file:DIRECTORY")]
 pub struct NoDiscovery;

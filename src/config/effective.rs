@@ -1,4 +1,4 @@
-//! The values in force, and how a table of settings reads them.
+//! The values in force (those of the strongest source), and how a table of settings reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +16,11 @@ pub(super) struct Entry {
 /// Values by the key of their setting.
 pub(super) type Entries = BTreeMap<&'static str, Entry>;
 
-/// One named table of the file, such as `[namespaces.llama]`.
+/// The entries of one named table of the file, such as `[namespaces.llama]`.
 #[derive(Debug, Clone)]
 pub(super) struct NamedEntries {
     pub(super) origin: Origin,
-    /// By the key of the default that the entry overrides.
+    /// Entries by the key of the default setting that they override.
     pub(super) entries: Entries,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct NamedEntries {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Effective {
     pub(super) entries: Entries,
-    /// By the table that holds them and by their names: `namespaces`, then `llama`.
+    /// Named tables by the table that holds them (`namespaces`), then by their names (`llama`).
     pub(super) named: BTreeMap<&'static str, BTreeMap<String, NamedEntries>>,
 }
 
@@ -37,7 +37,8 @@ impl Effective {
         self.entries.get(key)
     }
 
-    /// The keys of the settings whose values differ, whatever their origins; and the tables of named ones that differ.
+    /// Returns the keys of the settings whose values differ, whatever their origins. A table whose named tables differ
+    /// is in the list by its own name, such as `namespaces`.
     pub(super) fn differences(&self, other: &Effective) -> Vec<&'static str> {
         let is_changed = |(key, entry): &(&&'static str, &Entry)| {
             other.entry(key).is_none_or(|others| others.value != entry.value)
@@ -50,7 +51,7 @@ impl Effective {
         changed.chain(different).collect()
     }
 
-    /// The values in the named tables of a table, without their origins.
+    /// Returns the values in the named tables of `table`, without their origins.
     fn plain(&self, table: &str) -> Vec<(&str, &'static str, &Value)> {
         let mut values = Vec::new();
         for (name, table) in self.named(table) {
@@ -64,13 +65,13 @@ impl Effective {
         values
     }
 
-    /// The named tables in this table of the file, by name.
+    /// Returns the named tables that this table of the file holds, by name.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&String, &NamedEntries)> + Clone {
         self.named.get(table).into_iter().flatten()
     }
 }
 
-/// The values in force, as a table of settings reads them. The entries of a named table cover the others.
+/// View of the values in force for a table of settings. Entries of a named table, if it is for one, override the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
     effective: &'a Effective,
@@ -85,7 +86,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Reads one value.
+    /// Returns the value of one setting, converted by `rule`.
     ///
     /// # Errors
     ///
@@ -97,7 +98,7 @@ impl<'a> Values<'a> {
             .ok_or(ConfigError::Table { key })
     }
 
-    /// For each named table in this table of the file: its name, and the values in force there.
+    /// Returns, for each named table in `table`, its name and the values in force there.
     pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&'a String, Values<'a>)> {
         let effective = self.effective;
         effective.named(table).map(move |(name, table)| {

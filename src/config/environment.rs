@@ -1,4 +1,4 @@
-//! Reads the layer of the environment.
+//! Reads the values of the environment variables.
 
 use super::declare::{ENVIRONMENT_PREFIX, Setting};
 use super::error::{ConfigError, Origin};
@@ -6,12 +6,12 @@ use super::layers::Layers;
 use super::settings::{CONFIG_VARIABLE, SETTINGS};
 use super::suggest;
 
-/// The beginning of the variables for our tests. Programs that the tests start inherit them.
+/// Prefix of the variables for our tests. Programs that the tests start inherit these variables.
 const TEST_PREFIX: &str = "KVATLAS_TEST_";
 
-/// The variables of this process that begin with [`ENVIRONMENT_PREFIX`].
+/// Returns the environment variables of this process that begin with [`ENVIRONMENT_PREFIX`].
 ///
-/// Bytes that are not Unicode are replaced by U+FFFD. [`Config::load`](super::Config::load) refuses them.
+/// Bytes that are not Unicode are replaced by U+FFFD. [`Config::load`](super::Config::load) refuses values with that character.
 pub fn process_environment() -> Vec<(String, String)> {
     // `std::env::vars` would panic at a variable that is not Unicode, even one that is not ours.
     std::env::vars_os()
@@ -25,7 +25,7 @@ pub fn process_environment() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Lays the environment's values over `layers`. Other programs' variables are passed over.
+/// Overrides the values in `layers` with those of the environment. Variables of other programs are passed over.
 pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: &mut Layers) {
     let ours = environment.filter(|(name, _)| name.starts_with(ENVIRONMENT_PREFIX) && !is_of_others(name));
     for (name, text) in ours {
@@ -49,9 +49,9 @@ pub(super) fn read(environment: impl Iterator<Item = (String, String)>, layers: 
     }
 }
 
-/// Whether a variable begins like ours but is not a setting.
+/// Whether a variable with our prefix is meant for something else than a setting.
 ///
-/// Kubernetes gives every container variables about the services of its namespace. The daemon must start although a
+/// Kubernetes gives every container variables about the services of its namespace. The daemon must start even if a
 /// service is named `kvatlas` or `kvatlas-admin`.
 fn is_of_others(name: &str) -> bool {
     let is_service_port = name.contains("_PORT_")
@@ -66,7 +66,8 @@ fn is_of_others(name: &str) -> bool {
         || is_service_port
 }
 
-/// The variables of the section that `name` begins like. If there is no such section, the beginnings of all.
+/// Returns the variables of the section whose prefix `name` begins with, joined by commas. If there is no such section,
+/// returns the prefixes of all sections.
 fn neighbours(name: &str) -> String {
     let section = |setting: &Setting| setting.variable.len() - setting.name().len();
     let near: Vec<_> = SETTINGS

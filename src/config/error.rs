@@ -5,28 +5,28 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// The origin of a value, from the weakest to the strongest.
+/// The source that a value came from. The variants are in the order of strength, weakest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// The default.
+    /// The default in the declaration of the setting.
     Default,
     /// The configuration file.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// The dotted key.
+        /// Dotted key of the setting.
         key: String,
     },
     /// An environment variable, by its name.
     Environment(String),
-    /// A flag, by its name without the dashes. Where it has a short name too, that stands behind it.
+    /// A flag, by its name without the dashes. If the flag has a short name too, that name follows in brackets.
     Flag(String),
 }
 
 impl Origin {
-    /// The origin of a setting, or of a part of one, in a file.
+    /// Makes the origin of a setting, or of a part of one, in a file.
     pub(super) fn file(path: &Path, line: usize, key: impl Into<String>) -> Origin {
         Origin::File {
             path: path.to_owned(),
@@ -56,7 +56,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("file {path:?}: cannot be read ({reason}); name a readable file of UTF-8 text")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The error of the operating system.
         reason: String,
@@ -64,9 +64,9 @@ pub enum ConfigError {
     /// The file is not TOML.
     #[error("file {path:?} line {line}: not valid TOML: {reason}")]
     Syntax {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The parser's message.
         reason: String,
@@ -74,40 +74,40 @@ pub enum ConfigError {
     /// A key, variable or flag that names no setting.
     #[error("{origin}: there is no such setting;{} allowed here: {allowed}", guess(meant.as_deref()))]
     Unknown {
-        /// Its origin.
+        /// Origin of the unknown name.
         origin: Origin,
-        /// The names that are allowed there.
+        /// Names that are allowed in its place.
         allowed: String,
-        /// The setting that was probably meant.
+        /// Name of the setting that was probably meant, if one is similar enough.
         meant: Option<String>,
     },
     /// A value of the wrong type or out of range.
     #[error("{origin}: must be {allowed}; it is {found}")]
     Value {
-        /// Its origin.
+        /// Origin of the value.
         origin: Origin,
-        /// The allowed values.
+        /// Allowed values, in words.
         allowed: String,
-        /// The value, unless it is a secret.
+        /// Description of the value. Secrets are hidden.
         found: String,
     },
-    /// A value that is allowed by itself but not beside another.
+    /// A value that is allowed alone, but not together with the value of another setting.
     #[error("{origin}: {rule}")]
     Combination {
-        /// Its origin.
+        /// Origin of the value.
         origin: Origin,
         /// The broken rule, and how to keep it.
         rule: String,
     },
-    /// A defect of kvatlas: a setting is read that is not declared, or its bounds exceed its type.
+    /// A defect of kvatlas itself: the code reads a setting that is not declared, or the bounds of a setting exceed its type.
     #[error("setting {key}: the table of settings and the loader disagree; please report this")]
     Table {
-        /// The dotted key.
+        /// Dotted key of the setting.
         key: &'static str,
     },
 }
 
-/// The words of a guess.
+/// Returns the part of a message that asks for the name that was probably meant; empty without a guess.
 fn guess(meant: Option<&str>) -> String {
     meant.map_or_else(String::new, |meant| format!(" did you mean {meant}?"))
 }
@@ -121,7 +121,7 @@ impl ConfigError {
         }
     }
 
-    /// The line of the file that has the mistake, from 1; `None` for a mistake elsewhere.
+    /// Returns the number of the line that has the mistake, from 1. `None` for a mistake that is not at a line of the file.
     pub fn line(&self) -> Option<usize> {
         match self {
             ConfigError::Syntax { line, .. } => Some(*line),
@@ -148,7 +148,7 @@ impl ConfigError {
 pub struct ConfigErrors(Vec<ConfigError>);
 
 impl ConfigErrors {
-    /// `Err` if there are any.
+    /// Returns `Err` if there are any errors.
     pub(super) fn check(errors: Vec<ConfigError>) -> Result<(), ConfigErrors> {
         if errors.is_empty() {
             Ok(())
@@ -157,7 +157,7 @@ impl ConfigErrors {
         }
     }
 
-    /// The errors: those of the file first, by line, then of the environment, the flags and the combinations.
+    /// Returns the errors: those of the file first (by line), then those of the environment, the flags and the combinations.
     pub fn as_slice(&self) -> &[ConfigError] {
         &self.0
     }

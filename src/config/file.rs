@@ -1,4 +1,4 @@
-//! Reads the layer of the TOML file.
+//! Reads the values of the TOML file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::layers::Layers;
 use super::settings::{SETTINGS, named_in, sections, tables_of_named};
 use super::suggest;
 
-/// Lays the file's values over `layers`.
+/// Overrides the values in `layers` with those of the file.
 pub(super) fn read(path: &Path, layers: &mut Layers) {
     match std::fs::read_to_string(path) {
         Ok(text) => FileReader {
@@ -33,7 +33,7 @@ pub(super) fn read(path: &Path, layers: &mut Layers) {
     }
 }
 
-/// The key of a line whose value begins like a text without quotes, such as a URL, a path or a word.
+/// Returns the key of a line whose value looks like a text without quotes, such as a URL, a path or a word; else `None`.
 fn lacks_quotes(line: Option<&str>) -> Option<&str> {
     let (key, value) = line?.split_once('=')?;
     let (key, value) = (key.trim(), value.trim());
@@ -65,7 +65,7 @@ impl FileReader<'_> {
             self.layers.errors.push(ConfigError::Syntax {
                 path: self.path.to_owned(),
                 line,
-                // The whole display would quote the line, and could show a password.
+                // The error's full text would quote the line, and could show a password.
                 reason: match lacks_quotes(self.text.lines().nth(line.saturating_sub(1))) {
                     Some(key) => format!("the value is a text, which needs quotes: {key} = \"...\""),
                     None => error.message().to_owned(),
@@ -90,12 +90,13 @@ impl FileReader<'_> {
             }
         }
         self.forget_artefacts();
-        // The parser's tables are ordered by name.
+        // The parser's tables are ordered by name, so the errors are not yet in the order of lines.
         self.layers.errors.sort_by_key(ConfigError::line);
     }
 
-    /// Keeps only the syntax error of a line that has one. The parser makes up the rest of such a line, such as an empty
-    /// key. After a broken section header, unknown keys are forgiven: their section is lost.
+    /// Keeps only the syntax error of each line that has one. The parser makes up the rest of such a line, such as an
+    /// empty key, so other errors there mislead. Unknown keys after a broken section header are dropped, too: the
+    /// header of their section is lost.
     fn forget_artefacts(&mut self) {
         let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
         let broken: BTreeSet<_> = self
@@ -133,7 +134,7 @@ impl FileReader<'_> {
         }
     }
 
-    /// Reads the named tables in one table, such as `[namespaces.llama]` in `namespaces`.
+    /// Reads the named tables in the table `holder`, such as `[namespaces.llama]` in `namespaces`.
     fn read_named_tables(&mut self, holder: &'static str, tables: &DeTable<'_>) {
         for (name, value) in tables {
             let (span, name): (_, &str) = (name, name.get_ref());
@@ -200,7 +201,7 @@ impl FileReader<'_> {
         Origin::file(self.path, self.line(at.span().start), key)
     }
 
-    /// The line of a byte offset, from 1.
+    /// Returns the number of the line that has this byte offset. The first line is 1.
     fn line(&self, offset: usize) -> usize {
         1 + self
             .text

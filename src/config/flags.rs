@@ -1,4 +1,4 @@
-//! The flags of the settings, for a command line to flatten in.
+//! The flags of all settings, made for a clap command to flatten in.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,18 +10,18 @@ use super::declare::Setting;
 use super::kind::Kind;
 use super::settings::SETTINGS;
 
-/// The settings that were given as flags, not yet checked.
+/// The flags that were given, as texts that are not yet checked.
 ///
-/// Flatten it into a command: `#[command(flatten)] settings: SettingFlags`. [`Config::load`](super::Config::load) checks
-/// the values, and reports a wrong flag together with all other mistakes. A flag for yes or no may stand alone
-/// (`--nats-tls-required`) or have a value (`--nats-tls-required=false`).
+/// Flatten this type into a command: `#[command(flatten)] settings: SettingFlags`.
+/// [`Config::load`](super::Config::load) checks the values, and reports a wrong flag together with all other mistakes.
+/// A flag for yes or no may stand alone (`--nats-tls-required`) or have a value (`--nats-tls-required=false`).
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct SettingFlags {
     given: BTreeMap<String, String>,
 }
 
 impl SettingFlags {
-    /// The texts given, by the dotted key of their setting.
+    /// Returns the texts of the flags, by the dotted keys of their settings.
     pub fn into_given(self) -> BTreeMap<String, String> {
         self.given
     }
@@ -29,7 +29,7 @@ impl SettingFlags {
 
 impl fmt::Debug for SettingFlags {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The keys alone: a value could be a password.
+        // Only the keys are shown, because a value could be a password.
         formatter.debug_set().entries(self.given.keys()).finish()
     }
 }
@@ -53,7 +53,7 @@ impl FromArgMatches for SettingFlags {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
         for setting in SETTINGS.iter() {
-            // An error would say that the command was built without these arguments: then none is given.
+            // An error means that the command was built without these arguments, so no such flag is given.
             if let Ok(Some(text)) = matches.try_get_one::<String>(setting.key) {
                 self.given.insert(setting.key.to_owned(), text.clone());
             }
@@ -62,7 +62,7 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
-/// The settings that most give, and the whole of what `-h` shows; `--help` shows all.
+/// Settings that most users give. `-h` shows these alone; `--help` shows all.
 const COMMON: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",

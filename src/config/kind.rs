@@ -1,4 +1,4 @@
-//! Kinds of values: which texts are allowed, how they are read, and how they are written back.
+//! Kinds of values. A kind tells which texts are allowed, how they are read, and how they are written back.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,16 +11,16 @@ use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
 use super::dynamo::{Component, Discovery};
 
-/// Shown in the place of a secret.
+/// Text that is shown in place of a secret.
 pub(super) const REDACTED: &str = "***";
 
-/// The longest text shown of a value that is not allowed, in characters.
+/// Largest number of characters that an error shows of a value that is not allowed.
 const SHOWN_CHARACTERS_MAX: usize = 80;
 
-/// The longest subject prefix, in bytes.
+/// Largest length of a subject prefix, in bytes.
 const SUBJECT_PREFIX_BYTES_MAX: usize = 64;
 
-/// The longest name, in bytes.
+/// Largest length of a name, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
 /// Units of a size, largest first.
@@ -31,12 +31,12 @@ const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 <
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps `text` from being shown.
+    /// Makes a secret of `text`, so that it is never shown.
     pub fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
 
-    /// The text, to send it to a server.
+    /// Returns the text of the secret. Use it only to send it to a server.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -48,7 +48,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Components of Dynamo; none of them where the text is empty.
+/// Reads a list of Dynamo's components joined by commas; an empty text is an empty list. `None` if a component cannot be read.
 pub(super) fn parse_components(text: &str) -> Option<Vec<Component>> {
     match text {
         "" => Some(Vec::new()),
@@ -61,16 +61,16 @@ pub(super) fn parse_components(text: &str) -> Option<Vec<Component>> {
 pub(super) enum Value {
     /// Yes or no.
     Boolean(bool),
-    /// A number, also one of bytes.
+    /// A number, or a number of bytes.
     Integer(u64),
-    /// A text of any other kind; empty is unset.
+    /// A text of any other kind; an empty text means unset.
     Text(String),
-    /// A text that must not be shown; empty is unset.
+    /// A text that must not be shown; an empty text means unset.
     Secret(Secret),
 }
 
 impl Value {
-    /// The number, if the value is one.
+    /// Returns the number, if the value is one.
     pub(super) fn integer(&self) -> Option<u64> {
         match self {
             Value::Integer(number) => Some(*number),
@@ -78,7 +78,7 @@ impl Value {
         }
     }
 
-    /// The text, if the value is one that may be shown.
+    /// Returns the text, if the value is a text that may be shown.
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Value::Text(text) => Some(text),
@@ -87,7 +87,7 @@ impl Value {
     }
 }
 
-/// Which values a setting allows.
+/// The set of values that a setting allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `true` or `false`.
@@ -99,7 +99,7 @@ pub enum Kind {
         /// The greatest value allowed.
         maximum: u64,
     },
-    /// A number of bytes within bounds, both included; `64 MiB` is understood.
+    /// A number of bytes within bounds, both included. Units such as in `64 MiB` are understood.
     Bytes {
         /// The least value allowed, in bytes.
         minimum: u64,
@@ -139,7 +139,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The allowed values, in words that complete "must be ...".
+    /// Returns the allowed values, in words that complete "must be ...".
     pub fn allowed(&self) -> String {
         match self {
             Kind::Boolean => "true or false".into(),
@@ -171,11 +171,11 @@ impl Kind {
         }
     }
 
-    /// Checks the text of a flag that is of this kind but no setting.
+    /// Checks a text against this kind. It serves flags that are no settings.
     ///
     /// # Errors
     ///
-    /// What it must be, and what it is.
+    /// A message that tells which texts are allowed, and shows the text.
     pub fn check(&self, text: &str) -> Result<(), String> {
         match self.parse(text) {
             Some(_) => Ok(()),
@@ -183,7 +183,7 @@ impl Kind {
         }
     }
 
-    /// Reads a flag's or variable's text; `None` if it is not allowed.
+    /// Reads the text of a flag or variable; `None` if it is not allowed.
     pub(super) fn parse(&self, text: &str) -> Option<Value> {
         let is_allowed = match self {
             Kind::Boolean => return text.parse().ok().map(Value::Boolean),
@@ -220,7 +220,7 @@ impl Kind {
         }
     }
 
-    /// How an error shows a text that is not allowed. Secrets are hidden, and long texts are cut.
+    /// Returns a text that is not allowed, as an error shows it. Secrets are hidden, and long texts are cut.
     pub(super) fn show(&self, text: &str) -> String {
         let may_hold_password = match self {
             Kind::ServerUrls => !text.split(',').all(is_plain_address),
@@ -234,7 +234,7 @@ impl Kind {
         }
     }
 
-    /// How an error shows a value of the file that is not allowed.
+    /// Returns a value of the file that is not allowed, as an error shows it.
     pub(super) fn show_toml(&self, value: &DeValue<'_>) -> String {
         match value {
             DeValue::String(text) => self.show(text),
@@ -248,7 +248,7 @@ impl Kind {
         }
     }
 
-    /// Writes a value as TOML that [`Kind::parse_toml`] reads back; a set secret as `"***"`.
+    /// Returns a value as TOML that [`Kind::parse_toml`] reads back. A secret that is set becomes `"***"`.
     pub(super) fn to_toml(self, value: &Value) -> String {
         match value {
             Value::Boolean(value) => value.to_string(),
@@ -272,7 +272,7 @@ impl Kind {
     }
 }
 
-/// The server that one URL of a list names.
+/// Returns the server that a `nats://` or `tls://` URL names. `None` for any other text, and for a URL with a user or password.
 pub(super) fn parse_server(url: &str) -> Option<async_nats::ServerAddr> {
     let url = url.trim();
     let has_scheme = url.starts_with("nats://") || url.starts_with("tls://");
@@ -284,7 +284,7 @@ pub(super) fn parse_server(url: &str) -> Option<async_nats::ServerAddr> {
         .filter(|server| !server.host().is_empty())
 }
 
-/// Whether a text that is no server URL is at least an address, with a scheme or without, and so holds no password.
+/// Whether a refused text is still a plain address, with a scheme or without, and so holds no password.
 fn is_plain_address(text: &str) -> bool {
     let address = text.trim();
     let address = match address.split_once("://") {
@@ -296,7 +296,7 @@ fn is_plain_address(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || others.contains(&byte))
     };
     let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-    // Whoever writes USER:PASSWORD alone has no port there.
+    // In `USER:PASSWORD` alone, the password stands in place of the port. So the port must be at most five digits.
     let is_port = port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
     let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) => is_made_of(host, b":"),
@@ -305,7 +305,7 @@ fn is_plain_address(text: &str) -> bool {
     is_port && is_host
 }
 
-/// A text in quotes, shortened, and with control characters escaped.
+/// Returns a text in quotes, shortened, and with control characters escaped.
 fn show_text(text: &str) -> String {
     let mut characters = text.chars();
     let shown: String = characters.by_ref().take(SHOWN_CHARACTERS_MAX).collect();
@@ -313,7 +313,7 @@ fn show_text(text: &str) -> String {
     format!("{shown:?}{rest}")
 }
 
-/// A number of bytes in the largest unit that divides it.
+/// Returns a number of bytes in the largest unit that divides it.
 fn show_bytes(bytes: u64) -> String {
     UNITS
         .iter()
@@ -325,10 +325,10 @@ fn show_bytes(bytes: u64) -> String {
 }
 
 fn is_log_filter(text: &str) -> bool {
-    // tracing-subscriber 0.3.23 counts bytes in a trimmed directive and then cuts the untrimmed one: at a space
-    // it takes a wrong target in silence, and at a wide one it panics.
+    // tracing-subscriber 0.3.23 counts bytes in a trimmed directive and then cuts the untrimmed one. At a space, it
+    // silently takes a wrong target; at a wide space, it panics.
     let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-    // A word that is no level would be a target of which nothing is, and all else would be off.
+    // A word that is no level would be read as a target. Nothing has that target, and all other lines would be off.
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     let are_levels = text
         .split(',')
@@ -337,7 +337,7 @@ fn is_log_filter(text: &str) -> bool {
     is_plain && are_levels && EnvFilter::try_new(text).is_ok()
 }
 
-/// An `http://` URL with a host, and nothing that could be a password.
+/// Whether a text is an `http://` URL with a host, and without `@`, so that it has no user or password.
 fn is_http_url(text: &str) -> bool {
     let Ok(url) = text.parse::<hyper::Uri>() else {
         return false;

@@ -1,4 +1,4 @@
-//! The values given so far: a later source covers an earlier one, and every mistake is kept.
+//! The values given so far. A later source overrides an earlier one, and every mistake is kept.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,21 @@ use super::error::{ConfigError, Origin};
 use super::kind::Value;
 use super::settings::SETTINGS;
 
-/// Sources laid over one another, weakest first.
+/// Values of all sources read so far, read from the weakest source to the strongest.
 #[derive(Debug, Default)]
 pub(super) struct Layers {
     pub(super) effective: Effective,
     pub(super) errors: Vec<ConfigError>,
-    /// Settings whose strongest value so far is not allowed. For them, `effective` has a weaker value. That value was
-    /// meant to be covered, so nothing can be concluded from it.
+    /// Settings whose strongest value so far is not allowed. For them, `effective` holds the value of a weaker source.
+    /// The weaker value was meant to be overridden, so rules about several settings must not rely on it.
     doubtful: BTreeSet<&'static str>,
-    /// Whether part of the file could not be read. Then nothing can be concluded from an absence.
+    /// Whether part of the file could not be read. Then an absent setting may have been in the lost part, so nothing
+    /// follows from its absence.
     pub(super) has_lost_input: bool,
 }
 
 impl Layers {
-    /// The layer of the defaults.
+    /// Makes the weakest layer: the default of every setting.
     pub(super) fn new() -> Layers {
         let mut layers = Layers::default();
         for setting in SETTINGS.iter() {
@@ -31,7 +32,8 @@ impl Layers {
         layers
     }
 
-    /// Lays a value over those given before. `None` is a value that is not allowed; `found` describes it.
+    /// Overrides the value given before, if any. `None` is a value that is not allowed: it is reported as an error, and
+    /// `found` describes it.
     pub(super) fn give(
         &mut self,
         setting: &'static Setting,
@@ -51,7 +53,7 @@ impl Layers {
         }
     }
 
-    /// Lays the text of a flag or variable over the values given before.
+    /// Overrides the value given before with the text of a flag or variable.
     pub(super) fn give_text(&mut self, setting: &'static Setting, text: &str, origin: Origin) {
         self.give(
             setting,
@@ -61,13 +63,13 @@ impl Layers {
         );
     }
 
-    /// Whether a source says something about this setting, right or wrong, be it the default.
+    /// Whether any source sets this setting: to an allowed value, a wrong one, or even the default.
     pub(super) fn is_said(&self, key: &str) -> bool {
         let entry = self.effective.entry(key);
         self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)
     }
 
-    /// Whether conclusions can be drawn from all of these settings together.
+    /// Whether rules may rely on the values of all these settings: none is doubtful, and no part of the file is lost.
     pub(super) fn are_settled(&self, keys: &[&str]) -> bool {
         !self.has_lost_input && keys.iter().all(|key| !self.doubtful.contains(key))
     }

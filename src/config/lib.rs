@@ -4,14 +4,14 @@
 //! key in the TOML file, the typed [`Config`], the printed configuration and the page `deploy/settings.md` follow from the
 //! row. The contract of [`Config::load`]:
 //!
-//! - A flag covers the environment, which covers the file, which covers the default.
-//! - Every value and every name is checked, also a covered one.
-//! - **All** mistakes are reported at once. Each names its flag, variable or line of the file, and the allowed values.
-//! - Nothing is changed outside the process: no directory is made and no address is bound. Files that a setting names must
-//!   exist.
+//! - A flag overrides the environment, which overrides the file, which overrides the default.
+//! - Every value and every name is checked, even one that a stronger source overrides.
+//! - **All** mistakes are reported at once. Each report names its flag, its variable, or its line of the file, and the allowed values.
+//! - Loading changes nothing outside the process: it makes no directory and binds no address. Files that a setting
+//!   names must exist.
 //! - Secrets are shown neither in errors, nor by `Debug`, nor by [`Config::to_toml`].
 //!
-//! Namespaces may have contracts of their own, in the file only:
+//! Namespaces may have contracts (block size, hashing, times of silence) of their own, in the file only:
 //!
 //! ```toml
 //! [namespaces.llama-70b]

@@ -1,4 +1,4 @@
-//! Values that a reload replaces while the daemon runs.
+//! Values that a reload may replace while the daemon runs.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ impl<T> Clone for Live<T> {
 }
 
 impl<T> Live<T> {
-    /// Begins with this.
+    /// Makes a shared value that begins with `value`.
     pub fn new(value: T) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(value)))
     }
 
-    /// As it is now. Not to be kept: it would be outdated after the next reload.
+    /// Returns the current value. Don't keep it: it is outdated after the next reload.
     pub fn now(&self) -> Guard<Arc<T>> {
         self.0.load()
     }
 
-    /// Replaces it for all who share it.
+    /// Replaces the value for all clones.
     pub fn replace(&self, value: T) {
         self.0.store(Arc::new(value));
     }

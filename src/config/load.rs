@@ -1,4 +1,4 @@
-//! Lays the sources over one another and checks the result.
+//! Combines the sources by their strength, and checks the result.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,12 +9,12 @@ use super::layers::Layers;
 use super::settings::{Config, SETTINGS};
 use super::{combinations, environment, file, print, suggest};
 
-/// Sections that say how to reach a daemon.
+/// Sections that tell a client how to reach a daemon.
 const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
 impl Config {
-    /// Loads the configuration from the flags given, by the dotted keys of their settings, the variables of
-    /// the environment, and the file, if there is one.
+    /// Loads the configuration from three sources: the flags given, by the dotted keys of their settings; the
+    /// environment variables; and the file, if there is one.
     ///
     /// Variables that do not begin with [`ENVIRONMENT_PREFIX`](super::declare::ENVIRONMENT_PREFIX) are
     /// passed over.
@@ -30,8 +30,8 @@ impl Config {
         Config::load_presuming(|_| Vec::new(), flags, environment, file)
     }
 
-    /// As [`Config::load`], with defaults of the caller's: values by the dotted keys of their settings, for those that no source says.
-    /// `presume` is told what the sources say.
+    /// As [`Config::load`], with other defaults from the caller. `presume` is told what the sources give. It returns
+    /// values by the dotted keys of their settings. A returned value holds if no source sets the setting.
     ///
     /// # Errors
     ///
@@ -55,10 +55,10 @@ impl Config {
         Config::read(layers.effective).map_err(ConfigErrors::from)
     }
 
-    /// Loads what a client needs to reach a daemon: how to reach NATS, and what subjects begin with.
+    /// Loads the settings by which a client reaches a daemon: how to reach NATS, and the prefix of the subjects.
     ///
-    /// The sources are `flags`, by the dotted keys of their settings, and the environment. The client finds the daemon that
-    /// reads the same environment. Variables that only the daemon reads are passed over.
+    /// The sources are `flags`, by the dotted keys of their settings, and the environment. So a client finds the daemon
+    /// that reads the same environment. Variables that only the daemon reads are passed over.
     ///
     /// # Errors
     ///
@@ -70,12 +70,12 @@ impl Config {
         Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
     }
 
-    /// The keys of the settings whose values differ; `namespaces` where the tables of namespaces do.
+    /// Returns the keys of the settings whose values differ. `namespaces` is among them if the tables of namespaces differ.
     pub fn changed_settings(&self, other: &Config) -> Vec<&'static str> {
         self.effective.differences(&other.effective)
     }
 
-    /// The values in force as a TOML file, each with its help and its origin in comments.
+    /// Returns the values in force as a TOML file, each with its help and its origin in comments.
     ///
     /// The text loads back to the same configuration, except that secrets are left out.
     pub fn to_toml(&self) -> String {
@@ -83,19 +83,19 @@ impl Config {
     }
 }
 
-/// The values that the sources of a configuration give, before it is checked as a whole.
+/// View of the sources' values, before the configuration is checked as a whole.
 #[derive(Debug, Clone, Copy)]
 pub struct Said<'a>(&'a Layers);
 
 impl Said<'_> {
-    /// Whether a source says something about a NATS server that somebody else runs.
+    /// Whether a source sets anything about an external NATS server.
     pub fn names_nats_server(self) -> bool {
         let mut keys = combinations::NOT_FOR_EMBEDDED.into_iter();
         keys.any(|key| self.0.is_said(key))
     }
 }
 
-/// Lays values over the defaults, and beneath everything else.
+/// Lays the presumed values over the defaults, and beneath the values of all sources.
 fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     for (key, text) in presumed {
         if let Some(setting) = Setting::find(key)
@@ -106,7 +106,7 @@ fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
     }
 }
 
-/// Whether a variable tells a client how to reach a daemon. The settings of an embedded server do not.
+/// Whether a variable tells a client how to reach a daemon. The settings of the embedded server do not.
 fn is_for_clients(variable: &str) -> bool {
     SETTINGS.iter().any(|setting| {
         setting.variable == variable

@@ -1,4 +1,4 @@
-//! Writes the configuration in force.
+//! Prints the configuration in force.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::effective::{Effective, Entry};
 use super::kind::Value;
 use super::settings::{SETTINGS, named_in, sections, tables_of_named};
 
-/// The values in force as a TOML file, each with its help and its origin.
+/// Returns the values in force as a TOML file, each with its help and its origin in comments.
 pub(super) fn to_toml(effective: &Effective) -> String {
     let mut document = String::from("# The configuration in force. Secrets are left out: give them again.\n");
     for section in sections() {
@@ -34,7 +34,7 @@ pub(super) fn to_toml(effective: &Effective) -> String {
 }
 
 fn push_entry(document: &mut String, setting: &Setting, entry: &Entry) {
-    // A set secret stays a comment: as a value, its stars would become the password.
+    // The line of a secret that is set is commented out. As a value, its stars would be loaded back as the password.
     let is_hidden = matches!(&entry.value, Value::Secret(secret) if !secret.expose().is_empty());
     let comment = if is_hidden { "# " } else { "" };
     push(document, format_args!("# From {}.\n", entry.origin));
@@ -50,6 +50,6 @@ fn push_entry(document: &mut String, setting: &Setting, entry: &Entry) {
 
 /// Appends formatted text.
 pub(super) fn push(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    // Writing to a string does not fail: `fmt::Write` is fallible for other writers.
+    // Writing to a string never fails.
     let _ = text.write_fmt(arguments);
 }

@@ -34,7 +34,7 @@ Other commands that connect to NATS take the variables of the sections `nats` an
 take `KVATLAS_NATS_SERVER_BINARY` only.
 "#;
 
-/// The reference of all settings in Markdown: a table for each section.
+/// Returns the reference of all settings in Markdown: a table for each section.
 pub fn settings_markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for section in sections() {

@@ -1,4 +1,4 @@
-//! Typed rules: the values that a setting allows, and the type that the daemon reads.
+//! Typed rules. A rule tells which values a setting allows, and converts them to the type that the daemon reads.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,23 +9,23 @@ use kvatlas_core::wire::Shard;
 use super::dynamo::{Component, Discovery};
 use super::kind::{Kind, Secret, Value, parse_components, parse_server};
 
-/// The values that a setting allows, and their conversion to `T`.
+/// The kind of values that a setting allows, and their conversion to `T`.
 pub(super) struct Rule<T> {
     pub(super) kind: Kind,
-    /// The value as a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
+    /// Converts a value to a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
     pub(super) read: fn(&Value) -> Option<T>,
 }
 
 /// A type with one value for each word that a setting allows.
 pub(super) trait Choice: Sized {
-    /// The words.
+    /// All words that are allowed.
     const WORDS: &'static [&'static str];
 
-    /// The value of a word.
+    /// Returns the value that a word stands for.
     fn of(word: &str) -> Option<Self>;
 }
 
-/// Gives each word of a [`Choice`] its value.
+/// Implements [`Choice`] for a type: gives each word its value.
 macro_rules! words {
     ($type:ty { $($word:literal => $value:expr,)+ }) => {
         impl $crate::rule::Choice for $type {
@@ -68,7 +68,7 @@ pub(super) fn bytes<T: TryFrom<u64>>(minimum: u64, maximum: u64) -> Rule<T> {
     }
 }
 
-/// A time in milliseconds, within bounds.
+/// A time in milliseconds within bounds, both included.
 pub(super) fn milliseconds(minimum: u64, maximum: u64) -> Rule<Duration> {
     Rule {
         kind: Kind::Integer { minimum, maximum },
@@ -76,7 +76,7 @@ pub(super) fn milliseconds(minimum: u64, maximum: u64) -> Rule<Duration> {
     }
 }
 
-/// A time in milliseconds up to a bound; 0 is never.
+/// A time in milliseconds up to a bound; 0 means never and reads as `None`.
 pub(super) fn milliseconds_or_never(maximum: u64) -> Rule<Option<Duration>> {
     Rule {
         kind: Kind::Integer { minimum: 0, maximum },
@@ -87,7 +87,7 @@ pub(super) fn milliseconds_or_never(maximum: u64) -> Rule<Option<Duration>> {
     }
 }
 
-/// A time in seconds, within bounds.
+/// A time in seconds within bounds, both included.
 pub(super) fn seconds(minimum: u64, maximum: u64) -> Rule<Duration> {
     Rule {
         kind: Kind::Integer { minimum, maximum },
@@ -95,7 +95,7 @@ pub(super) fn seconds(minimum: u64, maximum: u64) -> Rule<Duration> {
     }
 }
 
-/// One of a type's words.
+/// One of the words of a [`Choice`].
 pub(super) fn choice<T: Choice>() -> Rule<T> {
     Rule {
         kind: Kind::Choice(T::WORDS),
@@ -103,7 +103,7 @@ pub(super) fn choice<T: Choice>() -> Rule<T> {
     }
 }
 
-/// A text of this kind as it was given; empty is unset.
+/// A text of this kind as it was given; an empty text means unset.
 pub(super) fn text(kind: Kind) -> Rule<String> {
     Rule {
         kind,
@@ -111,7 +111,7 @@ pub(super) fn text(kind: Kind) -> Rule<String> {
     }
 }
 
-/// A path of this kind, if one is given.
+/// A path of this kind; `None` if the text is empty.
 pub(super) fn path(kind: Kind) -> Rule<Option<PathBuf>> {
     Rule {
         kind,
@@ -122,7 +122,7 @@ pub(super) fn path(kind: Kind) -> Rule<Option<PathBuf>> {
     }
 }
 
-/// A text of this kind, if one is given.
+/// A text of this kind; `None` if it is empty.
 pub(super) fn optional_text(kind: Kind) -> Rule<Option<String>> {
     Rule {
         kind,
@@ -133,7 +133,7 @@ pub(super) fn optional_text(kind: Kind) -> Rule<Option<String>> {
     }
 }
 
-/// A text that is never shown, if one is given.
+/// A text that is never shown; `None` if it is empty.
 pub(super) fn secret() -> Rule<Option<Secret>> {
     Rule {
         kind: Kind::Secret,
@@ -144,7 +144,7 @@ pub(super) fn secret() -> Rule<Option<Secret>> {
     }
 }
 
-/// NATS servers; at least one.
+/// A list of NATS servers, at least one.
 pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
     Rule {
         kind: Kind::ServerUrls,
@@ -152,7 +152,7 @@ pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
     }
 }
 
-/// A shard, if one is given.
+/// A shard; `None` if the text is empty.
 pub(super) fn shard() -> Rule<Option<Shard>> {
     Rule {
         kind: Kind::OptionalShard,
@@ -163,7 +163,7 @@ pub(super) fn shard() -> Rule<Option<Shard>> {
     }
 }
 
-/// Components of Dynamo; none where the text is empty.
+/// A list of Dynamo's components; empty if the text is empty.
 pub(super) fn components() -> Rule<Vec<Component>> {
     Rule {
         kind: Kind::Components,
@@ -171,7 +171,7 @@ pub(super) fn components() -> Rule<Vec<Component>> {
     }
 }
 
-/// A place where Dynamo's processes find each other, if one is given.
+/// A place where Dynamo's processes find each other; `None` if the text is empty.
 pub(super) fn discovery() -> Rule<Option<Discovery>> {
     Rule {
         kind: Kind::OptionalDiscovery,
@@ -182,7 +182,7 @@ pub(super) fn discovery() -> Rule<Option<Discovery>> {
     }
 }
 
-/// An address to listen on, unless it is off.
+/// An address to listen on; `None` for the word `off`.
 pub(super) fn listen_address() -> Rule<Option<SocketAddr>> {
     Rule {
         kind: Kind::ListenAddress,

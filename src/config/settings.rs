@@ -24,10 +24,10 @@ use super::rule::{
 use super::types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
 use kvatlas_telemetry::LogFormat;
 
-/// The environment variable that names the configuration file; the command line reads it.
+/// Environment variable that names the configuration file. The command line reads it.
 pub const CONFIG_VARIABLE: &str = "KVATLAS_CONFIG";
 
-/// Every setting; those of one section are neighbours.
+/// All settings. Settings of one section stand together.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(Config::settings);
 
 const KIB: u64 = 1 << 10;
@@ -432,7 +432,7 @@ impl Table for SharedAuthentication {
             user,
             password,
         } = Credentials::read(values)?;
-        // At most one is given.
+        // `combinations` has checked that at most one way is given.
         let ways = [
             credentials_file.map(Authentication::CredentialsFile),
             nkey_seed_file.map(Authentication::NkeySeedFile),
@@ -446,7 +446,7 @@ impl Table for SharedAuthentication {
     }
 }
 
-/// There is an Object Store where a bucket is named.
+/// Reads `None` if no bucket is named.
 impl Table for Option<ObjectStoreConfig> {
     fn settings() -> Vec<Setting> {
         ObjectStoreConfig::settings()
@@ -459,7 +459,7 @@ impl Table for Option<ObjectStoreConfig> {
 }
 
 impl GatewayConfig {
-    /// The process's role, by which the services of NATS and its admin listener call it.
+    /// Returns the process's role: the name that it has among the services of NATS and at its admin listener.
     pub fn role(&self) -> &'static str {
         match self.enabled {
             true => "gateway",
@@ -469,7 +469,7 @@ impl GatewayConfig {
 }
 
 impl EventsConfig {
-    /// The number of lanes on a machine with this many cores: `lanes`, or half the cores, at least 1.
+    /// Returns the number of lanes on a machine with `cores` cores: `lanes`, or half the cores (from 1 to 256) if `lanes` is 0.
     pub fn lane_count(&self, cores: usize) -> usize {
         const LANES_MAX: usize = 256;
         if self.lanes == 0 {
@@ -481,27 +481,27 @@ impl EventsConfig {
 }
 
 impl Setting {
-    /// The setting with this dotted key.
+    /// Returns the setting with this dotted key.
     pub fn find(key: &str) -> Option<&'static Setting> {
         SETTINGS.iter().find(|setting| setting.key == key)
     }
 }
 
-/// The sections in the order of their rows, each once.
+/// Returns the sections in the order of their rows, each once.
 pub(super) fn sections() -> Vec<&'static str> {
     let mut sections: Vec<_> = SETTINGS.iter().map(Setting::section).collect();
     sections.dedup();
     sections
 }
 
-/// The settings that the named tables in this table of the file may override; none if there are no such tables.
+/// Returns the settings that named tables in `table` of the file may override; no settings if `table` holds no named tables.
 pub(super) fn named_in(table: &str) -> impl Iterator<Item = &'static Setting> {
     SETTINGS
         .iter()
         .filter(move |setting| setting.named_in == Some(table))
 }
 
-/// The tables of the file that hold named tables, in the order of their rows.
+/// Returns the tables of the file that hold named tables, in the order of their rows.
 pub(super) fn tables_of_named() -> Vec<&'static str> {
     let mut tables: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.named_in).collect();
     tables.dedup();

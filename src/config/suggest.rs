@@ -1,9 +1,9 @@
-//! Guesses what somebody meant who wrote a name that is none.
+//! Guesses the name that was meant by a misspelt one.
 
-/// How alike two names have to be, from 0 to 1, to be taken for one with a mistake in it.
+/// Least likeness, from 0 to 1, at which one name is taken for a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// The allowed name that is most like `name`; none where none is much like it.
+/// Returns the allowed name that is most like `name`; `None` if no name is like enough.
 pub fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
     let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
     let rated = allowed.map(|other| (likeness(other), other));

@@ -1,4 +1,4 @@
-//! Types of settings that are neither numbers nor texts.
+//! Types of settings that are neither plain numbers nor plain texts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::kind::Secret;
 use super::rule::words;
 use kvatlas_telemetry::LogFormat;
 
-/// How to authenticate to NATS.
+/// The way in which a client authenticates to NATS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authentication {
-    /// Not at all.
+    /// Without authentication.
     Anonymous,
     /// With the JWT and the seed in a credentials file.
     CredentialsFile(PathBuf),
@@ -23,29 +23,29 @@ pub enum Authentication {
     Token(Secret),
     /// With a user's name and password.
     UserPassword {
-        /// The user.
+        /// Name of the user.
         user: String,
-        /// The user's password.
+        /// Password of the user.
         password: Secret,
     },
 }
 
-/// How to authenticate, as it is at the moment. Clones share it.
+/// The current way to authenticate, which a reload may replace. Clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedAuthentication(Arc<ArcSwap<Authentication>>);
 
 impl SharedAuthentication {
-    /// Begins with this.
+    /// Makes a shared value that begins with `how`.
     pub fn new(how: Authentication) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(how)))
     }
 
-    /// As it is now.
+    /// Returns the way to authenticate in force now.
     pub fn current(&self) -> Arc<Authentication> {
         self.0.load_full()
     }
 
-    /// Takes over what another has at the moment.
+    /// Takes over the current value of `other`, for all clones of `self`.
     pub fn replace(&self, other: &Self) {
         self.0.store(other.current());
     }
@@ -62,14 +62,14 @@ impl Eq for SharedAuthentication {}
 /// How events travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// As messages of core NATS, at most once.
+    /// As messages of core NATS, which delivers each at most once.
     Core,
-    /// Through a stream of JetStream. The stream keeps them.
+    /// Through a stream of JetStream, which keeps the events.
     JetStream,
 }
 
 impl Transport {
-    /// Whether a stream keeps the events, so that a daemon that starts has some to read.
+    /// Whether a stream keeps the events, so that a daemon that starts can read earlier ones.
     pub fn keeps_events(self) -> bool {
         match self {
             Self::Core => false,
@@ -83,13 +83,14 @@ words!(Transport {
     "jetstream" => Transport::JetStream,
 });
 
-/// How deep a holder is, for those who ask in other words than the contract's.
+/// Which depth of a holder is told to clients that ask in another dialect than the contract's. A depth is a number of
+/// leading blocks of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Depth {
-    /// The blocks that a request can reuse.
+    /// The leading blocks that a request can reuse.
     #[default]
     Usable,
-    /// The blocks that full attention has.
+    /// The leading blocks that the holder has for full attention.
     Matched,
 }
 
@@ -101,11 +102,11 @@ words!(Depth {
 /// The clients that may report over gRPC which blocks workers have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrpcWriting {
-    /// No client.
+    /// No client may report.
     Off,
-    /// Clients with a token of their own.
+    /// Clients that show the token of `grpc.writing_token_file`.
     Token,
-    /// All clients that may ask.
+    /// All clients that may ask questions.
     Open,
 }
 

@@ -1,4 +1,4 @@
-//! The parts that every process of kvatlas has: daemon, gateway, bridge, and the commands that ask them.
+//! Parts that the processes of kvatlas share: daemon, gateway, bridge, and the commands that ask them.
 //!
 //! | module | what |
 //! |---|---|

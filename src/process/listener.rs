@@ -1,5 +1,5 @@
-//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and those for llm-d's,
-//! SGLang's and Dynamo's routers for their protocols.
+//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP.
+//! The listeners for the routers of llm-d, SGLang and Dynamo use it for their protocols.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|
@@ -9,8 +9,10 @@
 //! | a connection whose request's body does not come | it waits for its client, where whoever reads the body [says so](ClientWait) |
 //! | memory for a head | `head_bytes_max` |
 //!
-//! So connections that say nothing cannot keep others out, however many there are: each new one takes the place of the oldest of them. A new
-//! connection is refused only where all others are being answered.
+//! So connections that say nothing cannot keep others out, however many there are: each new connection takes the place
+//! of the oldest of them. At the limit of a source, a connection of that source gives way; at the limit of all, a
+//! connection of the source with the most. A new connection is refused only if all connections of the source that has
+//! to give way are being answered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -36,36 +38,36 @@ use kvatlas_telemetry::{ConnectionCounts, LogGate};
 
 static ACCEPT_GATE: LogGate = LogGate::new();
 
-/// Pause after a connection that could not be accepted. Typically no file descriptor is left: accepting again at once would only burn the
-/// processor.
+/// Pause after a connection that could not be accepted. Typically no file descriptor is left, and accepting again at
+/// once would only burn the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The bounds on what clients can hold.
+/// Bounds on the connections, time and memory that clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Connections at once.
     pub connections_max: usize,
     /// Connections of one source at once. A source is an IPv4 address, or the first 64 bits of an IPv6 address.
     pub per_source_max: usize,
-    /// Time to send the head of a request, and time that a connection may be idle between two.
+    /// Time to send the head of a request, and time that a connection may be idle between two requests.
     pub head_timeout: Duration,
-    /// Age at which a connection takes no further request; none where it is absent.
+    /// Age at which a connection takes no further request; `None` for no limit.
     pub age_max: Option<Duration>,
-    /// Time that a request in progress still has after that, or after the stop.
+    /// Time that a request in progress still has after `age_max` is reached, or after the stop.
     pub drain_timeout: Duration,
     /// Bytes buffered for the head of a request; a longer head is refused with status 431.
     pub head_bytes_max: usize,
 }
 
-/// Accepts and serves connections.
+/// Accepts and serves the connections of one listener.
 pub struct Acceptor<C> {
-    /// For the log.
+    /// Name of the listener, for the log.
     pub name: &'static str,
     /// Bounds on connections.
     pub limits: ConnectionLimits,
-    /// Ends it.
+    /// Token that stops the listener.
     pub stopping: CancellationToken,
-    /// Counts its connections.
+    /// Counter of its connections.
     pub counts: Arc<C>,
 }
 
@@ -91,7 +93,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
         self.accept(listener, serve).await;
     }
 
-    /// Hands each connection to `serve` until the stop, then waits until all have ended. Each bounds its own end.
+    /// Hands each connection to `serve` until the stop, then waits until all connections have ended. `serve` must bound
+    /// how long a connection goes on.
     pub async fn accept<F>(self, listener: TcpListener, serve: impl Fn(TcpStream, SocketAddr, Place) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -110,7 +113,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
                 // Closing at once tells the client more than an answer that never comes.
                 continue;
             };
-            // An answer is one small write: it must not wait for the acknowledgement of the one before.
+            // An answer is one small write, which must not wait for the acknowledgement of the write before.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "a connection sends with delay");
             }
@@ -126,7 +129,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
         connections.wait().await;
     }
 
-    /// A place for a connection of `source`; another one is closed for it where that is needed. None where there is no such other.
+    /// Gives a new connection of `source` a place. At a limit, an older connection is closed for it; `None` if no older
+    /// connection can give way.
     fn place(&self, open: &Arc<Mutex<OpenConnections>>, source: IpAddr) -> Option<Place> {
         let limits = self.limits;
         let mut all = open.lock();
@@ -151,7 +155,8 @@ impl<C: ConnectionCounts> Acceptor<C> {
     }
 }
 
-/// The source that an address counts for: one client has all the addresses of an IPv6 network.
+/// Returns the source that an address counts for: the IPv4 address, or the first 64 bits of an IPv6 address. One client
+/// has all addresses of an IPv6 network.
 pub fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -162,7 +167,7 @@ pub fn source_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The connections that are open, by age.
+/// The connections that are open, by age: a lower number is older.
 #[derive(Default)]
 struct OpenConnections {
     connections: BTreeMap<u64, Connection>,
@@ -172,12 +177,12 @@ struct OpenConnections {
 
 struct Connection {
     source: IpAddr,
-    /// Whether it waits for its client: for a request, or for an answer to be taken.
+    /// Whether the connection waits for its client: for a request, or for an answer to be taken.
     waits: Arc<AtomicBool>,
     displaced: CancellationToken,
 }
 
-/// A connection's place among the open ones; free again when this is dropped.
+/// A connection's place among the open ones. Dropping the place frees it.
 pub struct Place {
     open: Arc<Mutex<OpenConnections>>,
     number: u64,
@@ -186,7 +191,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Notes whether the connection waits for its client from now on. It does at first.
+    /// Notes whether the connection waits for its client from now on. A new connection does.
     pub fn note_waits(&self, waits: bool) {
         self.waits.store(waits, Ordering::Release);
     }
@@ -216,7 +221,8 @@ impl OpenConnections {
         }
     }
 
-    /// Closes the oldest connection that waits for its client: of `source`, or of the source that has the most. Says whether there is one.
+    /// Closes the oldest connection that waits for its client: of `source`, or without one, of the source with the most
+    /// connections. Returns whether there is such a connection.
     fn displace(&mut self, source: Option<IpAddr>) -> bool {
         let busiest = || {
             let most = self.by_source.iter().max_by_key(|(_, count)| **count);
@@ -255,7 +261,8 @@ impl Drop for Place {
     }
 }
 
-/// Serves one connection until the client closes it, breaks a limit, grows too old or is displaced, or the server stops.
+/// Serves one HTTP connection. It ends when the client closes it, breaks a limit, or is displaced. At `age_max` or the
+/// stop, only the request in progress is finished.
 async fn serve<S, B>(
     stream: TcpStream,
     service: S,
@@ -290,25 +297,25 @@ async fn serve<S, B>(
         () = stopping.cancelled() => {}
         () = too_old => {}
     }
-    // No further request; a client that doesn't take the answer in progress is cut off.
+    // From here on, no further request is taken. A client that does not take the answer in progress is cut off.
     connection.as_mut().graceful_shutdown();
     if let Ok(result) = tokio::time::timeout(limits.drain_timeout, connection).await {
         log_end(name, result);
     }
 }
 
-/// Logs a connection that ended with an error. The client causes these, so they are logged for debugging only.
+/// Logs a connection that ended with an error. Clients cause such errors, so the line is at level debug.
 fn log_end(listener: &'static str, result: hyper::Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, listener, "a connection ended");
     }
 }
 
-/// The address of the client of a request; an extension of it.
+/// Address of the client of a request. It is an extension of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// A service that is told whose requests it serves.
+/// A service that adds the client's address ([`Peer`]) to each request.
 struct OfPeer<S> {
     service: S,
     peer: SocketAddr,
@@ -325,15 +332,15 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
     }
 }
 
-/// Whether the connection of a request waits for its client; an extension of the request. Whoever reads its body says so.
+/// Handle by which the reader of a request's body notes that the connection waits for its client. It is an extension of the request.
 #[derive(Debug, Clone)]
 pub struct ClientWait(Arc<AtomicBool>);
 
-/// The time in which a connection waits for its client, until this is dropped.
+/// Guard for the time in which a connection waits for its client. Dropping it ends that time.
 pub struct Waiting(Arc<AtomicBool>);
 
 impl ClientWait {
-    /// The connection waits for its client from now on.
+    /// Notes that the connection waits for its client, until the guard is dropped.
     pub fn begin(&self) -> Waiting {
         self.0.store(true, Ordering::Release);
         Waiting(Arc::clone(&self.0))
@@ -346,7 +353,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A service that notes whether its connection waits for the client.
+/// A service that notes that its connection waits for the client, except while a request is being answered.
 struct Watched<S> {
     service: S,
     waits: Arc<AtomicBool>,
@@ -369,7 +376,7 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Watched<S> {
     }
 }
 
-/// An answer that is being made.
+/// The future of an answer. When the answer is made, the connection waits for its client again.
 struct Answering<F> {
     answer: Pin<Box<F>>,
     waits: Arc<AtomicBool>,

@@ -1,8 +1,9 @@
-//! The micro service protocol of NATS: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, so that `nats micro` finds the daemons and what they have
-//! answered, and bridges, which are asked nothing.
+//! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). By it, `nats micro` finds the
+//! daemons and how many requests they have answered. It also finds bridges, which take no requests.
 //!
-//! The protocol is that of NATS's ADR-32. The client library has it, too, but there it owns the subscriptions of the endpoints; here they
-//! belong to a queue group that is left without losing a request. So only the questions are answered here.
+//! The protocol is that of NATS's ADR-32. The client library implements it, too, but there it owns the subscriptions of
+//! the endpoints. Here these belong to a queue group, which a daemon leaves without losing a request. So this module
+//! answers only the protocol's own questions.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,13 +24,13 @@ use kvatlas_core::wire::{Subjects, WireError};
 use crate::broker::SubscribeError;
 use crate::{BRIDGE, instance_name};
 
-/// The name of the service; every daemon, gateway and bridge is one instance.
+/// Name of the service. Every daemon, gateway and bridge is one instance of it.
 const NAME: &str = "kvatlas";
 const DESCRIPTION: &str = "Who holds which prefix of a prompt in its KV cache";
-/// Longest text of an error that is told.
+/// Largest number of characters of an error's text that statistics show.
 const ERROR_CHARACTERS_MAX: usize = 512;
 
-/// The counts of one endpoint since the start.
+/// Counts of one endpoint's requests since the start.
 #[derive(Debug, Default)]
 struct EndpointCounts {
     requests: AtomicU64,
@@ -38,16 +39,16 @@ struct EndpointCounts {
     last_error: Mutex<String>,
 }
 
-/// The kinds of requests.
+/// Kinds of requests, one for each endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Asked {
-    /// Queries.
+    /// A query.
     Query,
-    /// The state of holders.
+    /// A question about the state of holders.
     Status,
 }
 
-/// The counts of the requests of a process, over all its connections.
+/// Counts of a process's requests, over all its connections.
 #[derive(Debug)]
 pub struct ServiceCounts {
     queries: EndpointCounts,
@@ -56,7 +57,7 @@ pub struct ServiceCounts {
 }
 
 impl Default for ServiceCounts {
-    /// Nothing was asked yet.
+    /// Counts that begin at zero, now.
     fn default() -> Self {
         Self {
             queries: EndpointCounts::default(),
@@ -67,7 +68,7 @@ impl Default for ServiceCounts {
 }
 
 impl ServiceCounts {
-    /// Counts a request that took so long, and its error where it had one.
+    /// Counts a request that took `elapsed`, and its error if it had one.
     pub fn count(&self, asked: Asked, elapsed: Duration, error: Option<&WireError>) {
         let counts = match asked {
             Asked::Query => &self.queries,
@@ -84,7 +85,7 @@ impl ServiceCounts {
     }
 }
 
-/// The identity of an instance; part of every answer.
+/// Identity of an instance. It is part of every answer.
 #[derive(Debug, Clone, Serialize)]
 struct Identity {
     name: &'static str,
@@ -134,7 +135,7 @@ struct EndpointStats<'a> {
     num_requests: u64,
     num_errors: u64,
     last_error: String,
-    /// In nanoseconds, as the next.
+    /// Processing time of all requests, in nanoseconds. The average below is in nanoseconds, too.
     processing_time: u64,
     average_processing_time: u64,
 }
@@ -142,18 +143,18 @@ struct EndpointStats<'a> {
 /// The requests that a process takes.
 #[derive(Debug)]
 pub struct Served {
-    /// The subject of queries.
+    /// Subject of queries.
     pub queries: String,
-    /// The subject of questions for the state of holders.
+    /// Subject of questions about the state of holders.
     pub statuses: String,
-    /// The queue group that shares both.
+    /// Queue group that shares out both.
     pub queue_group: String,
-    /// How many there were.
+    /// Counts of these requests.
     pub counts: Arc<ServiceCounts>,
 }
 
 impl Served {
-    /// The endpoints: name, subject, counts.
+    /// Returns the name, the subject and the counts of each endpoint.
     fn endpoints(&self) -> [(&'static str, &str, &EndpointCounts); 2] {
         [
             ("query", &self.queries, &self.counts.queries),
@@ -162,18 +163,18 @@ impl Served {
     }
 }
 
-/// The facts by which tools tell processes apart, and find their admin listeners.
+/// Facts by which tools tell processes apart and find their admin listeners.
 #[derive(Debug)]
 pub struct About<'a> {
-    /// The name by which people tell it from others.
+    /// Name by which people tell the process from others.
     pub instance: String,
-    /// Role: `router`, `shard`, `gateway`, `bridge`.
+    /// Role of the process: `daemon`, `gateway` or `bridge`.
     pub role: &'a str,
-    /// The first part of its subjects.
+    /// First part of its subjects.
     pub prefix: &'a str,
-    /// The shard of which it has the workers; none where it has all.
+    /// Shard whose workers it has; `None` if it has all workers.
     pub shard: Option<String>,
-    /// Its admin listener.
+    /// Address of its admin listener, if it has one.
     pub admin: Option<SocketAddr>,
 }
 
@@ -193,7 +194,7 @@ impl About<'_> {
 
 impl Identity {
     fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
-        // As unique as the inboxes of a client have to be.
+        // The id is as unique as the inboxes of clients must be.
         let inbox = client.new_inbox();
         Self {
             name: NAME,
@@ -204,7 +205,8 @@ impl Identity {
     }
 }
 
-/// Answers on `client` for a bridge, which takes no requests, until `stop` is cancelled. Without the right to, nobody finds it.
+/// Answers the protocol's questions on `client` for a bridge, until `stop` is cancelled. A bridge takes no requests. If
+/// it may not subscribe, tools do not find it.
 pub async fn present_bridge(
     client: Client,
     prefix: &str,
@@ -225,20 +227,21 @@ pub async fn present_bridge(
     }
 }
 
-/// Answers questions after the service.
+/// Answers the protocol's questions about one process.
 #[derive(Debug)]
 pub struct Presence {
     client: Client,
     identity: Identity,
-    /// Absent where no requests are taken: of a bridge.
+    /// Requests that the process takes; `None` for a bridge, which takes none.
     served: Option<Served>,
     started_us: u64,
-    /// Says where no reply may go.
+    /// Subjects of the contract, to which no reply may go.
     contract: Subjects,
 }
 
 impl Presence {
-    /// Answers on `client` for a process that takes the `served` requests, if any. No reply goes to a subject of the `contract`.
+    /// Makes the answerer for a process that takes the `served` requests, if any. It answers on `client`. No reply goes
+    /// to a subject of the `contract`.
     pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
         let started_us = served.as_ref().map(|served| served.counts.started_us);
         Self {
@@ -250,7 +253,7 @@ impl Presence {
         }
     }
 
-    /// Answers until `stop` is cancelled.
+    /// Answers questions until `stop` is cancelled.
     ///
     /// # Errors
     ///
@@ -281,7 +284,7 @@ impl Presence {
     }
 
     async fn answer(&self, question: Message) {
-        // Whoever asks does not speak with the daemon's rights.
+        // The reply is sent with the daemon's rights, so the client must not choose a subject of the contract for it.
         let is_allowed = |subject: &Subject| self.contract.may_reply_to(subject);
         let Some(reply_to) = question.reply.filter(is_allowed) else {
             return;
@@ -343,7 +346,7 @@ impl Presence {
 }
 
 fn to_json(answer: &impl Serialize) -> Vec<u8> {
-    // Texts and numbers: nothing in them can fail.
+    // The values are texts and numbers, so serialising them cannot fail.
     serde_json::to_vec(answer).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! The file system behind a directory. Tests replace it by one that fails.
+//! The file system behind a directory. Tests replace it with one that fails.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -9,18 +9,19 @@ mod lock;
 
 pub use lock::{DirectoryLock, LockError, shown};
 
-/// Opens a file to read it, and nothing else: a pipe under its name would make the opener wait for whoever writes to it, a device for more.
+/// Opens a regular file to read it. Pipes and devices are refused: opening a pipe would wait for its writer, and a
+/// device can do worse.
 ///
 /// # Errors
 ///
-/// Those of the system, and [`io::ErrorKind::InvalidInput`] for what is no regular file.
+/// Errors of the system, and [`io::ErrorKind::InvalidInput`] for anything that is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true), path)
 }
 
-/// As [`open_regular`], with these options.
+/// As [`open_regular`], with the given options.
 fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Says nothing of a file. Of a pipe it says not to wait for its other end.
+    // The flag has no effect on a file. For a pipe, it says not to wait for the other end.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, NONBLOCK);
     let file = options.open(path)?;
@@ -42,23 +43,23 @@ const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 
 /// A file that is being written.
 pub trait StorageFile: Write + Send {
-    /// Brings the written bytes to the disk.
+    /// Flushes the written bytes to the disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A file system.
+/// A file system, as far as a directory of files needs it.
 pub trait Storage: Debug + Send + Sync {
     /// Makes a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
-    /// Gives a file another name. A file that has this name is replaced.
+    /// Renames a file. A file that has the new name already is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// The paths in a directory.
+    /// Returns the paths in a directory.
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Makes a directory with its parents, unless it is there.
+    /// Makes a directory and its parents, if they are not there.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
-    /// Brings a directory's names to the disk.
+    /// Flushes the names in a directory to the disk.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
 }
 

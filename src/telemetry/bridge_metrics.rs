@@ -1,4 +1,4 @@
-//! The metrics, and log lines, about the engines that a bridge follows.
+//! Metrics and log lines about the engines that a bridge follows.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -21,15 +21,15 @@ static REPUBLISH_FULL_GATE: LogGate = LogGate::new();
 static REPUBLISH_CUT_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
 
-/// Most engines with series of their own at once.
+/// Largest number of engines that have series of their own at the same time.
 const ENGINES_MAX: usize = 1024;
-/// The label of all others.
+/// Label of the engines beyond [`ENGINES_MAX`].
 const OTHER_ENGINES: &str = "(other)";
 
-/// Namespace, and instance with rank.
+/// Name of an engine in labels: the namespace, and the instance with its rank.
 type EngineName = (String, String);
 
-/// A place among the engines that have series; free again when this is dropped.
+/// The right of an engine to series of its own. Dropping the last lease of an engine frees its place among [`ENGINES_MAX`].
 struct EngineLease {
     named: Arc<Mutex<HashMap<EngineName, usize>>>,
     name: EngineName,
@@ -50,7 +50,7 @@ impl Drop for EngineLease {
 metric_group! {
     /// Events of engines that a bridge does not tell.
     BridgeMetrics::new() keeping {
-        /// The engines that have series, and how many handles each has.
+        /// Engines that have series of their own, each with its number of handles.
         named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
     } {
         /// Payloads of engines that could not be decoded.
@@ -75,8 +75,8 @@ metric_group! {
 }
 
 impl BridgeMetrics {
-    /// The handles of one engine of a namespace, whose series end with the last of them. Engines beyond the first thousand at once share
-    /// one label.
+    /// Makes handles of one engine of a namespace. The series end with the engine's last handle. While 1024 engines
+    /// have series, all further engines share one label.
     pub fn of_engine(&self, namespace: &str, engine: &str) -> EngineMetrics {
         let name = (namespace.to_owned(), engine.to_owned());
         {
@@ -96,20 +96,20 @@ impl BridgeMetrics {
         }
     }
 
-    /// Records how many servers are asked, and of how many the engines are not followed.
+    /// Records how many servers are asked for their publishers, and how many of them have engines that are not followed.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_servers(&self, asked: usize, troubled: usize) {
         self.servers.set(asked as f64);
         self.servers_troubled.set(troubled as f64);
     }
 
-    /// Records how many engines all sources of a kind know together.
+    /// Records how many engines all sources of one kind know together.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_discovered(&self, source: EngineSource, engines: usize) {
         self.discovered.get(source).set(engines as f64);
     }
 
-    /// Counts a look for engines that failed.
+    /// Counts a search for engines that failed.
     pub fn discovery_failed(&self, source: EngineSource) {
         self.discovery_failures.get(source).increment(1);
     }
@@ -122,7 +122,7 @@ impl BridgeMetrics {
         }
     }
 
-    /// Counts a connection that was ended because of what its peer announced, and logs it.
+    /// Counts a connection to an engine that was ended because the engine announced too much on it, and logs it.
     pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
         self.cut.get(fault).increment(1);
         if let Some(suppressed) = CUT_GATE.admit() {
@@ -130,7 +130,7 @@ impl BridgeMetrics {
         }
     }
 
-    /// Counts blocks that are not published once more, and logs that memory is full.
+    /// Counts blocks that are not published for routers once more. Logs it if the reason is full memory.
     pub fn republish_left_out(&self, reason: RepublishOmission, blocks: u64) {
         if blocks == 0 {
             return;
@@ -147,7 +147,7 @@ impl BridgeMetrics {
         }
     }
 
-    /// Counts a connection of a router that was ended, and logs it.
+    /// Counts a connection of a router that the bridge ended, and logs it.
     pub fn republish_cut(&self, reason: RepublishCut) {
         self.republish_cut.get(reason).increment(1);
         if let Some(suppressed) = REPUBLISH_CUT_GATE.admit() {
@@ -155,7 +155,7 @@ impl BridgeMetrics {
         }
     }
 
-    /// Counts what of an engine's events was left out, and logs it.
+    /// Counts events of an engine, or blocks of them, that daemons are not told. Logs it at level debug.
     pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
         self.left_out.get(reason).increment(times);
         let Some(suppressed) = LEFT_OUT_GATES[reason.index()].admit() else {
@@ -175,7 +175,7 @@ impl LabelValue for Reason {
     }
 
     fn index(self) -> usize {
-        // In the order of `ALL`, which the crate's tests hold.
+        // The variants are in the order of `ALL`; tests of the crate of [`Reason`] check this.
         self as usize
     }
 }
@@ -183,7 +183,7 @@ impl LabelValue for Reason {
 metric_group! {
     /// One engine that a bridge follows.
     EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
-        /// Absent where many engines share a label.
+        /// Lease of the engine's own series; `None` for an engine that shares the label [`OTHER_ENGINES`].
         _lease: Option<EngineLease> = None
     } {
         /// Batches that an engine has published or replayed, and that were applied.
@@ -212,23 +212,23 @@ metric_group! {
 }
 
 impl EngineMetrics {
-    /// Counts a batch of the engine.
+    /// Counts a batch that the engine published or replayed, and its payload bytes.
     pub fn received(&self, bytes: usize) {
         self.batches.increment(1);
         self.bytes.increment(bytes as u64);
     }
 
-    /// Counts a connection.
+    /// Counts a connection made to the engine's publisher.
     pub fn connected(&self) {
         self.connections.increment(1);
     }
 
-    /// Counts a question to the replay socket.
+    /// Counts a question to the engine's replay socket.
     pub fn asked(&self) {
         self.replays.increment(1);
     }
 
-    /// Counts batches that the engine cannot give back, and logs it.
+    /// Counts that batches are lost for good, because the engine cannot send them again, and logs it.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
         if let Some(suppressed) = LOST_GATE.admit() {
@@ -236,7 +236,7 @@ impl EngineMetrics {
         }
     }
 
-    /// Counts a new process of the engine, and logs it.
+    /// Counts that the engine was found to be another process, and logs it.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
         if let Some(suppressed) = RESTART_GATE.admit() {
@@ -244,24 +244,24 @@ impl EngineMetrics {
         }
     }
 
-    /// Records whether what the engine has is known for certain.
+    /// Records whether the blocks of the engine are known for certain.
     pub fn set_exact(&self, is_exact: bool) {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
 
-    /// Records how much is kept to be published once more.
+    /// Records how many bytes of the engine's blocks are kept to be published for routers once more.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_republished_bytes(&self, bytes: usize) {
         self.republished_bytes.set(bytes as f64);
     }
 
-    /// Records how many routers follow that.
+    /// Records how many routers follow this second publication of the engine.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_republish_subscribers(&self, subscribers: usize) {
         self.republish_subscribers.set(subscribers as f64);
     }
 
-    /// Counts an answer with all blocks.
+    /// Counts that a router was given all blocks of the engine.
     pub fn republish_answered(&self) {
         self.republish_answers.increment(1);
     }

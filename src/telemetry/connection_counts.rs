@@ -1,16 +1,18 @@
-//! Counting the connections of a listener.
+//! Counting of the connections of a listener.
 
-/// A counter of connections.
+/// A counter of the connections of one listener.
 pub trait ConnectionCounts: Send + Sync + 'static {
-    /// Counts one that is served from now on.
+    /// Counts a connection that is served from now on.
     fn opened(&self);
-    /// Counts one that has ended.
+    /// Counts a connection that was served and has ended.
     fn closed(&self);
-    /// Counts one that was closed because there are `connections_max` already, and logs it: a new one, or one that waited for its client.
+    /// Counts a connection that was closed because `connections_max` are open already, and logs it. It is either the
+    /// new connection, or the oldest that waits for its client.
     fn refused(&self, connections_max: usize);
 }
 
-/// Has a group with the gauge `open` and the counter `refused` count connections. The text is the line of the log about a refused one.
+/// Implements [`ConnectionCounts`](crate::ConnectionCounts) for a group with the gauge `open` and the counter
+/// `refused`. The text is the log line about a refused connection.
 macro_rules! count_connections {
     ($group:ident, $refused:literal) => {
         impl $crate::ConnectionCounts for $group {

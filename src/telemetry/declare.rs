@@ -1,14 +1,14 @@
-//! The means to declare metrics: one row gives a metric its handle, name, unit, buckets and help.
+//! Declares metrics: one row of [`metric_group!`] gives a metric its handle, name, unit, buckets and help.
 //!
 //! Names follow the conventions that `promtool check metrics` enforces. They are in lower snake case with the prefix
-//! `kvatlas_`. Base units are spelled out (`_seconds`, `_bytes`). `_total` is on counters and on nothing else. The unit tests
-//! of this module check the same rules. Dashboards rely on a released name: add, don't rename.
+//! `kvatlas_`. Base units are spelled out (`_seconds`, `_bytes`). All counters end in `_total`, and nothing else does. The
+//! unit tests of this module check the same rules. Dashboards rely on a released name: add names, don't rename them.
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
 
 use super::labels::{LabelValue, PerLabel};
 
-/// Upper bounds in seconds for durations of microseconds: queries, and the application of a batch.
+/// Upper bounds in seconds for durations of microseconds and up: queries, and the application of a batch.
 pub(super) const LATENCIES: &[f64; 19] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1,
     5e-1, 1.0,
@@ -17,7 +17,8 @@ pub(super) const LATENCIES: &[f64; 19] = &[
 pub(super) const LONG_TIMES: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
-/// Upper bounds in seconds for the time from an engine's change until queries see it; a stream that is caught up with has old events.
+/// Upper bounds in seconds for the time from an engine's change until queries see it. They reach to minutes, because a
+/// daemon that catches up with a stream reads old events.
 pub(super) const LAGS: &[f64; 16] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
@@ -55,24 +56,24 @@ impl MetricKind {
 /// A label of a metric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelDescription {
-    /// The key.
+    /// Key of the label.
     pub key: &'static str,
-    /// The values, if their set is closed.
+    /// All values of the label, if their set is closed; else `None`.
     pub values: Option<Vec<&'static str>>,
 }
 
-/// A metric as it is declared.
+/// The declaration of a metric.
 #[derive(Debug, Clone)]
 pub struct MetricDescription {
-    /// The name, as Prometheus sees it.
+    /// Name of the metric, as Prometheus sees it.
     pub name: &'static str,
-    /// The type.
+    /// Type of the metric.
     pub kind: MetricKind,
-    /// The unit of the value.
+    /// Unit of the value.
     pub unit: Unit,
-    /// One sentence that tells the meaning of the value.
+    /// Help text: one sentence that tells the meaning of the value.
     pub help: &'static str,
-    /// The labels.
+    /// Labels of the metric: those of its group first, then the label of its handle.
     pub labels: Vec<LabelDescription>,
     /// The upper bounds of a histogram's buckets, ascending; empty for other types.
     pub buckets: &'static [f64],
@@ -87,20 +88,21 @@ pub struct GroupDescription {
     pub metrics: Vec<MetricDescription>,
 }
 
-/// The handle of a metric: [`Counter`], [`Gauge`], [`Histogram`], or one of these for each value of a label.
+/// The handle of a metric: a [`Counter`], a [`Gauge`], a [`Histogram`], or a [`PerLabel`] with one handle for each
+/// value of a label.
 pub(super) trait Handle: Sized {
-    /// The type of the metric.
+    /// Type of the metric.
     const KIND: MetricKind;
 
-    /// The label that the handle adds to those of its group.
+    /// Label that the handle adds to the labels of its group; `None` unless the handle is a [`PerLabel`].
     fn label() -> Option<LabelDescription> {
         None
     }
 
-    /// Asks the current recorder for the series with these labels. A new series begins at zero.
+    /// Makes a handle for the series with this name and these labels, from the current recorder. A new series begins at zero.
     fn register(name: &'static str, labels: &[Label]) -> Self;
 
-    /// Records something in every series.
+    /// Records a value in every series of the handle.
     #[cfg(test)]
     fn touch(&self);
 }
@@ -170,15 +172,16 @@ impl<L: LabelValue, H: Handle> Handle for PerLabel<L, H> {
 
 /// The type of a label that all metrics of a group have. The caller of the group's constructor gives its value.
 pub(super) trait GroupLabel {
-    /// The values, if their set is closed. The caller of the constructor bounds an open set.
+    /// Returns all values, if their set is closed. For an open set (`None`), the caller of the constructor bounds the
+    /// number of values.
     fn values() -> Option<Vec<&'static str>> {
         None
     }
 
-    /// The text of the label.
+    /// Returns the text of the label's value.
     fn text(&self) -> String;
 
-    /// A value for tests.
+    /// Returns an example value for tests.
     #[cfg(test)]
     fn example() -> Self;
 }
@@ -222,19 +225,20 @@ impl<L: LabelValue> GroupLabel for L {
 
 /// A group of metrics as [`metric_group!`] declares it.
 pub(super) trait Group {
-    /// The description of its metrics.
+    /// Returns the description of the group and of its metrics.
     fn describe() -> GroupDescription;
 
-    /// Makes the handles with example labels, and records something in each series.
+    /// Makes the handles with example labels, and records a value in each series.
     #[cfg(test)]
     fn touch_example();
 }
 
-/// Declares a group of metrics: a struct with one handle for each row.
+/// Declares a group of metrics: a struct with one handle for each row, and a constructor for it.
 ///
-/// A row is a sentence of help, then `field: Handle = "name", Unit;`, for a histogram `"name", Unit, BUCKETS;`. The
-/// group's constructor takes the labels that all rows have, and makes all series of the group, at zero. A handle
-/// `PerLabel<L, Counter>` adds the label of `L`. `keeping { field: Type = value }` adds fields that are no metrics.
+/// A row is a help sentence as doc comment, then `field: Handle = "name", Unit;`. For a histogram, the row ends in
+/// `"name", Unit, BUCKETS;`. The group's constructor takes the labels that all rows have, and makes all series of the
+/// group, at zero. A handle `PerLabel<L, Counter>` adds the label of `L`. `keeping { field: Type = value }` adds fields
+/// that are no metrics.
 macro_rules! metric_group {
     (
         $(#[doc = $about:literal])+
@@ -257,9 +261,9 @@ macro_rules! metric_group {
         }
 
         impl $group {
-            /// Makes the handles. Make them once and hold them: this looks each series up.
+            /// Makes the handles. Call this once and hold the handles, because the call looks each series up.
             ///
-            /// The caller bounds the number of label values.
+            /// The caller bounds the number of different label values.
             #[allow(
                 clippy::new_without_default,
                 reason = "it registers series with the recorder, which a default should not"
@@ -301,7 +305,7 @@ macro_rules! metric_group {
                 use $crate::declare;
                 let group = Self::$constructor($(<$type as declare::GroupLabel>::example()),*);
                 $(declare::Handle::touch(&group.$field);)+
-                // Some series end with their handles.
+                // Some series end with their handles, so the handles must never be dropped.
                 std::mem::forget(group);
             }
         }
@@ -337,7 +341,7 @@ mod tests {
             })
     }
 
-    /// The rules of `promtool check metrics`, and ours. Returns what is wrong.
+    /// Checks a metric against the rules of `promtool check metrics`, and ours. Returns the rules that it breaks.
     fn lint(metric: &MetricDescription) -> Vec<String> {
         let name = metric.name;
         let words: Vec<&str> = name.split('_').collect();

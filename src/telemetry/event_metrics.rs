@@ -1,4 +1,4 @@
-//! Counts and log lines about the events of one namespace.
+//! Metrics and log lines about the events of one namespace.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::declare::{BATCH_BLOCKS, LAGS, LATENCIES, metric_group};
 use super::histograms::Samples;
 use super::labels::{DropReason, LabelValue, PerLabel, UNATTRIBUTED_NAMESPACE};
 
-/// One gate a reason for the whole process: thousands of namespaces must not multiply the lines.
+/// One gate per reason for the whole process: thousands of namespaces must not multiply the lines.
 static DROP_GATES: [LogGate; DropReason::COUNT] = [const { LogGate::new() }; DropReason::COUNT];
 static REJECT_GATES: [LogGate; RejectReason::ALL.len()] = [const { LogGate::new() }; RejectReason::ALL.len()];
 static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
@@ -25,22 +25,22 @@ static AHEAD_GATE: LogGate = LogGate::new();
 static CONTESTED_GATE: LogGate = LogGate::new();
 static SETTLED_GATE: LogGate = LogGate::new();
 
-/// The effect of one batch.
+/// Effect of one applied batch on the index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AppliedBatch {
     /// Blocks that the batch stored.
     pub blocks_stored: u64,
     /// Blocks that the batch removed one by one.
     pub blocks_removed: u64,
-    /// Times that the batch dropped all blocks of its holder.
+    /// Number of times that the batch dropped all blocks of its holder.
     pub clears: u64,
-    /// The time that the lane took.
+    /// Time that the lane took to decode and apply the batch.
     pub elapsed: Duration,
-    /// How old the batch was when queries saw it, by its publisher's clock; none where it does not tell.
+    /// Age of the batch when queries saw it, by its publisher's clock; `None` if the batch has no time.
     pub lag: Option<Duration>,
 }
 
-/// The effect of several batches of one namespace, until they are counted together.
+/// Effect of several batches of one namespace, gathered until [`EventMetrics::batches_applied`] counts them together.
 #[derive(Debug)]
 pub struct AppliedBatches {
     batches: u64,
@@ -67,7 +67,7 @@ impl Default for AppliedBatches {
 }
 
 impl AppliedBatches {
-    /// Adds one.
+    /// Adds the effect of one batch.
     pub fn add(&mut self, batch: &AppliedBatch) {
         self.batches += 1;
         self.blocks_stored += batch.blocks_stored;
@@ -85,7 +85,7 @@ impl AppliedBatches {
 metric_group! {
     /// Events of a namespace.
     EventMetrics::for_namespace(namespace: &str) keeping {
-        /// For the log.
+        /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
     } {
         /// Event messages received.
@@ -122,18 +122,18 @@ metric_group! {
 }
 
 impl EventMetrics {
-    /// The handles for messages whose subject is malformed or names a namespace that is not admitted.
+    /// Handles for messages whose subject is malformed or names a namespace that is not admitted.
     pub fn unattributed() -> Self {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
 
-    /// Counts messages that have come, with the size of their payloads together.
+    /// Counts event messages received, and the sum of their payload bytes.
     pub fn messages_received(&self, messages: u64, payload_bytes: u64) {
         self.messages_received.increment(messages);
         self.bytes_received.increment(payload_bytes);
     }
 
-    /// Counts batches that a lane applied, and forgets them.
+    /// Counts batches that a lane applied, and resets `batches` to zero.
     pub fn batches_applied(&self, batches: &mut AppliedBatches) {
         self.batches_applied.increment(batches.batches);
         self.blocks_stored.increment(batches.blocks_stored);
@@ -148,7 +148,7 @@ impl EventMetrics {
 
     /// Counts a batch that was dropped whole, and logs it.
     ///
-    /// `subject` is the subject of the message; it may hold anything. Duplicates and stale epochs are signs of a
+    /// `subject` is the subject of the message and may hold any text. Duplicates and stale epochs are signs of a
     /// redelivery, so their lines are at level debug.
     pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
         self.batches_dropped.get(reason).increment(1);
@@ -167,7 +167,7 @@ impl EventMetrics {
 
     /// Counts blocks of an event that were not taken as sent, and logs it.
     ///
-    /// Removals of blocks that are not held follow every gap, so those lines are at level debug.
+    /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level debug.
     pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
         self.blocks_rejected.get(reason).increment(blocks);
         let Some(suppressed) = REJECT_GATES[reason.index()].admit() else {
@@ -221,7 +221,8 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that a holder's epoch lies so many seconds ahead of the clock. A publisher that returns with the right time is taken for an older one.
+    /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher comes back with the right
+    /// time, its lower epoch is taken for that of an older incarnation.
     pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
         if let Some(suppressed) = AHEAD_GATE.admit() {
             let namespace = &*self.namespace;
@@ -236,7 +237,8 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that batches of a lower epoch have begun to come. To be called once a holder, until [`Self::contest_ended`].
+    /// Logs that a second publisher of the holder sends batches of a lower epoch (`lower`) than the one that is
+    /// believed. Call it once per contest, which ends with [`Self::contest_ended`].
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
         if let Some(suppressed) = CONTESTED_GATE.admit() {
             let namespace = &*self.namespace;
@@ -252,7 +254,7 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that a holder has one publisher again, and how many batches of lower epochs were dropped.
+    /// Logs that only one publisher claims the holder again, and how many batches of lower epochs were dropped.
     pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
         if let Some(suppressed) = SETTLED_GATE.admit() {
             let namespace = &*self.namespace;
@@ -270,8 +272,8 @@ impl EventMetrics {
 
     /// Counts the transition of a holder from exact to degraded, and logs it.
     ///
-    /// Call it for the transition only, not for further faults of a degraded holder. A resync is a remedy: it is counted,
-    /// but not logged here.
+    /// Call it for the transition only, not for further faults of a degraded holder. A resync is a remedy, so the
+    /// reason `Resyncing` is counted but not logged.
     pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
         self.holders_degraded.get(reason).increment(1);
         if reason == DegradedReason::Resyncing {
@@ -389,7 +391,7 @@ mod tests {
         let log = capture(LogFormat::Text, "debug", false, || {
             let metrics = EventMetrics::for_namespace("a");
             for _ in 0..3 {
-                // No other test uses this reason, so its gate is fresh.
+                // No other test drops a batch for this reason, so its gate has let no line pass yet.
                 metrics.batch_dropped(DropReason::LaneStopped, "kv.a.w1\n2026 ERROR forged", &"draining");
             }
         });

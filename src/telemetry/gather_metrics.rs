@@ -1,4 +1,4 @@
-//! Counts and log lines about shards: of a daemon that has one, and of a gateway.
+//! Metrics and log lines about shards: for a daemon that is a shard, and for a gateway that gathers their replies.
 
 use metrics::Counter;
 
@@ -36,7 +36,8 @@ metric_group! {
 }
 
 impl GatherMetrics {
-    /// Counts a request by the outcome of its gathering. Logs the outcomes that an operator should look at.
+    /// Counts a request by the outcome of its gathering. Logs only the outcomes that an operator should look at:
+    /// `Unanswered` and `Overloaded`.
     pub fn gathered(&self, outcome: GatherOutcome) {
         self.gathers.get(outcome).increment(1);
         if !matches!(outcome, GatherOutcome::Unanswered | GatherOutcome::Overloaded) {
@@ -47,7 +48,7 @@ impl GatherMetrics {
         }
     }
 
-    /// Counts a shard that a reply lacks, and logs it. The caller bounds the number of shards.
+    /// Counts a reply that a gateway gave without the shard `index`, and logs it. The caller bounds the number of shards.
     pub fn shard_missing(&self, index: u32) {
         MissingShardMetrics::for_shard(index as usize)
             .replies_missing

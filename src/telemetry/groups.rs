@@ -11,15 +11,15 @@ use super::{
     SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
-/// Lists every group. A new group is added here.
+/// Lists every group of metrics. Each new group is added to the call below.
 macro_rules! groups {
     ($($group:ident,)+) => {
-        /// The description of every metric, by group.
+        /// Returns the description of every metric, by group.
         pub fn groups() -> Vec<GroupDescription> {
             vec![$(<$group as Group>::describe()),+]
         }
 
-        /// Records something in every series that a process can have with one value for each open label.
+        /// Records a value in every series that a process can have, with one example value for each label without a closed set.
         #[cfg(test)]
         pub(super) fn touch_every_series() {
             $(<$group as Group>::touch_example();)+

@@ -1,4 +1,4 @@
-//! Counts and log lines about the listener for SGLang's routers.
+//! Metrics and log lines about the gRPC listener for SGLang's routers.
 
 use std::fmt::Display;
 
@@ -28,7 +28,7 @@ metric_group! {
     }
 }
 
-/// Requests of SGLang's routers.
+/// Metrics of the requests of SGLang's routers.
 pub struct GrpcMetrics {
     methods: PerLabel<GrpcMethod, GrpcMethodMetrics>,
     addresses: GrpcAddressMetrics,
@@ -41,7 +41,7 @@ impl Default for GrpcMetrics {
 }
 
 impl GrpcMetrics {
-    /// The handles.
+    /// Makes the handles of every method.
     pub fn new() -> Self {
         Self {
             methods: PerLabel::new(GrpcMethodMetrics::of_method),
@@ -49,12 +49,12 @@ impl GrpcMetrics {
         }
     }
 
-    /// Counts a request that was answered.
+    /// Counts a request that was answered, by method and outcome.
     pub fn answered(&self, method: GrpcMethod, outcome: GrpcOutcome) {
         self.methods.get(method).requests.get(outcome).increment(1);
     }
 
-    /// Counts a worker that no router can be told, and logs it.
+    /// Counts a worker that is left out of an answer because its address is not known, and logs it.
     pub fn without_address(&self, worker: &dyn Display) {
         self.addresses.without_address.increment(1);
         if let Some(suppressed) = ADDRESS_GATE.admit() {
@@ -80,14 +80,15 @@ metric_group! {
 }
 
 impl GrpcReportMetrics {
-    /// Sets how many workers are told and awaited, and the memory of their blocks.
+    /// Sets the number of workers whose blocks are all known (`told`), the number that owe a snapshot (`awaited`), and
+    /// the memory of all reported blocks.
     pub fn kept(&self, told: usize, awaited: usize, bytes: usize) {
         self.workers.get(ReportState::Told).set(told as f64);
         self.workers.get(ReportState::Awaited).set(awaited as f64);
         self.bytes.set(bytes as f64);
     }
 
-    /// Counts a worker whose blocks were forgotten, and logs it.
+    /// Counts a worker whose reported blocks were forgotten until its next snapshot, and logs it.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
         self.lost.get(reason).increment(1);
         if let Some(suppressed) = LOSS_GATES[reason.index()].admit() {
@@ -107,7 +108,7 @@ metric_group! {
 }
 
 impl GrpcHitMetrics {
-    /// Sets how many counts there are, and counts those that went.
+    /// Sets the number of blocks whose look-ups are counted, and adds the number of counts that were dropped for want of room.
     pub fn kept(&self, counted: usize, dropped: u64) {
         self.counted.set(counted as f64);
         self.dropped.increment(dropped);

@@ -1,4 +1,4 @@
-//! The metrics of hints: where routers say that they have sent requests.
+//! Metrics and log lines about hints: messages in which routers say where they have sent requests.
 
 use std::fmt::Display;
 
@@ -30,17 +30,17 @@ impl HintMetrics {
         self.taken.increment(1);
     }
 
-    /// Counts hints that have ended.
+    /// Counts hints whose time has ended.
     pub fn expired(&self, hints: u64) {
         self.expired.increment(hints);
     }
 
-    /// Sets how much memory all take.
+    /// Sets how many bytes of memory all hints take.
     pub fn show_bytes(&self, bytes: usize) {
         self.bytes.set(bytes as f64);
     }
 
-    /// Counts hints that were not kept, and logs it.
+    /// Counts `times` hints that were not kept, or went before their time, and logs it at level debug.
     pub fn dropped(&self, reason: HintDrop, times: u64, detail: &dyn Display) {
         self.dropped.get(reason).increment(times);
         if let Some(suppressed) = DROP_GATES[reason.index()].admit() {

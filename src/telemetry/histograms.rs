@@ -1,6 +1,6 @@
-//! Histograms over fixed buckets: a sample is counted where it belongs when it is recorded.
+//! Histograms over fixed buckets. A sample is counted in its bucket at once when it is recorded.
 //!
-//! The library for Prometheus would keep each sample, 16 bytes, until somebody collects them.
+//! The library for Prometheus would instead keep each sample (16 bytes) until somebody collects the metrics.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use super::declare::{MetricDescription, MetricKind};
 #[derive(Debug)]
 pub(super) struct Histograms {
     declared: HashMap<&'static str, MetricDescription>,
-    /// By name and labels.
+    /// Series by the metric's name and the labels.
     series: Mutex<BTreeMap<&'static str, HashMap<Key, Arc<Buckets>>>>,
 }
 
-/// One series.
+/// One series: the counts of a histogram for one set of labels.
 #[derive(Debug)]
 pub(super) struct Buckets {
     bounds: &'static [f64],
-    /// How many samples are in each bucket and in none below it; the last has those above all bounds.
+    /// Number of samples in each bucket alone, not summed over the buckets below. The last bucket has the samples above all bounds.
     counts: Box<[AtomicU64]>,
-    /// The sum of all samples, in the bits of a float.
+    /// Sum of all samples, as the bits of an `f64`.
     sum: AtomicU64,
 }
 
-/// In which bucket a sample is.
+/// Returns the index of the bucket that a sample belongs to: the first whose bound is not below it.
 fn bucket_of(bounds: &[f64], sample: f64) -> usize {
     bounds.iter().take_while(|bound| sample > **bound).count()
 }
@@ -50,7 +50,7 @@ impl Buckets {
             counted.fetch_add(count, Ordering::Relaxed);
         }
         let add = |bits| Some((f64::from_bits(bits) + sum).to_bits());
-        // It never gives up.
+        // `add` always returns a value, so the update never fails.
         let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }
@@ -66,7 +66,7 @@ impl HistogramFn for Buckets {
 }
 
 impl Histograms {
-    /// The histograms that are `declared`.
+    /// Makes the histograms among the `declared` metrics, without a series yet.
     pub(super) fn new(declared: impl IntoIterator<Item = MetricDescription>) -> Self {
         let histograms = declared
             .into_iter()
@@ -77,7 +77,7 @@ impl Histograms {
         }
     }
 
-    /// The series of a name and labels, which begins at zero; none of a name that is not declared.
+    /// Returns the series of a name and labels, made at zero if it is new. `None` for a name that is not declared as a histogram.
     pub(super) fn series(&self, key: &Key) -> Option<Arc<Buckets>> {
         let declared = self.declared.get(key.name())?;
         let mut series = self.series.lock();
@@ -130,7 +130,8 @@ impl Buckets {
     }
 }
 
-/// Samples that have not been recorded yet. Whoever has many records them together.
+/// Samples of one histogram that are gathered first and recorded together later. Recording many samples this way takes
+/// fewer atomic additions.
 #[derive(Debug)]
 pub(super) struct Samples<const COUNT: usize> {
     bounds: &'static [f64; COUNT],
@@ -157,7 +158,7 @@ impl<const COUNT: usize> Samples<COUNT> {
         }
     }
 
-    /// Records all of them, each bucket's as so many times their mean.
+    /// Records all samples and forgets them. The samples of a bucket are recorded as that many times their mean.
     pub(super) fn record(&mut self, histogram: &Histogram) {
         for (bucket, count) in self
             .counts
@@ -166,7 +167,7 @@ impl<const COUNT: usize> Samples<COUNT> {
             .filter(|(_, count)| **count > 0)
         {
             let mean = self.sums[bucket] / f64::from(*count);
-            // Rounding must not move it to a neighbour.
+            // Rounding must not move the mean into a neighbouring bucket.
             let below = bucket.checked_sub(1).map(|below| self.bounds[below].next_up());
             let mean = mean.max(below.unwrap_or(f64::MIN)).min(self.bounds[bucket]);
             histogram.record_many(mean, *count as usize);

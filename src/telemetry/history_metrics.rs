@@ -1,4 +1,4 @@
-//! Counts and log lines about the history of states.
+//! Metrics and log lines about the history of holders' states.
 
 use std::fmt::Display;
 
@@ -21,7 +21,7 @@ metric_group! {
 }
 
 impl HistoryMetrics {
-    /// Counts states that there was no room for.
+    /// Counts states of holders that the history had no room for, and logs it. Zero states are neither counted nor logged.
     pub fn dropped(&self, states: u64) {
         if states == 0 {
             return;
@@ -36,7 +36,7 @@ impl HistoryMetrics {
         }
     }
 
-    /// Counts a file that could not be written or read.
+    /// Counts a failure to write or read a file of the history, and logs it.
     pub fn file_failed(&self, error: &dyn Display) {
         self.files_failed.increment(1);
         if let Some(suppressed) = FILE_GATE.admit() {

@@ -1,4 +1,4 @@
-//! The metrics, and log lines, about the query listener.
+//! Metrics and log lines about the query listener.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ metric_group! {
 }
 
 impl HttpMetrics {
-    /// Counts a request that was answered with `status`.
+    /// Counts a request that was answered with `status`, and records how long it took.
     pub fn answered(&self, status: u16, elapsed: Duration) {
         self.requests.get(HttpOutcome::of_status(status)).increment(1);
         self.duration.record(elapsed);
@@ -48,7 +48,7 @@ metric_group! {
 }
 
 impl HttpBodyMetrics {
-    /// Counts a body that was given up for want of the room that `setting` gives, and logs it.
+    /// Counts a body that was given up because all bodies exceed the room that `setting` allows, and logs it.
     pub fn refused(&self, setting: &'static str) {
         self.refused.increment(1);
         if let Some(suppressed) = BODY_GATE.admit() {

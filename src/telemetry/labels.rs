@@ -1,4 +1,4 @@
-//! The values that labels may take, as enums, so that no free text becomes a label.
+//! Label values as enums, so that no free text becomes a label.
 //!
 //! Dashboards and alerts rely on the spelling of the values: add values freely, but don't rename them.
 
@@ -10,16 +10,17 @@ use kvatlas_core::index::RejectReason;
 use kvatlas_core::snapshot::SnapshotError;
 use kvatlas_core::wire::{DegradedReason, ErrorCode};
 
-/// Namespace label of messages without an admitted namespace, such as one with a malformed subject. A real name is a
-/// subject token, so it never has brackets.
+/// Namespace label of messages without an admitted namespace, such as messages with a malformed subject. A real name is
+/// a token of a subject and has no brackets, so the label is never a namespace's name.
 pub const UNATTRIBUTED_NAMESPACE: &str = "(none)";
 
-/// Namespace label of those that came when so many others had been labelled already.
+/// Namespace label of the namespaces that came after [`NAMESPACE_LABELS_MAX`] others had got labels.
 pub const OTHER_NAMESPACES: &str = "(others)";
-/// Most names of namespaces that ever become labels: a series lives until the process ends, a namespace need not.
+/// Largest number of namespaces whose names become labels in the life of the process. A series lives until the process
+/// ends, even if its namespace does not.
 pub const NAMESPACE_LABELS_MAX: usize = 4096;
 
-/// The label of a namespace that has been admitted: its name, or [`OTHER_NAMESPACES`].
+/// Returns the label of an admitted namespace: its name, or [`OTHER_NAMESPACES`].
 pub fn namespace_label(name: &str) -> &str {
     static LABELLED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut labelled = LABELLED.lock();
@@ -35,20 +36,20 @@ pub fn namespace_label(name: &str) -> &str {
 
 /// A closed set of label values.
 pub trait LabelValue: Copy + 'static {
-    /// The key of the label.
+    /// Key of the label.
     const KEY: &'static str;
 
-    /// Every value, in the order of [`LabelValue::index`].
+    /// All values, in the order of [`LabelValue::index`].
     const ALL: &'static [Self];
 
-    /// The text that appears as the label's value.
+    /// Returns the text that appears as the label's value.
     fn as_str(self) -> &'static str;
 
-    /// The place of this value in [`LabelValue::ALL`].
+    /// Returns the position of this value in [`LabelValue::ALL`].
     fn index(self) -> usize;
 }
 
-/// Declares an enum of label values: the key of the label, then the variants with their spelling.
+/// Declares an enum of label values: the key of the label, then each variant with its spelling.
 macro_rules! label_values {
     ($(#[$enum_attribute:meta])* $enum_name:ident: $key:literal {
         $($(#[$attribute:meta])* $variant:ident => $text:literal,)+
@@ -60,7 +61,7 @@ macro_rules! label_values {
         }
 
         impl $enum_name {
-            /// How many values there are.
+            /// Number of values.
             pub const COUNT: usize = <Self as LabelValue>::ALL.len();
         }
 
@@ -102,9 +103,9 @@ pub use told::{HintDrop, OutcomeRefusal};
 label_values! {
     /// Why a whole batch was dropped without a change to the index.
     DropReason: "reason" {
-        /// The sequence number was applied before: a redelivery, or a publisher that sent again.
+        /// The sequence number was applied before: the message is a redelivery, or the publisher sent the batch again.
         Duplicate => "duplicate",
-        /// The batch is of an incarnation of the publisher that a newer one has replaced.
+        /// The batch comes from an incarnation of the publisher that a newer incarnation has replaced.
         StaleEpoch => "stale_epoch",
         /// The payload is not a valid batch.
         Undecodable => "undecodable",
@@ -114,19 +115,19 @@ label_values! {
         BadSubject => "bad_subject",
         /// The epoch lies further ahead of the clock than allowed.
         EpochAhead => "epoch_ahead",
-        /// The namespace is new, and the configured number of namespaces is reached.
+        /// The namespace is new, and the configured number of namespaces has been reached.
         TooManyNamespaces => "too_many_namespaces",
         /// The namespace is new, and only those that the configuration names may exist.
         NamespaceNotNamed => "namespace_not_named",
-        /// The worker is new, and the configured number of workers is reached.
+        /// The worker is new, and the configured number of workers has been reached.
         TooManyWorkers => "too_many_workers",
-        /// The data-parallel rank is new, and the configured number of ranks is reached.
+        /// The data-parallel rank is new, and the configured number of ranks has been reached.
         TooManyRanks => "too_many_ranks",
-        /// Part of a snapshot that was written while the namespace had another hashing or block size.
+        /// The batch is part of a snapshot that was written while the namespace had another hashing or block size.
         OtherSettings => "other_settings",
         /// The queue of the worker's lane was full.
         LaneFull => "lane_full",
-        /// The lane that has to apply the batch takes no more work.
+        /// The lane that should apply the batch takes no more work.
         LaneStopped => "lane_stopped",
     }
 }
@@ -134,21 +135,21 @@ label_values! {
 label_values! {
     /// Why a resync did not make a holder exact.
     ResyncFailure: "reason" {
-        /// The holder's resync subject has no subscriber: its publisher is gone, or does not know the protocol.
+        /// The holder's resync subject has no subscriber: its publisher is gone, or does not know the protocol of resyncs.
         NoResponder => "no_responder",
         /// The publisher said that it can't answer now.
         Refused => "refused",
-        /// The answer was not whole in time.
+        /// The answer was not complete in time.
         TimedOut => "timed_out",
         /// The connection broke, or lost messages.
         Disconnected => "disconnected",
-        /// A chunk can't be decoded, or a batch in a chunk.
+        /// A chunk of the answer, or a batch in a chunk, cannot be decoded.
         Undecodable => "undecodable",
-        /// A chunk is about another rank than was asked for.
+        /// A chunk is about a rank that was not asked for.
         WrongRank => "wrong_rank",
-        /// Only incarnations of the publisher that had been replaced answered.
+        /// Only outdated incarnations of the publisher answered.
         StaleEpoch => "stale_epoch",
-        /// The answer ends before the last batch that had been received when the publisher was asked.
+        /// The answer ends before the last batch that the daemon had received when it asked.
         CursorBehind => "cursor_behind",
         /// The answer's epoch lies further ahead of the clock than allowed.
         EpochAhead => "epoch_ahead",
@@ -156,13 +157,14 @@ label_values! {
         OutOfOrder => "out_of_order",
         /// The chunks contradict one another, or the request.
         Contradiction => "contradiction",
-        /// The batches are not those that were missed, or not the stored blocks of a full state.
+        /// The answer does not have the missing batches in their order. Or it is a full state with other events than
+        /// stored and doubted blocks.
         WrongBatches => "wrong_batches",
-        /// The full state is named by another chain of hashes than the namespace uses.
+        /// The blocks in the answer are named by another chain of hashes than the namespace uses.
         OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
-        /// More live batches came meanwhile than may be held back, or the state was replaced otherwise.
+        /// More live batches came during the resync than the lane may hold back, or the holder's state was replaced by other means.
         Superseded => "superseded",
         /// The answer was applied, but the holder is not exact.
         Incomplete => "incomplete",
@@ -178,15 +180,15 @@ label_values! {
         Directory => "directory",
         /// Writing failed.
         Write => "write",
-        /// The file or the directory could not be brought to the disk.
+        /// The file or the directory could not be flushed to the disk.
         Sync => "sync",
-        /// The file could not be given its name.
+        /// The file could not be renamed to its final name.
         Rename => "rename",
         /// Another snapshot is being written.
         Busy => "busy",
         /// A lane takes no more work.
         LaneStopped => "lane_stopped",
-        /// The task was cut short.
+        /// The task that writes the snapshot was cut short.
         Interrupted => "interrupted",
     }
 }
@@ -198,9 +200,9 @@ label_values! {
         Unreadable => "unreadable",
         /// The file is no snapshot, or has a version that this build does not know.
         Unknown => "unknown",
-        /// The file ends too early.
+        /// The file ends before its content is complete.
         Truncated => "truncated",
-        /// Its content has changed since it was written.
+        /// The content of the file is not as it was written, or contradicts itself.
         Damaged => "damaged",
         /// The file is larger than the limit.
         TooLarge => "too_large",
@@ -244,25 +246,25 @@ label_values! {
 }
 
 label_values! {
-    /// Why blocks are not among what is published for routers once more.
+    /// Why blocks of an engine are not published for routers once more.
     RepublishOmission: "reason" {
         /// The memory for an engine's blocks is full.
         Full => "full",
-        /// A salt, an adapter or an image tells them from those of plain prompts.
+        /// The prompt of the blocks has a salt, an adapter or an image, so they differ from the blocks of a plain prompt.
         Special => "special",
-        /// Their tokens, or those of a block before them, are not known.
+        /// The tokens of the blocks, or of a block before them, are not known.
         Unknown => "unknown",
     }
 }
 
 label_values! {
-    /// Why a bridge ended the connection of a router that follows what is published once more.
+    /// Why a bridge ended the connection of a router that follows its second publication of engines' blocks.
     RepublishCut: "reason" {
         /// The router takes what is sent too slowly.
         Slow => "slow",
         /// The router sends more than subscriptions and questions need.
         TooMuch => "too_much",
-        /// The router does not speak ZMTP 3 as such a client does.
+        /// The router does not speak ZMTP 3 as a subscriber does.
         Protocol => "protocol",
         /// There are too many connections.
         TooMany => "too_many",
@@ -270,15 +272,15 @@ label_values! {
 }
 
 label_values! {
-    /// The kind of a source of engines.
+    /// Kind of source in which a bridge looks for engines.
     EngineSource: "source" {
-        /// A name of DNS.
+        /// A DNS name.
         Dns => "dns",
         /// Files.
         File => "file",
-        /// Records of Dynamo.
+        /// Records that Dynamo's workers write.
         Dynamo => "dynamo",
-        /// Pods of Kubernetes.
+        /// Kubernetes pods.
         Kubernetes => "kubernetes",
     }
 }
@@ -288,11 +290,11 @@ label_values! {
     ConsumerReset: "reason" {
         /// The connection broke.
         Connection => "connection",
-        /// The server was silent for too long, or an error came in the place of messages.
+        /// The server was silent for too long, or an error came instead of messages.
         Delivery => "delivery",
-        /// A message was skipped on its way.
+        /// A message was skipped on its way to the daemon.
         Skipped => "skipped",
-        /// The stream is another one than before, or gone.
+        /// The stream is not the one that was read before, or is gone.
         Stream => "stream",
     }
 }
@@ -302,13 +304,13 @@ label_values! {
     HolderState: "state" {
         /// Every batch of the holder was applied.
         Exact => "exact",
-        /// Something may be missing: see [`DegradedReason`].
+        /// The known blocks may be wrong or incomplete: see [`DegradedReason`].
         Degraded => "degraded",
     }
 }
 
 label_values! {
-    /// The means by which a query names a prompt, or a question after the state of the daemon.
+    /// Form in which a query names a prompt, or `Status` for a question about a namespace.
     QueryKind: "kind" {
         /// The tokens of the prompt.
         Tokens => "tokens",
@@ -318,7 +320,7 @@ label_values! {
         SequenceHashes => "sequence_hashes",
         /// The lineage hashes of the prompt.
         LineageHashes => "lineage_hashes",
-        /// Nothing: a question after the state of a namespace.
+        /// Nothing: the query asks about the state of a namespace.
         Status => "status",
     }
 }
@@ -326,17 +328,18 @@ label_values! {
 label_values! {
     /// How certain an answer is.
     AnswerState: "state" {
-        /// Every holder in it is exact, and nobody else may hold more than is known.
+        /// Every holder in the answer is exact, and no other holder may have more blocks than is known.
         Exact => "exact",
-        /// Some holder in it is degraded, or others may hold more than is known, or cannot be found in the form of the query.
+        /// Some holder in the answer is degraded. Or holders outside it may have more blocks than is known, or cannot
+        /// be found by the form of the query.
         Degraded => "degraded",
-        /// Certainly nobody has anything of the prompt.
+        /// Certainly no holder has any block of the prompt.
         Empty => "empty",
     }
 }
 
 impl AnswerState {
-    /// The state of an answer that is certain or not, and names holders or none.
+    /// Returns the state of an answer. `is_exact` tells whether it is certain, `is_empty` whether it names no holder.
     pub fn of(is_exact: bool, is_empty: bool) -> Self {
         match (is_exact, is_empty) {
             (false, _) => Self::Degraded,
@@ -349,9 +352,9 @@ impl AnswerState {
 label_values! {
     /// Why the reply to a query was not sent.
     ReplyDropReason: "reason" {
-        /// The request names no subject to reply to.
+        /// The request names no reply subject.
         NoReplySubject => "no_reply_subject",
-        /// The request wants its reply on a subject of the contract's or of the server's.
+        /// The reply subject belongs to the contract or to the server, so a reply would reach others than the client.
         ForbiddenReplySubject => "forbidden_reply_subject",
         /// The connection did not take the reply.
         PublishFailed => "publish_failed",
@@ -363,23 +366,23 @@ label_values! {
     GatherOutcome: "outcome" {
         /// Every shard answered.
         Complete => "complete",
-        /// Some shards did not answer in time; the answer names them.
+        /// Some shards did not answer in time; the gateway's answer names them.
         Partial => "partial",
         /// The shards answered with an error, or with answers that don't fit together.
         Refused => "refused",
         /// No shard answered.
         Unanswered => "unanswered",
-        /// Too many others were under way, so that none was begun.
+        /// Too many gatherings were under way, so this one was not begun.
         Overloaded => "overloaded",
     }
 }
 
 label_values! {
-    /// Why a span is with no collector.
+    /// Why a span did not reach a collector.
     SpanDropReason: "reason" {
-        /// Too many others waited to be sent.
+        /// Too many other spans waited to be sent.
         QueueFull => "queue_full",
-        /// The collector did not take it.
+        /// The collector did not take the span.
         ExportFailed => "export_failed",
     }
 }
@@ -393,27 +396,27 @@ label_values! {
         Resync => "resync",
         /// Writing and reading snapshots.
         Snapshot => "snapshot",
-        /// Looking for what has waited or been silent for too long.
+        /// Regular checks for batches that have waited, and holders that have been silent, for too long. Also operators' commands.
         Upkeep => "upkeep",
     }
 }
 
 label_values! {
-    /// Which connection to the message broker.
+    /// Connections to the message broker, by purpose.
     Connection: "connection" {
-        /// The one that receives events.
+        /// The connection that receives events.
         Events => "events",
-        /// The one that receives queries and sends replies.
+        /// The connection that receives queries and sends replies.
         Queries => "queries",
-        /// The one that asks publishers for missing batches.
+        /// The connection that asks publishers for missing batches.
         Resync => "resync",
-        /// The one that sends snapshots to the Object Store and fetches them.
+        /// The connection that sends snapshots to the Object Store and fetches them.
         Snapshots => "snapshots",
-        /// The one that receives commands of operators.
+        /// The connection that receives commands of operators.
         Admin => "admin",
-        /// The one that receives outcomes of requests from routers.
+        /// The connection that receives outcomes of requests from routers.
         Outcomes => "outcomes",
-        /// The one that receives hints of routers.
+        /// The connection that receives hints of routers.
         Hints => "hints",
     }
 }
@@ -427,7 +430,7 @@ label_values! {
         Disconnected => "disconnected",
         /// Messages were discarded because this program took them too slowly.
         SlowConsumer => "slow_consumer",
-        /// The server refused a subscription or a message, or took the right to a subscription away.
+        /// The server refused a subscription or a message, or withdrew the right to a subscription.
         Refused => "refused",
         /// The server or the client library reported an error.
         Error => "error",
@@ -456,7 +459,7 @@ impl LabelValue for DegradedReason {
     }
 
     fn index(self) -> usize {
-        // The bits may have holes.
+        // The discriminants are bits and may have gaps, so they are no positions.
         Self::ALL
             .iter()
             .position(|reason| *reason == self)
@@ -495,7 +498,7 @@ impl<L: LabelValue, M> PerLabel<L, M> {
         }
     }
 
-    /// The handle of one value.
+    /// Returns the handle of one value.
     pub fn get(&self, label: L) -> &M {
         // In range by construction: `new` made one handle for each value, in the order of the indices.
         &self.handles[label.index()]

@@ -1,6 +1,6 @@
-//! Series that end with their handles: those of engines, which come and go.
+//! Series that end with their handles. Engines and holders come and go, and their series with them.
 //!
-//! The library for Prometheus keeps each counter and gauge until the process ends.
+//! The library for Prometheus would keep each counter and gauge until the process ends.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use super::declare::{MetricDescription, MetricKind};
 #[derive(Debug)]
 pub(super) struct LeasedSeries {
     declared: BTreeMap<&'static str, MetricDescription>,
-    /// By name and labels; a gauge's value is in the bits of a float.
+    /// Values by the metric's name and the labels. The value of a gauge is stored as the bits of an `f64`.
     series: Mutex<BTreeMap<&'static str, BTreeMap<Key, Weak<AtomicU64>>>>,
 }
 
 impl LeasedSeries {
-    /// The series that are `declared`.
+    /// Makes the store for the `declared` metrics, without a series yet.
     pub(super) fn new(declared: impl IntoIterator<Item = MetricDescription>) -> Self {
         Self {
             declared: declared.into_iter().map(|metric| (metric.name, metric)).collect(),
@@ -30,7 +30,8 @@ impl LeasedSeries {
         }
     }
 
-    /// The value of a series, which begins at zero unless a handle of it lives; none of a name that is not declared.
+    /// Returns the value of the series with this name and labels. The value begins at zero unless another handle of the
+    /// series is alive. `None` for a name that is not declared here.
     pub(super) fn series(&self, key: &Key) -> Option<Arc<AtomicU64>> {
         let declared = self.declared.get(key.name())?;
         let mut all = self.series.lock();
@@ -44,7 +45,7 @@ impl LeasedSeries {
         Some(fresh)
     }
 
-    /// Appends the series of handles that live, in Prometheus' text format.
+    /// Appends the series that have a living handle, in Prometheus' text format.
     pub(super) fn render(&self, text: &mut String) {
         for (name, series) in &*self.series.lock() {
             let Some(declared) = self.declared.get(name) else {

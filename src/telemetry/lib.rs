@@ -4,19 +4,19 @@
 //!
 //! * Each metric is one row of a `metric_group!` (`declare`), in the file of its subject: handle, name, unit, buckets and
 //!   help. Its type, its labels, its description, the page `deploy/metrics.md` and the tests follow from the row.
-//! * No text that a client chose becomes a label, except the name of a namespace, of an engine that a bridge follows, and of a
-//!   holder that is known. All other label values are variants of
-//!   an enum in [`labels`], numbers of lanes or shards, and the version of the program.
-//! * The number of namespaces is bounded by the caller. It creates the handles of a namespace only after it has admitted
-//!   the namespace under its configured limit. Events and queries without an admitted namespace are counted under
-//!   [`labels::UNATTRIBUTED_NAMESPACE`].
-//! * Handles such as [`EventMetrics`] are looked up once and then held. Counting a message costs an atomic addition and no
-//!   lookup. Creating the handle creates all its series, at zero, so that a rate over the first drop is right.
-//! * One method call counts and logs. Lines that a client can provoke at will pass a [`LogGate`]: one line per reason and
-//!   second, with the number of suppressed lines.
+//! * No text that a client chose becomes a label, with three exceptions: the name of a namespace, of an engine that a
+//!   bridge follows, and of a known holder. All other label values are variants of an enum in [`labels`], numbers of
+//!   lanes or shards, and the version and commit of the program.
+//! * The caller bounds the number of namespaces. The caller creates the handles of a namespace only after it has admitted the namespace
+//!   under its configured limit. Events and queries without an admitted namespace are counted under [`labels::UNATTRIBUTED_NAMESPACE`].
+//! * Handles such as [`EventMetrics`] are looked up once and then held. Counting a message costs an atomic addition and
+//!   no lookup. Creating the handle creates all its series at zero, so a rate is right from the first drop on.
+//! * One method call counts and logs. A line that a client can provoke at will passes a [`LogGate`]: the gate lets one
+//!   line per reason and second through, with the number of suppressed lines.
 //!
-//! A series lives until the process ends, also when its namespace is forgotten. Set the gauges of a namespace to their
-//! defaults before dropping it. The series of an engine that a bridge follows end with [`EngineMetrics`].
+//! A series lives until the process ends, even when its namespace is forgotten. Set the gauges of a namespace to their
+//! defaults before dropping it. Only the series of an engine that a bridge follows, and of a holder's outcomes, end
+//! with their handles: [`EngineMetrics`] and [`HolderOutcomeMetrics`].
 //!
 //! Handles bind to the recorder that is installed when they are created: call [`install`] first.
 

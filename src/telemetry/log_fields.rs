@@ -1,12 +1,12 @@
-//! The fields of a log line as text. Names and words of others are in them, and a line must stay a line: nothing that a field has can end
-//! it, steer a terminal, or fill the log.
+//! The fields of a log line as text. Fields contain names and texts from outside. No field can end its line, steer a
+//! terminal, or fill the log.
 
 use std::fmt::{self, Debug, Write};
 
 use tracing::field::Field;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Most bytes of a field's value. A longer one is cut.
+/// Largest length of a field's value, in bytes. A longer value is cut.
 const VALUE_BYTES_MAX: usize = 4096;
 
 /// Writes a field as `name=value`, and the message without its name.
@@ -28,7 +28,7 @@ pub(super) fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn De
     }
 }
 
-/// A writer that takes so many bytes more, and escapes what is not to be seen as it is.
+/// A writer that takes at most `room` more bytes. Characters that are not plain (see [`is_plain`]) are written as escapes.
 struct Bounded<'a, W> {
     writer: &'a mut W,
     room: usize,
@@ -42,7 +42,7 @@ impl<W: Write> Write for Bounded<'_, W> {
                 false => character.escape_default().len(),
             };
             if length > self.room {
-                // The rest does not come either.
+                // Whatever follows is cut too, even if it is shorter.
                 self.room = 0;
                 return Err(fmt::Error);
             }
@@ -56,7 +56,8 @@ impl<W: Write> Write for Bounded<'_, W> {
     }
 }
 
-/// Whether a character shows itself and nothing else: no control character, no end of a line, nothing that turns the direction of what follows.
+/// Whether a character shows itself and nothing else. Control characters, ends of lines, invisible characters and those
+/// that turn the direction of text are not plain.
 fn is_plain(character: char) -> bool {
     let is_hidden = matches!(
         character,

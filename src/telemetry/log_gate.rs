@@ -1,23 +1,24 @@
-//! Keeps log lines that a client can provoke at will from filling the log.
+//! Gates that keep log lines which a client can provoke at will from filling the log.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// The time in which a gate lets its lines pass, in nanoseconds: one of them, unless it takes [bursts](LogGate::of_bursts).
+/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several if it takes [bursts](LogGate::of_bursts).
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Lets one log line pass per second, or a few, and counts the others, without a lock.
+/// Lets one log line pass per second, or a few, and counts the suppressed ones, without a lock.
 ///
-/// The count of those held back is told with the next line that passes; a burst that ends within its second is
-/// therefore told in full only when something of the same kind happens again. The metrics count every one.
+/// The next line that passes tells how many lines were suppressed since the last one. The end of a burst is therefore
+/// told only when a line of the same gate comes up again. The metrics count every event.
 #[derive(Debug)]
 pub struct LogGate {
-    /// When the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.
+    /// Time at which the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.
     due_ns: AtomicU64,
     suppressed: AtomicU64,
-    /// How much of a second each line takes, and how long before it is due a line may pass.
+    /// Time that each line takes up at the steady rate, in nanoseconds.
     step_ns: u64,
+    /// How long before it is due a line may pass, in nanoseconds.
     early_ns: u64,
 }
 
@@ -28,12 +29,13 @@ impl Default for LogGate {
 }
 
 impl LogGate {
-    /// A gate that lets the first line pass.
+    /// Makes a gate that lets one line pass per second, the first one at once.
     pub const fn new() -> Self {
         Self::of_bursts(1)
     }
 
-    /// A gate that lets so many lines pass at once, and as many a second: for lines that tell of each of several things at a start.
+    /// Makes a gate that lets `lines` lines pass at once, and as many per second. Use it for lines about each of
+    /// several things, which all come up at a start.
     pub const fn of_bursts(lines: u64) -> Self {
         let step_ns = INTERVAL_NS / lines;
         Self {
@@ -44,17 +46,17 @@ impl LogGate {
         }
     }
 
-    /// Asks whether a line may be written now; if so, returns how many were held back since the last one.
+    /// Asks whether a line may be written now. If so, returns the number of lines suppressed since the last one; else `None`.
     pub fn admit(&self) -> Option<u64> {
         self.admit_at(now_ns())
     }
 
-    /// Like [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    /// As [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);
         let may_pass = now_ns.saturating_add(self.early_ns) >= due_ns
-            // Of several threads that arrive together, the one that moves the time on writes the line.
+            // Of several threads that arrive together, the thread that moves `due_ns` on writes the line.
             && self
                 .due_ns
                 .compare_exchange(due_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed)
@@ -68,7 +70,7 @@ impl LogGate {
     }
 }
 
-/// Monotonic time since the first call, in nanoseconds.
+/// Returns the monotonic time since the first call, in nanoseconds.
 fn now_ns() -> u64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     let elapsed = ORIGIN.get_or_init(Instant::now).elapsed();

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::format::debug_fn;
 
 use super::log_fields::write_field;
 
-/// How a log line looks.
+/// Format of the log's lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// One line of text, with the time in RFC 3339 (UTC); coloured if standard error is a terminal.
@@ -23,10 +23,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// Why the log could not be set up.
+/// Error of setting up the log, or of changing its filter.
 #[derive(Debug, Error)]
 pub enum LoggingError {
-    /// The filter doesn't follow the syntax of directives.
+    /// The filter does not follow the syntax of directives.
     #[error(
         "log filter {filter:?} is not valid: {source}; give comma-separated directives such as \
          \"info\" or \"warn,kvatlas=debug\""
@@ -34,13 +34,13 @@ pub enum LoggingError {
     Filter {
         /// The filter as given.
         filter: String,
-        /// Its mistake.
+        /// Mistake that the parser found in the filter.
         source: ParseError,
     },
-    /// Something else has set the log up in this process.
+    /// The log was already set up in this process.
     #[error("the log is already set up in this process; set it up once, at start")]
     AlreadySet(#[source] SetGlobalDefaultError),
-    /// There is no log whose filter could be changed.
+    /// [`init`] has set up no log in this process, so there is no filter to change.
     #[error("the log of this process was not set up here; its filter cannot be changed")]
     NotSet,
 }
@@ -51,7 +51,7 @@ const NATS_CLIENT: &str = "async_nats";
 /// Changes the filter of a log.
 type ChangeFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
 
-/// That of the process.
+/// Function that changes the filter of the process's log; empty until [`init`] has run.
 static CHANGE_FILTER: OnceLock<ChangeFilter> = OnceLock::new();
 
 /// Sets up the log of the process, on standard error.
@@ -69,7 +69,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), LoggingError> {
     Ok(())
 }
 
-/// Whether a terminal gets colours: not where the variable `NO_COLOR` is set and not empty.
+/// Whether output is coloured: it goes to a terminal, and the variable `NO_COLOR` is unset or empty.
 pub fn wants_colour(is_terminal: bool) -> bool {
     is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -78,15 +78,15 @@ pub fn wants_colour(is_terminal: bool) -> bool {
 ///
 /// # Errors
 ///
-/// [`LoggingError::Filter`] if the filter can't be parsed, [`LoggingError::NotSet`] without a log of ours.
+/// [`LoggingError::Filter`] if the filter can't be parsed, [`LoggingError::NotSet`] if [`init`] has not set up the log.
 pub fn set_filter(filter: &str) -> Result<(), LoggingError> {
     let change = CHANGE_FILTER.get().ok_or(LoggingError::NotSet)?;
     change(parse(filter)?);
     Ok(())
 }
 
-/// Lines of the NATS client come only where the filter names it. It says the same many times a second; what it has to say is in lines of
-/// ours, with a bound.
+/// Parses a filter, and silences the NATS client unless the filter names its crate. The NATS client repeats the same
+/// line many times a second. Its news is in lines of our own, which are rate-limited.
 fn parse(filter: &str) -> Result<EnvFilter, LoggingError> {
     let parsed = match filter.contains(NATS_CLIENT) {
         true => EnvFilter::try_new(filter),
@@ -98,7 +98,7 @@ fn parse(filter: &str) -> Result<EnvFilter, LoggingError> {
     })
 }
 
-/// The subscriber of [`init`], writing anywhere, and what changes its filter.
+/// Makes the subscriber for [`init`], with any writer. Also returns the function that changes the subscriber's filter.
 fn subscriber<W>(
     format: LogFormat,
     filter: &str,
@@ -111,7 +111,7 @@ where
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parse(filter)?)
         .with_writer(writer)
-        // Reporting a failed write would itself write to standard error, and panic where that is closed.
+        // To report a failed write, the library would write to standard error itself, and panic if that is closed.
         .log_internal_errors(false);
     Ok(match format {
         LogFormat::Text => {
@@ -120,7 +120,7 @@ where
                 .fmt_fields(debug_fn(write_field).delimited(" "))
                 .with_filter_reloading();
             let handle = builder.reload_handle();
-            // It fails only when the subscriber has gone, and nothing is logged then.
+            // Reloading fails only when the subscriber is gone; then nothing is logged any more.
             let change = move |filter| {
                 let _ = handle.reload(filter);
             };
@@ -163,7 +163,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The lines that `write_lines` logs on this thread.
+    /// Returns the lines that `write_lines` logs on this thread.
     pub(crate) fn capture(format: LogFormat, filter: &str, ansi: bool, write_lines: impl FnOnce()) -> String {
         let captured = Captured::default();
         let writer = captured.clone();

@@ -1,4 +1,4 @@
-//! The sizes of one namespace.
+//! Metrics about the size and state of one namespace's index.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use super::labels::{HolderState, PerLabel};
 metric_group! {
     /// The index of a namespace.
     NamespaceGauges::for_namespace(namespace: &str) keeping {
-        /// The count so far of the namespace's evictions; the namespace itself may come anew.
+        /// Evictions that were counted before. A namespace that is made anew has a fresh handle, which begins at 0 again.
         evicted_so_far: AtomicU64 = AtomicU64::new(0)
     } {
         /// Holders known, by how exactly the index knows their blocks.
@@ -45,7 +45,7 @@ metric_group! {
 }
 
 impl NamespaceGauges {
-    /// Counts the evictions since the last call; `evicted_blocks` is how many there were since the namespace began.
+    /// Counts the evictions since the last call. `evicted_blocks` is the number of evictions since the namespace began.
     pub fn set_evicted(&self, evicted_blocks: u64) {
         let before = self.evicted_so_far.swap(evicted_blocks, Ordering::Relaxed);
         self.evicted_blocks

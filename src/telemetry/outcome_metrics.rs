@@ -1,4 +1,4 @@
-//! The metrics of outcomes: what answers promised, and what requests then found.
+//! Metrics and log lines about outcomes: an outcome compares the blocks that an answer promised with those that the request found.
 
 use std::fmt::Display;
 
@@ -44,21 +44,22 @@ metric_group! {
     }
 }
 
-/// The blocks that one request was promised, and those that it found.
+/// The outcome of one request, in numbers of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedOutcome {
     /// Blocks that the answer promised.
     pub promised_blocks: u64,
     /// Promised blocks that the request did not find.
     pub missing_blocks: u64,
-    /// Blocks that it found beyond those.
+    /// Blocks that the request found beyond the promised ones.
     pub unpromised_blocks: u64,
     /// Whether the answer called the holder exact.
     pub is_exact: bool,
 }
 
 impl OutcomeMetrics {
-    /// Counts an outcome.
+    /// Counts an outcome under the certainty of its answer. Only an exact answer that promised blocks adds to the
+    /// histogram of missing shares.
     pub fn told(&self, outcome: CountedOutcome) {
         let state = match outcome.is_exact {
             true => HolderState::Exact,
@@ -76,7 +77,7 @@ impl OutcomeMetrics {
 }
 
 impl OutcomeErrorMetrics {
-    /// Counts outcomes that were not taken, and logs it.
+    /// Counts `times` outcomes that were not taken, and logs it at level debug.
     pub fn refused(&self, reason: OutcomeRefusal, times: u64, detail: &dyn Display) {
         self.refused.get(reason).increment(times);
         if let Some(suppressed) = REFUSAL_GATES[reason as usize].admit() {
@@ -86,7 +87,7 @@ impl OutcomeErrorMetrics {
 }
 
 impl HolderOutcomeMetrics {
-    /// Counts an outcome of an exact answer.
+    /// Counts an outcome. The caller passes only outcomes of exact answers.
     pub fn told(&self, outcome: CountedOutcome) {
         self.promised.increment(outcome.promised_blocks);
         self.missing.increment(outcome.missing_blocks);

@@ -1,4 +1,4 @@
-//! Counts and log lines about the process: its lanes, connections and listeners.
+//! Metrics and log lines about the process: its build, resources, lanes, broker connections and admin listener.
 
 use std::fmt::Display;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use super::declare::metric_group;
 use super::labels::{Connection, ConnectionEvent, LabelValue, LaneWork, PerLabel};
 use super::{ConnectionCounts, LogGate};
 
-/// One gate for each connection and event, `Connection` first.
+/// One gate for each pair of a connection and an event: `[connection][event]`.
 static CONNECTION_GATES: [[LogGate; ConnectionEvent::COUNT]; Connection::COUNT] =
     [const { [const { LogGate::new() }; ConnectionEvent::COUNT] }; Connection::COUNT];
 static REFUSED_GATE: LogGate = LogGate::new();
@@ -48,7 +48,7 @@ metric_group! {
     }
 }
 
-/// Records the values that hold as long as the process lives.
+/// Records the values that stay the same as long as the process lives: the build, and the start time `started_at`.
 pub(crate) fn record_start(started_at: SystemTime) {
     let build = BuildMetrics::of(env!("CARGO_PKG_VERSION"), crate::commit());
     build.info.set(1.0);
@@ -61,7 +61,7 @@ impl ProcessMetrics {
         self.ready.set(if ready { 1.0 } else { 0.0 });
     }
 
-    /// Publishes the process's use of processors, memory and file descriptors.
+    /// Publishes how much processor time, memory and file descriptors the process uses.
     pub fn publish_usage(&self) {
         let used = clock_gettime(ClockId::ProcessCPUTime);
         self.cpu.absolute(u64::try_from(used.tv_sec).unwrap_or_default());
@@ -69,7 +69,7 @@ impl ProcessMetrics {
             self.resident_memory.set(bytes as f64);
         }
         if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-            // One of them reads the directory.
+            // One of the descriptors is the one that reads the directory.
             self.open_descriptors.set(open.count().saturating_sub(1) as f64);
         }
         let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -77,9 +77,9 @@ impl ProcessMetrics {
     }
 }
 
-/// The memory of the process that lies in RAM; `None` on systems without `/proc`.
+/// Bytes of the process's memory that lie in RAM; `None` on systems without `/proc`.
 fn resident_bytes() -> Option<u64> {
-    // The second number is that of resident pages.
+    // The second number is the count of resident pages.
     let numbers = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = numbers.split(' ').nth(1)?.parse().ok()?;
     pages.checked_mul(u64::try_from(page_size()).ok()?)
@@ -98,13 +98,13 @@ metric_group! {
 }
 
 impl LaneMetrics {
-    /// Records how much waits for the lane.
+    /// Records how many messages, and how many bytes of them, wait for the lane.
     pub fn set_queue(&self, messages: u64, bytes: u64) {
         self.queue_messages.set(messages as f64);
         self.queue_bytes.set(bytes as f64);
     }
 
-    /// Records how long the lane has done some work so far.
+    /// Records the total time that the lane has spent on one kind of work so far.
     pub fn set_busy(&self, work: LaneWork, time: Duration) {
         self.busy.get(work).absolute(time.as_secs());
     }
@@ -113,7 +113,7 @@ impl LaneMetrics {
 metric_group! {
     /// Connections to the message broker.
     ConnectionMetrics::for_connection(connection: Connection) keeping {
-        /// For the log.
+        /// Connection that the log lines name.
         which: Connection = connection
     } {
         /// Changes of the connections to the message broker.
@@ -122,7 +122,7 @@ metric_group! {
 }
 
 impl ConnectionMetrics {
-    /// Counts an event of the connection, and logs it.
+    /// Counts an event of the connection, and logs it with `detail`.
     pub fn happened(&self, event: ConnectionEvent, detail: &dyn Display) {
         self.events.get(event).increment(1);
         let gate = &CONNECTION_GATES[self.which.index()][event.index()];

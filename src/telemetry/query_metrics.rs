@@ -22,14 +22,14 @@ static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() };
 static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
     [const { LogGate::new() }; ReplyDropReason::COUNT];
 
-/// The blocks that an answer found of one prompt.
+/// Counts of blocks from the answer about one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnsweredPrompt {
-    /// The prompt's blocks.
+    /// Number of blocks of the prompt.
     pub asked_blocks: u32,
-    /// Blocks that the best holder has.
+    /// Leading blocks of the prompt that the best holder has.
     pub matched_blocks: u32,
-    /// The most of them that a request can reuse from one holder.
+    /// Largest number of these blocks that a request can reuse from one holder.
     pub usable_blocks: u32,
     /// How certain the answer is.
     pub state: AnswerState,
@@ -54,18 +54,18 @@ metric_group! {
 }
 
 impl QueryMetrics {
-    /// The handles for queries that ask after the daemon as a whole and so name no namespace.
+    /// Handles for queries about the daemon as a whole, which name no namespace.
     pub fn unattributed() -> Self {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
 
-    /// Counts a query that was answered without an error.
+    /// Counts a query that was answered without an error, and records how long it took.
     pub fn answered(&self, kind: QueryKind, elapsed: Duration) {
         self.answered.get(kind).increment(1);
         self.duration.record(elapsed);
     }
 
-    /// Counts what an answer found of a prompt.
+    /// Counts the answer about one prompt. Shares are recorded only where their whole is not zero.
     pub fn found(&self, prompt: AnsweredPrompt) {
         self.answers.get(prompt.state).increment(1);
         self.matched_blocks.record(f64::from(prompt.matched_blocks));
@@ -80,17 +80,17 @@ impl QueryMetrics {
     }
 }
 
-/// The metrics of the namespaces that queries were answered about, each made when it is first needed.
+/// Query metrics by namespace. Those of a namespace are made when a query about it is first answered.
 #[derive(Default)]
 pub struct QueryMetricsByNamespace {
-    /// Replaced as a whole when a namespace comes.
+    /// Map that is replaced as a whole (copy on write) when a namespace is added.
     known: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
     adding: Mutex<()>,
 }
 
 impl QueryMetricsByNamespace {
-    /// The metrics of a namespace that exists. Some of those that were asked about have gone since: beyond the bound on labels all are
-    /// made again.
+    /// Returns the metrics of a namespace that exists, making them at the first call. The map also keeps namespaces
+    /// that have gone since. When it has [`NAMESPACE_LABELS_MAX`] entries, it is emptied and filled again.
     pub fn of(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
         self.of_labelled(namespace, namespace_label)
     }
@@ -124,7 +124,7 @@ metric_group! {
 }
 
 impl QueryErrorMetrics {
-    /// Counts a query that was answered with an error, and logs it at level debug, since the client is told.
+    /// Counts a query that was answered with an error, and logs it. The line is at level debug, since the client is told.
     pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
         self.errors.get(code).increment(1);
         let Some(suppressed) = ERROR_GATES[code.index()].admit() else {

@@ -14,10 +14,10 @@ use super::histograms::Histograms;
 use super::leased::LeasedSeries;
 use super::{EngineMetrics, groups, process_metrics};
 
-/// Why metrics could not be set up.
+/// Error of setting up the metrics.
 #[derive(Debug, Error)]
 pub enum MetricsError {
-    /// The recorder could not become that of the process.
+    /// The process already has a recorder, so ours could not become its global one.
     #[error("metrics can't be recorded: the process has a recorder already; install it once, at start")]
     Install,
 }
@@ -31,7 +31,7 @@ pub struct MetricsHandle {
 }
 
 impl MetricsHandle {
-    /// Renders what no process has recorded.
+    /// A handle of a fresh recorder, in which nothing is recorded.
     pub fn empty() -> Self {
         KvatlasRecorder::new().handle()
     }
@@ -45,7 +45,8 @@ impl MetricsHandle {
     }
 }
 
-/// Counters and gauges are the library's, except those that end with their handles. Histograms are our own.
+/// The recorder behind all metrics. Counters and gauges are kept by the library for Prometheus, except those that end
+/// with their handles (`leased`). Histograms are our own.
 struct KvatlasRecorder {
     prometheus: PrometheusRecorder,
     histograms: Arc<Histograms>,
@@ -53,7 +54,7 @@ struct KvatlasRecorder {
 }
 
 impl KvatlasRecorder {
-    /// Knows the buckets of every histogram.
+    /// Makes a recorder that knows the buckets of every declared histogram.
     fn new() -> Self {
         let leased = [EngineMetrics::describe(), HolderOutcomeMetrics::describe()];
         let leased = leased.into_iter().flat_map(|group| group.metrics);
@@ -83,7 +84,7 @@ impl Recorder for KvatlasRecorder {
     }
 
     fn describe_histogram(&self, _name: KeyName, _unit: Option<Unit>, _help: SharedString) {
-        // They are known by their declarations.
+        // Histograms take their help from their declarations.
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
@@ -107,11 +108,11 @@ impl Recorder for KvatlasRecorder {
     }
 }
 
-/// The handle of the process's recorder, which the first call installs. Daemons in one process share the recorder.
+/// Returns the handle of the process's recorder. The first call installs the recorder; daemons in one process share it.
 ///
 /// # Errors
 ///
-/// As [`install`]; a recorder of another library counts as a second call.
+/// As [`install`]. If another library has installed a recorder, the error is the same.
 pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
     static SHARED: Mutex<Option<MetricsHandle>> = Mutex::new(None);
     let mut shared = SHARED.lock();
@@ -123,10 +124,10 @@ pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
     Ok(handle)
 }
 
-/// Installs the recorder of the process and describes every declared metric.
+/// Installs the recorder of the process, describes every declared metric, and returns the handle that renders them.
 ///
-/// Call it once, before any handle is made: handles made earlier record nothing. The call records the build information,
-/// and its own time as the start time of the process.
+/// Call it once, before any metric handle is made: handles made earlier record nothing. The call records the build
+/// information, and its own time as the start time of the process.
 ///
 /// # Errors
 ///
@@ -147,13 +148,13 @@ fn describe_all() {
         match metric.kind {
             MetricKind::Counter => metrics::describe_counter!(name, unit, help),
             MetricKind::Gauge => metrics::describe_gauge!(name, unit, help),
-            // The recorder knows it from its declaration.
+            // The recorder knows a histogram from its declaration.
             MetricKind::Histogram => {}
         }
     }
 }
 
-/// Runs `record` with a recorder of its own and renders what it recorded.
+/// Runs `record` with a recorder of its own, and returns what was recorded, rendered as text.
 pub fn rendered(record: impl FnOnce()) -> String {
     let recorder = KvatlasRecorder::new();
     ::metrics::with_local_recorder(&recorder, || {

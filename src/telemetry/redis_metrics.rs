@@ -1,4 +1,4 @@
-//! Counts and log lines about the listener for llm-d's routers.
+//! Metrics and log lines about the listener for llm-d's routers.
 
 use std::fmt::Display;
 
@@ -27,7 +27,7 @@ impl RedisMetrics {
         self.commands.get(command).increment(count);
     }
 
-    /// Counts a command that was refused, and logs it.
+    /// Counts a command that was refused, and logs it at level debug.
     pub fn refused(&self, reason: RedisRefusal, detail: &dyn Display) {
         self.refused.get(reason).increment(1);
         if let Some(suppressed) = REFUSED_GATES[reason.index()].admit() {
@@ -62,12 +62,12 @@ metric_group! {
 }
 
 impl RedisGuessMetrics {
-    /// Sets how many there are.
+    /// Sets the number of speculative entries that are kept.
     pub fn kept(&self, count: usize) {
         self.kept.set(count as f64);
     }
 
-    /// Counts one that went.
+    /// Counts an entry that went before its router took it back.
     pub fn dropped(&self, reason: GuessDrop) {
         self.dropped.get(reason).increment(1);
     }

@@ -11,7 +11,7 @@ Prometheus' text format. A group's series exist from its first use, at zero; his
 The label `namespace` is `(none)` for whatever cannot be attributed to a known namespace.
 ";
 
-/// The reference of all metrics in Markdown: a table for each group, and the values of its labels.
+/// Returns the reference of all metrics in Markdown: a table for each group, and the values of the labels that have a closed set.
 pub fn metrics_markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for group in groups() {
@@ -41,7 +41,7 @@ fn row(metric: &MetricDescription) -> String {
     )
 }
 
-/// A line for each label of the metric that has a closed set of values.
+/// Returns a line for each label of the metric that has a closed set of values.
 fn label_values(metric: &MetricDescription) -> Vec<String> {
     let line = |key: &str, values: &[&str]| {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();

@@ -1,4 +1,4 @@
-//! Counts and log lines about resyncs.
+//! Metrics and log lines about resyncs. In a resync, the daemon asks a holder's publisher for whatever it lacks of the holder's blocks.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::LogGate;
 use super::declare::{LONG_TIMES, metric_group};
 use super::labels::{LabelValue, PerLabel, ResyncFailure};
 
-/// One gate a reason for the whole process.
+/// Gates for the whole process, not for each namespace. Failures have one gate per reason.
 static UNANSWERED_GATE: LogGate = LogGate::new();
 static FAILURE_GATES: [LogGate; ResyncFailure::COUNT] = [const { LogGate::new() }; ResyncFailure::COUNT];
 
 metric_group! {
     /// Resyncs of a namespace.
     ResyncMetrics::for_namespace(namespace: &str) keeping {
-        /// For the log.
+        /// Name of the namespace, for the log lines.
         namespace: Box<str> = namespace.into()
     } {
         /// Times that a publisher was asked for what is missing.
@@ -31,7 +31,7 @@ metric_group! {
 }
 
 impl ResyncMetrics {
-    /// Counts a holder that is exact again, and logs it.
+    /// Counts a resync that made its holder exact, records its duration, and logs it at level debug.
     pub fn succeeded(&self, holder: &dyn Display, batches: usize, elapsed: Duration) {
         self.succeeded.increment(1);
         self.duration.record(elapsed);
@@ -39,7 +39,8 @@ impl ResyncMetrics {
         tracing::debug!(namespace, %holder, batches, ?elapsed, "holder resynchronised");
     }
 
-    /// Logs that nobody answers for a holder: to be called once for each doubt of a holder, as its resync is tried again and again.
+    /// Logs that nobody answers for a holder. A resync without an answer is tried again and again: call this once for
+    /// each doubt of a holder, not for each try.
     pub fn unanswered(&self, holder: &dyn Display) {
         if let Some(suppressed) = UNANSWERED_GATE.admit() {
             let namespace = &*self.namespace;
@@ -51,7 +52,8 @@ impl ResyncMetrics {
         }
     }
 
-    /// Counts a resync that failed, and logs it. The line where nobody answers is at level debug: see [`Self::unanswered`].
+    /// Counts a resync that failed, and logs it. The lines for `NoResponder` and `Superseded` are at level debug; for
+    /// the former, see also [`Self::unanswered`].
     pub fn failed(&self, reason: ResyncFailure, holder: &dyn Display) {
         self.failed.get(reason).increment(1);
         let Some(suppressed) = FAILURE_GATES[reason.index()].admit() else {

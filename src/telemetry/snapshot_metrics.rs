@@ -1,4 +1,4 @@
-//! Counts and log lines about snapshots. They are minutes apart, so each is logged.
+//! Metrics and log lines about snapshots. Snapshots are minutes apart, so each one is logged.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ static PASSED_OVER_GATE: LogGate = LogGate::new();
 metric_group! {
     /// Snapshots.
     SnapshotMetrics::new() keeping {
-        /// When the newest snapshot was begun, in microseconds since the Unix epoch; 0 while there is none.
+        /// Time at which the newest snapshot was begun, in microseconds since the Unix epoch; 0 while there is none.
         newest_us: AtomicU64 = AtomicU64::new(0)
     } {
         /// Snapshots written completely.
@@ -55,21 +55,22 @@ metric_group! {
     }
 }
 
-/// The snapshot that the process started from, for the metrics.
+/// Figures about the snapshot that the process started from.
 #[derive(Debug, Clone, Copy)]
 pub struct RestoredSnapshot {
-    /// Holders in it.
+    /// Holders in the snapshot.
     pub holders: u64,
-    /// Blocks in it, summed over its holders.
+    /// Blocks in the snapshot, summed over its holders.
     pub blocks: u64,
-    /// When it was begun, in microseconds since the Unix epoch.
+    /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// The time that loading it took.
+    /// Time that loading the snapshot took.
     pub elapsed: Duration,
 }
 
 impl SnapshotMetrics {
-    /// Counts a snapshot that is complete and durable since `written_at`, and logs it.
+    /// Counts a snapshot that has been complete and durable since `written_at`, and logs it. `elapsed` is the time that
+    /// writing it took.
     pub fn written(&self, bytes: u64, elapsed: Duration, written_at: SystemTime) {
         self.written.increment(1);
         self.last_bytes.set(bytes as f64);
@@ -80,19 +81,19 @@ impl SnapshotMetrics {
         tracing::info!(bytes, elapsed_seconds = elapsed.as_secs_f64(), "snapshot written");
     }
 
-    /// Counts a snapshot that could not be written, and logs why. The one before it is still there.
+    /// Counts a snapshot that could not be written, and logs the error. The previous snapshot is still there.
     pub fn failed(&self, reason: SnapshotFailure, error: &dyn Display) {
         self.failed.get(reason).increment(1);
         tracing::error!(%reason, %error, "snapshot not written; the previous one is kept");
     }
 
-    /// Counts outdated snapshots that could not be removed, and logs why. The new one is there.
+    /// Counts a failed removal of outdated snapshots, and logs the error. The new snapshot is there.
     pub fn prune_failed(&self, error: &dyn Display) {
         self.prunes_failed.increment(1);
         tracing::warn!(%error, "outdated snapshots are still there");
     }
 
-    /// Counts a snapshot that was found but not loaded, and logs why.
+    /// Counts a snapshot that was found but not loaded, and logs the error.
     pub fn rejected(&self, reason: SnapshotRejection, location: &dyn Display, error: &dyn Display) {
         self.rejected.get(reason).increment(1);
         tracing::error!(%reason, %location, %error, "snapshot not loaded; an older one is tried");
@@ -106,7 +107,7 @@ impl SnapshotMetrics {
         self.note_newest(restored.created_us);
     }
 
-    /// Counts a snapshot that is in the Object Store, and logs it.
+    /// Counts a snapshot that was sent to the Object Store completely, and logs it.
     pub fn uploaded(&self, name: &str, bytes: u64, elapsed: Duration) {
         self.uploaded.increment(1);
         tracing::info!(
@@ -117,7 +118,7 @@ impl SnapshotMetrics {
         );
     }
 
-    /// Counts a snapshot that could not be sent to the Object Store, and logs why. It is still in the directory.
+    /// Counts a snapshot that could not be sent to the Object Store, and logs the error. The snapshot is still in the directory.
     pub fn upload_failed(&self, error: &dyn Display) {
         self.uploads_failed.increment(1);
         tracing::warn!(%error, "snapshot not sent to the Object Store");
@@ -134,13 +135,13 @@ impl SnapshotMetrics {
         );
     }
 
-    /// Counts a snapshot that could not be fetched from the Object Store, and logs why.
+    /// Counts a snapshot that could not be fetched from the Object Store, and logs the error.
     pub fn fetch_failed(&self, error: &dyn Display) {
         self.fetches_failed.increment(1);
         tracing::warn!(%error, "no snapshot fetched from the Object Store");
     }
 
-    /// Counts an object of the Object Store that is passed over, and logs why. The others are looked at all the same.
+    /// Counts an object of the Object Store that is passed over, and logs the reason. The other objects are still looked at.
     pub fn object_passed_over(&self, reason: &dyn Display) {
         self.objects_passed_over.increment(1);
         if let Some(suppressed) = PASSED_OVER_GATE.admit() {

@@ -26,13 +26,14 @@ metric_group! {
 }
 
 impl StreamMetrics {
-    /// Publishes the number of the last message that was read, and the number of messages left.
+    /// Publishes the sequence number of the last message that was read, and the number of messages still to be read.
     pub fn set_progress(&self, sequence: u64, messages_left: u64) {
         self.sequence.set(sequence as f64);
         self.lag.set(messages_left as f64);
     }
 
-    /// Counts messages that were gone before they were read, and logs it. `expected` is the number of the first of them.
+    /// Counts messages that were gone before they were read, and logs it. `expected` is the sequence number of the
+    /// first lost message.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
         let Some(suppressed) = LOST_GATE.admit() else {
@@ -46,7 +47,7 @@ impl StreamMetrics {
         );
     }
 
-    /// Counts a consumer that has to be made anew, and logs why.
+    /// Counts that the consumer has to be made anew, and logs the reason.
     pub fn reset(&self, reason: ConsumerReset, detail: &dyn Display) {
         self.resets.get(reason).increment(1);
         if let Some(suppressed) = RESET_GATES[reason.index()].admit() {

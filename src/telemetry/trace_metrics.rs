@@ -1,4 +1,4 @@
-//! Counts and log lines about traces.
+//! Metrics and log lines about traces.
 
 use std::fmt::Display;
 
@@ -26,7 +26,7 @@ impl TraceMetrics {
         self.exported.increment(spans);
     }
 
-    /// Counts a span for which there was no room.
+    /// Counts a span that was dropped because the queue of spans was full.
     pub fn queue_full(&self) {
         self.dropped.get(SpanDropReason::QueueFull).increment(1);
     }

@@ -1,4 +1,4 @@
-//! Bodies of answers: whole, or streamed for as long as somebody writes.
+//! Bodies of answers: whole, or streamed for as long as a sender is there.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,20 +10,20 @@ use hyper::Response;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::Receiver;
 
-/// An answer that is made without waiting for I/O of the client.
+/// The future of an answer. Making the answer does not wait for I/O of the client.
 pub type Answering = Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>;
 
 /// The body of an answer.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// All of it.
+    /// All bytes at once.
     Whole(Full<Bytes>),
     /// The bytes that the other end of the channel sends, until it is dropped.
     Stream(Receiver<Bytes>),
 }
 
 impl AdminBody {
-    /// A body of these bytes.
+    /// Makes a body of these bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         Self::Whole(Full::new(bytes.into()))
     }

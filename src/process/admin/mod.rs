@@ -3,13 +3,13 @@
 //! The contract:
 //!
 //! * The listener has an operating-system thread of its own with its own runtime, so that it answers while every other
-//!   thread is saturated. What it serves comes from an [`AdminSource`], whose methods run on that thread: they must
-//!   not wait for a lane or a connection.
-//! * [`AdminServer::start`] has bound the address when it returns, so that a taken port stops the start of the daemon.
-//! * Everything a client can hold is bounded: the connections, the time to send a request, the size of its head, the
-//!   life of a connection. A request with a body is refused.
-//! * It has no authentication and no encryption. It only reads, but it tells the names of workers and namespaces:
-//!   bind it to an address that only operators reach.
+//!   thread is saturated. Its answers come from an [`AdminSource`], whose methods run on that thread. They must not
+//!   wait for a lane or a connection.
+//! * [`AdminServer::start`] returns only after it has bound the address, so a taken port stops the start of the daemon.
+//! * Bounds limit everything that a client can hold: the connections, the time to send a request, the size of its head,
+//!   the life of a connection. A request with a body is refused.
+//! * The listener has no authentication and no encryption. It only reads, but it tells the names of workers and
+//!   namespaces. Bind it to an address that only operators reach.
 //!
 //! | route | answer |
 //! |---|---|
@@ -35,37 +35,39 @@ pub use server::{AdminError, AdminServer};
 pub use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
-/// Streamed answers at a time. One source may have more connections than that, so that no stream is closed for a request beside it.
+/// Largest number of streamed answers at a time. One source may have more connections than that, so no stream is closed
+/// to make room for another request.
 pub const STREAMS_MAX: usize = 16;
 
-/// A request for the page, or for what it loads.
+/// A request for the page in a browser, or for a file that the page loads.
 #[derive(Debug, Clone, Copy)]
 pub struct PageRequest<'a> {
-    /// `/`, or a path below `/page/`.
+    /// Path of the request: `/`, or a path below `/page/`.
     pub path: &'a str,
-    /// The part of the target after the question mark.
+    /// Part of the request's target after the question mark.
     pub query: &'a str,
 }
 
 /// The answer to a [`PageRequest`].
 pub struct PageAnswer(pub Answering);
 
-/// The source of what the admin listener serves. All methods run on the admin thread: they must be quick, and must not wait for
-/// another thread that can be saturated.
+/// The source of the admin listener's answers. All methods run on the admin thread. They must be quick, and must not
+/// wait for another thread that can be saturated.
 pub trait AdminSource: Send + Sync {
-    /// All metrics in Prometheus' text format.
+    /// Returns all metrics in Prometheus' text format.
     fn metrics(&self) -> String;
 
-    /// Whether the daemon can serve, and what is missing if not.
+    /// Returns whether the daemon can serve, and what is missing if not.
     fn readiness(&self) -> ReadinessReport;
 
-    /// The workers that the query selects, as one JSON value.
+    /// Returns the workers that the query selects, as one JSON value.
     fn workers_json(&self, query: &WorkersQuery) -> String;
 
-    /// The sizes of the index by namespace, as one JSON value.
+    /// Returns the sizes of the index by namespace, as one JSON value.
     fn index_json(&self) -> String;
 
-    /// The page in a browser, and what it loads; none where there is no such path. The answer may take its time.
+    /// Returns the answer for the page in a browser, or for a file that it loads. `None` if there is no such path. The
+    /// answer is a future and may take its time.
     fn page(&self, _request: PageRequest<'_>) -> Option<PageAnswer> {
         None
     }

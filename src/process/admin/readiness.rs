@@ -1,27 +1,27 @@
-//! Readiness as a set of latches: one for each precondition of serving.
+//! Readiness as a set of latches: one latch for each precondition of serving.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use serde_json::json;
 
-/// A precondition of serving.
+/// A latch: a precondition of serving, which is set when it is met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Latch {
-    /// A connection to NATS stands: the one that brings the events, or a gateway's.
+    /// A connection to NATS stands: the connection that brings the events, or a gateway's.
     Connected,
-    /// The snapshot is loaded, or it is settled that there is none to load.
+    /// The snapshot is loaded, or it is certain that there is no snapshot to load.
     SnapshotLoaded,
-    /// The subscription to events is in place at the broker.
+    /// The broker has the subscription to events.
     EventsSubscribed,
-    /// The subscription to queries is in place at the broker.
+    /// The broker has the subscription to queries.
     QueriesSubscribed,
     /// Events that were published before the start are applied.
     CaughtUp,
-    /// The index knows what a serving replica knows, or has had the time to learn it, or no replica serves.
+    /// The index knows as much as a serving replica does, or has had the time to learn it. Also set if no replica serves.
     Settled,
-    /// All engines that a bridge in this process follows are known with their blocks, or they have had the time to be seen; or there is no
-    /// bridge.
+    /// All engines that a bridge in this process follows are known with their blocks, or have had the time to be seen.
+    /// Also set if there is no bridge.
     EnginesFollowed,
 }
 
@@ -37,7 +37,7 @@ impl Latch {
         Self::EnginesFollowed,
     ];
 
-    /// The name in reports.
+    /// Returns the name of the latch in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connected => "connected",
@@ -50,7 +50,7 @@ impl Latch {
         }
     }
 
-    /// The event that the daemon waits for while the latch is not set, for a person to read.
+    /// Returns the event that the daemon waits for while the latch is not set, in words for people.
     const fn awaited(self) -> &'static str {
         match self {
             Self::Connected => "a NATS server to be reached",
@@ -73,21 +73,21 @@ const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 
 type Troubles = [Option<String>; Latch::ALL.len()];
 
-/// The latches, shared by the parts of the daemon that set them and the probe that reads them.
+/// The latches, shared by the parts of the daemon that set them and by the probe that reads them.
 ///
-/// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example
-/// when the server takes a right away; draining is for good.
+/// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example when
+/// the server withdraws a right. Draining never ends.
 #[derive(Default)]
 pub struct Readiness {
     bits: AtomicU8,
-    /// Whether each connection that was named stands now.
+    /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
-    /// By latch: the last trouble with the connection that the latch waits for; none while it stands.
+    /// Last trouble with the connection that each latch waits for; `None` while that connection stands.
     troubles: Mutex<Troubles>,
 }
 
 impl Readiness {
-    /// No latch set, not draining.
+    /// Makes a readiness in which no latch is set and the daemon is not draining.
     pub const fn new() -> Self {
         Self {
             bits: AtomicU8::new(0),
@@ -106,27 +106,27 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
-    /// Names a connection of [`Latch::Connected`]; `stands` says whether it stands at the moment. From now on the latch is as the
-    /// connections are: set while one of them stands.
+    /// Adds a connection for [`Latch::Connected`]; `stands` tells whether it stands at the moment. From now on, the
+    /// connections alone decide this latch: it is set while at least one of them stands.
     pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
         self.connections.lock().push(Box::new(stands));
     }
 
-    /// Records the trouble with the connection that `latch` waits for, in words for a person; none when it stands. It explains why the
-    /// daemon is not ready, and does not decide it.
+    /// Records the trouble with the connection that `latch` waits for, in words for people; `None` when it stands. The
+    /// trouble only explains why the daemon is not ready; it does not affect readiness.
     pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
         self.troubles.lock()[latch as usize] = trouble;
     }
 
-    /// Records that the daemon is stopping; it is not ready from now on.
+    /// Records that the daemon is stopping. It is not ready from now on.
     pub fn start_draining(&self) {
         self.bits.fetch_or(DRAINING, Ordering::AcqRel);
-        // They end with those who use them.
+        // Our clones of the clients are dropped, so that each connection ends with the part of the daemon that uses it.
         self.connections.lock().clear();
     }
 
-    /// Whether a question that has reached the daemon may be answered: every latch but [`Latch::Connected`] is set, and it is not
-    /// draining. While no NATS server can be reached, answers call no holder exact.
+    /// Whether a question that has reached the daemon may be answered: every latch except [`Latch::Connected`] is set,
+    /// and the daemon is not draining. While no NATS server can be reached, answers call no holder exact.
     pub fn may_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -143,7 +143,7 @@ impl Readiness {
         }
     }
 
-    /// All latches as they are at one time.
+    /// Returns the state of all latches at one time.
     pub fn report(&self) -> ReadinessReport {
         ReadinessReport {
             bits: self.bits(),
@@ -152,7 +152,7 @@ impl Readiness {
     }
 }
 
-/// The state of all latches at one time, and what keeps them from being set.
+/// State of all latches at one time, and the troubles that keep them from being set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadinessReport {
     bits: u8,
@@ -175,7 +175,7 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
-    /// Why the daemon is not ready, a sentence for each reason; empty when it is.
+    /// Returns the reasons why the daemon is not ready, one sentence each; empty if it is ready.
     pub fn reasons(&self) -> Vec<String> {
         if self.is_ready() {
             return Vec::new();
@@ -188,7 +188,7 @@ impl ReadinessReport {
         let mut reasons: Vec<String> = draining.into_iter().chain(awaited).collect();
         for trouble in self.troubles.iter().flatten() {
             let trouble = format!("NATS: {trouble}");
-            // A server that refuses one connection mostly refuses all of them in the same words.
+            // A server that refuses one connection mostly refuses all connections in the same words.
             if !reasons.contains(&trouble) {
                 reasons.push(trouble);
             }
@@ -196,7 +196,7 @@ impl ReadinessReport {
         reasons
     }
 
-    /// The report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"reasons":[…]}`.
+    /// Returns the report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"reasons":[…]}`.
     pub fn to_json(&self) -> String {
         let latches: serde_json::Map<String, serde_json::Value> = Latch::ALL
             .iter()

@@ -1,4 +1,4 @@
-//! Which request gets which answer. Pure: no I/O, no state but the source's.
+//! Chooses the answer to each request. The functions do no I/O, and have no state but the source's.
 
 use bytes::Bytes;
 use hyper::body::Body;
@@ -20,7 +20,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The answer to one request. The body of an answer to HEAD is left off by the HTTP library, which keeps its length.
+/// Returns the answer to one request. For HEAD, the HTTP library leaves the body off, and keeps its length.
 pub(super) fn respond<B: Body>(request: &Request<B>, source: &dyn AdminSource) -> Answering {
     if let Some(answering) = respond_with_page(request, source) {
         return answering;
@@ -28,14 +28,14 @@ pub(super) fn respond<B: Body>(request: &Request<B>, source: &dyn AdminSource) -
     Box::pin(std::future::ready(respond_at_once(request, source)))
 }
 
-/// The answer of the page, if the request is one that a browser makes for it.
+/// Returns the page's answer, if the request is one that a browser makes for the page; else `None`.
 fn respond_with_page<B: Body>(request: &Request<B>, source: &dyn AdminSource) -> Option<Answering> {
     let path = request.uri().path();
     let is_page = path.starts_with("/page/") || path == "/" && accepts_html(request);
     if !is_page || request.method() != Method::GET || !request.body().is_end_stream() {
         return None;
     }
-    // Another site's page in the operator's browser has no business here.
+    // A page of another site, open in the operator's browser, must not make such requests.
     let site = request.headers().get("sec-fetch-site");
     if path != "/" && site.is_some_and(|site| site == "cross-site") {
         let refusal = text(StatusCode::FORBIDDEN, "Open the page itself.\n");
@@ -127,11 +127,11 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
     let mut response = Response::new(AdminBody::whole(body));
     *response.status_mut() = status;
     let response = with_header(response, CONTENT_TYPE, content_type);
-    // Every answer is about this moment.
+    // Every answer shows the state at this moment, so it must not be cached.
     with_header(response, CACHE_CONTROL, "no-store")
 }
 
-/// Ends the connection after this response. A request body that is not read would hold it otherwise.
+/// Marks the response as the last of its connection. A request's body that is not read would otherwise hold the connection.
 fn last(response: Response<AdminBody>) -> Response<AdminBody> {
     with_header(response, CONNECTION, "close")
 }

@@ -1,4 +1,4 @@
-//! The thread and the listener.
+//! The thread and the listener of the admin server.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,28 +19,28 @@ use super::routes::respond;
 use crate::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::AdminMetrics;
 
-/// Why the admin listener could not be started or stopped.
+/// Error of starting or stopping the admin listener.
 #[derive(Debug, Error)]
 pub enum AdminError {
-    /// The address can't be listened on.
+    /// The address cannot be listened on.
     #[error(
         "the admin listener can't use {listen}: {source}; give an address of this machine and a free port with \
          --admin-listen, or turn it off with --admin-listen off"
     )]
     Bind {
-        /// The address as given.
+        /// Address as given.
         listen: SocketAddr,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The operating system gave no thread or no poller.
+    /// The operating system refused a thread or a poller.
     #[error("the admin thread can't be started: {0}; check the limits on threads and open files")]
     Thread(#[source] io::Error),
-    /// The admin thread did not end in time: a method of its [`AdminSource`] is still running. It has taken no new
-    /// connection since, and its port is free once that method returns.
+    /// The admin thread did not end in time: a method of its [`AdminSource`] is still running. The thread takes no new
+    /// connection, and its port is free once that method returns.
     #[error("the admin thread did not end within {limit:?}; what it serves is stuck")]
     StopTimedOut {
-        /// How long was waited.
+        /// Time that was waited.
         limit: Duration,
     },
     /// The admin thread ended by a panic, which was logged.
@@ -48,12 +48,12 @@ pub enum AdminError {
     Panicked,
 }
 
-/// The bounds on what a client can hold.
+/// Bounds on the connections that clients can hold, and on the time that stopping may take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AdminLimits {
     /// Limits of the connections.
     pub(super) connections: ConnectionLimits,
-    /// Time after the drain in which the thread has to end.
+    /// Time that the thread has to end in after the drain.
     pub(super) stop_timeout: Duration,
 }
 
@@ -62,7 +62,7 @@ impl Default for AdminLimits {
         Self {
             connections: ConnectionLimits {
                 connections_max: 64,
-                // Twice what streams of the page may take: a stream is never displaced by a request beside it.
+                // Twice the largest number of the page's streams, so a stream is never displaced by a request beside it.
                 per_source_max: 2 * super::STREAMS_MAX,
                 head_timeout: Duration::from_secs(5),
                 age_max: Some(Duration::from_secs(60)),
@@ -79,7 +79,7 @@ impl Default for AdminLimits {
 pub struct AdminServer {
     local_addr: SocketAddr,
     stopping: CancellationToken,
-    /// Disconnects when the thread is over; nothing is ever sent.
+    /// Channel that disconnects when the thread is over. Nothing is ever sent on it.
     ended: Receiver<Infallible>,
     thread: Option<JoinHandle<()>>,
     limits: AdminLimits,
@@ -109,7 +109,7 @@ impl AdminServer {
         let (local_addr, listener) = match bound {
             Ok(bound) => bound,
             Err(source) => {
-                // A runtime must not be dropped where another one runs: that panics.
+                // A runtime must not be dropped inside another one: that panics.
                 runtime.shutdown_background();
                 return Err(AdminError::Bind { listen, source });
             }
@@ -129,7 +129,7 @@ impl AdminServer {
         let thread = thread::Builder::new()
             .name("kvatlas-admin".to_owned())
             .spawn(move || {
-                // Dropped after all else, also by a panic: it tells `stop` that the thread is over.
+                // This is dropped after all else, even by a panic. It tells `stop` that the thread is over.
                 let _end_sender = end_sender;
                 runtime.block_on(acceptor.run(listener, service));
             })
@@ -144,17 +144,17 @@ impl AdminServer {
         })
     }
 
-    /// The address that is listened on, with the port that was chosen.
+    /// Address that is listened on, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Stops listening, lets requests in progress finish for at most 2 s, and waits at most 2 s more for the thread
-    /// to end. When this returns without an error, the port is free.
+    /// Stops listening, lets requests in progress finish for at most 2 s, and waits at most 2 s more for the thread to
+    /// end. If the call returns without an error, the port is free.
     ///
     /// # Errors
     ///
-    /// [`AdminError::StopTimedOut`] if a method of the source doesn't return; [`AdminError::Panicked`] if the thread
+    /// [`AdminError::StopTimedOut`] if a method of the source does not return. [`AdminError::Panicked`] if the thread
     /// had ended by a panic.
     pub fn stop(mut self) -> Result<(), AdminError> {
         self.stopping.cancel();

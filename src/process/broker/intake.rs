@@ -1,10 +1,10 @@
-//! A bound in bytes on what a connection has received and the daemon has not taken.
+//! Back-pressure by bytes: a bound on the bytes that a connection has received and the daemon has not taken yet.
 //!
-//! The client library buffers the messages of a subscription. It bounds how many they are, not how large. The daemon takes them without
-//! waiting, so few are there. But who publishes faster than a busy machine takes could fill the memory.
+//! The client library buffers the messages of a subscription. It bounds their number, not their size. The daemon takes messages
+//! without waiting, so few are there. But a client that publishes faster than a busy machine takes could fill the memory.
 //!
-//! Beyond the bound the connection ends. What is lost then is noticed as with any other break. The next connection logs in when half of the
-//! bound has room again: until then the server has nobody to send to.
+//! Beyond the bound, the connection ends. The loss is noticed like that of any broken connection. The next connection
+//! logs in once half of the bound has room again; until then, the server has nobody to send to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,24 +18,26 @@ use kvatlas_telemetry::LogGate;
 
 static ENDED_GATE: LogGate = LogGate::new();
 
-/// How often to look how much waits. What comes within that time can be too much.
+/// Interval between two looks at the waiting bytes. The bytes that arrive within it can exceed the bound.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes that the server sends with a message beside subjects, headers and payload: at most this, so that nothing taken seems to wait.
+/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. Because it
+/// is not too low, no message that was taken seems to wait.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
-/// The messages that have been received on a connection and not been taken.
+/// Counts of the bytes that a connection has received and that have been taken.
 #[derive(Debug)]
 pub struct Intake {
     bytes_max: u64,
-    /// The connection's; none before it is made.
+    /// Statistics of the connection; empty before the connection is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
-    /// Whoever takes is to look again: not all that is received comes to a subscription.
+    /// Wakes the task that takes messages, so that it looks at its buffers again. Some received bytes never come to a
+    /// subscription, and count as waiting until the task calls [`Intake::took_all`].
     look_again: Notify,
 }
 
 impl Intake {
-    /// Bounds what waits to about `bytes_max`.
+    /// Makes a bound of about `bytes_max` on the bytes that wait.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes_max: bytes_max as u64,
@@ -45,39 +47,39 @@ impl Intake {
         })
     }
 
-    /// Counts what `client` receives. Only the first call counts.
+    /// Counts the bytes that `client` receives. Calls after the first change nothing.
     pub(super) fn count(&self, client: &Client) {
         self.statistics.get_or_init(|| client.statistics());
     }
 
-    /// Bytes that have been received in all.
+    /// Bytes that have been received since the beginning.
     pub fn received(&self) -> u64 {
         let statistics = self.statistics.get();
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
     }
 
-    /// A message has been taken. To be called by one task only, as [`Self::took_bytes`] and [`Self::took_all`].
+    /// Notes that a message has been taken. Only one task may call this, [`Self::took_bytes`] and [`Self::took_all`].
     pub fn took(&self, message: &Message) {
         self.took_bytes(bytes_of(message));
     }
 
-    /// Messages of so many bytes together have been taken.
+    /// Notes that messages of `bytes` bytes together have been taken.
     pub fn took_bytes(&self, bytes: u64) {
         let taken = self.taken.load(Ordering::Relaxed) + bytes;
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Nothing waited when [`Self::received`] was this, or later.
+    /// Notes that nothing waited any more when [`Self::received`] was `received`, or later. So all these bytes count as taken.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Returns when much seems to wait. Whoever finds its buffers empty then says so with [`Self::took_all`].
+    /// Waits until much seems to wait. A task that then finds its buffers empty says so with [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }
 
-    /// Ends a subscription from which nobody takes any more. What it has received counts as taken.
+    /// Ends a subscription from which nobody takes any more. All that it has received counts as taken.
     pub async fn discard(&self, mut messages: Subscriber) {
         // An error means that the client is closed.
         let _ = messages.unsubscribe().await;
@@ -86,12 +88,12 @@ impl Intake {
         }
     }
 
-    /// Whether half of the bound has room. Until then no connection is made.
+    /// Whether half of the bound has room. No connection is made before.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() <= self.bytes_max / 2
     }
 
-    /// Bytes that wait to be taken, about.
+    /// Number of bytes that wait to be taken, approximately.
     pub fn waiting(&self) -> u64 {
         let taken = self.taken.load(Ordering::Relaxed);
         self.received().saturating_sub(taken)
@@ -105,7 +107,8 @@ impl Intake {
         }
     }
 
-    /// Ends the connection of `client` whenever too much waits, until the client is closed. It must have been made with this bound.
+    /// Ends the connection of `client` whenever too much waits, until the client is closed. The client must have been
+    /// made with this bound.
     pub async fn watch(self: Arc<Self>, client: Client) {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
@@ -131,7 +134,7 @@ impl Intake {
     }
 }
 
-/// About what the server has sent for a message.
+/// Approximate number of bytes that the server has sent for a message.
 pub fn bytes_of(message: &Message) -> u64 {
     message.length as u64 + MESSAGE_OVERHEAD_BYTES
 }

@@ -1,4 +1,4 @@
-//! Connections to NATS. They reconnect for ever, with jitter, and report their incidents.
+//! Connections to NATS. They reconnect for ever, with jitter, and report each incident to a callback.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,45 +20,45 @@ use super::intake::Intake;
 
 static UNCONFIRMED_GATE: LogGate = LogGate::new();
 
-/// Pauses between attempts to connect. Short at first: in a cluster another server is there at once.
+/// Pauses between attempts to connect. The first are short, because in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
     pause_min: Duration::from_millis(10),
     pause_max: Duration::from_secs(4),
 };
-/// How often the server is asked whether it is still there.
+/// Interval between two pings that check whether the server is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the server may take to confirm a subscription before it is asked again.
+/// Time that the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
-/// them the time to come first.
+/// Number of round trips that confirm a subscription. The client library hands over the server's errors by another way
+/// than messages. The second trip gives the errors time to arrive first.
 const CONFIRMATION_TRIPS: usize = 2;
 
-/// Why there is no connection.
+/// Error of connecting to NATS.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file with credentials or with a seed cannot be used.
     #[error("cannot use the credentials in {path}: {source}")]
     Credentials {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The system's error.
+        /// Error of reading or using the file.
         source: std::io::Error,
     },
-    /// No server answered, or the one that did lets nobody in.
+    /// No server answered, or the server that answered refused the client.
     #[error("cannot connect to NATS at {urls}: {}; {}", describe(source), mend_of(source.kind()))]
     Connect {
-        /// The servers tried.
+        /// Servers that were tried.
         urls: String,
-        /// The last error.
+        /// Error of the last attempt.
         source: async_nats::ConnectError,
     },
 }
 
-/// The server did not answer.
+/// Error of a [`round_trip`]: the server did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RoundTripError {
-    /// Not within the time given.
+    /// No answer came within this time.
     #[error("the NATS server did not answer within {0:?}")]
     TimedOut(Duration),
     /// The connection has been closed.
@@ -66,7 +66,7 @@ pub enum RoundTripError {
     Closed,
 }
 
-/// A subscription was refused by the client.
+/// Error of a subscription that the client library refused.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot subscribe to {subject}: {reason}")]
 pub struct SubscribeError {
@@ -75,7 +75,7 @@ pub struct SubscribeError {
 }
 
 impl SubscribeError {
-    /// The subscription to `subject` failed; `reason` is the client's error.
+    /// Makes the error of a subscription to `subject`. `reason` is the client library's error.
     pub fn new(subject: &str, reason: &dyn fmt::Display) -> Self {
         Self {
             subject: subject.to_owned(),
@@ -93,11 +93,12 @@ pub enum ConnectionNotice {
     Disconnected,
     /// A subscription's buffer was full and messages were dropped.
     SlowConsumer,
-    /// The server refused a subscription or a message, or took the right to a subscription away.
+    /// The server refused a subscription or a message, or withdrew the right to a subscription.
     Refused(Refusal),
-    /// The server is about to shut down: it takes no new connections, and ends those that there are one after the other.
+    /// The server is about to shut down (lame duck mode). It takes no new connections, and ends the existing ones one
+    /// after the other.
     LameDuck,
-    /// The server or the client reported another error; the text is theirs.
+    /// The server or the client library reported another error. The text is theirs.
     Error(String),
 }
 
@@ -126,21 +127,22 @@ impl fmt::Display for ConnectionNotice {
 pub enum ConnectPatience {
     /// Fail when no server answers: for commands that a person waits for.
     FailFast,
-    /// Go on trying in the background: for a daemon that may start before its broker.
+    /// Keep trying in the background: for a daemon that may start before its broker.
     Forever,
 }
 
-/// The messages that a connection may have received and that are not taken yet.
+/// Bounds on the messages that a connection may have received and that are not taken yet.
 #[derive(Debug, Clone)]
 pub struct Buffer {
-    /// Messages of one subscription, at most.
+    /// Largest number of messages that wait for one subscription.
     pub messages_max: usize,
-    /// Bytes of all, where they are bounded. Whoever takes them tells it, and watches it.
+    /// Bound on the bytes of all messages, if there is one. The task that takes messages must report them to the
+    /// [`Intake`], and have it [watch](Intake::watch) the client.
     pub intake: Option<Arc<Intake>>,
 }
 
 impl Buffer {
-    /// A bound on messages alone.
+    /// Makes a bound on the number of messages alone.
     pub fn of_messages(messages_max: usize) -> Self {
         Self {
             messages_max,
@@ -148,7 +150,7 @@ impl Buffer {
         }
     }
 
-    /// A bound on messages and on bytes, and what counts these.
+    /// Makes a bound on the number of messages and on their bytes. Also returns the [`Intake`], which counts the bytes.
     pub fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
         let intake = Intake::new(bytes_max);
         let buffer = Self {
@@ -163,7 +165,7 @@ impl Buffer {
 ///
 /// - `role` becomes part of the connection's name in the server's monitoring.
 /// - `subscription_capacity` bounds each subscription's buffer, in messages.
-/// - `notice` is called with each incident.
+/// - `notice` is called with each incident of the connection.
 pub async fn connect(
     config: &NatsConfig,
     role: &str,
@@ -231,7 +233,7 @@ pub(super) async fn connect_with(
     Ok(client)
 }
 
-/// Connects. The future is boxed, so that the client is compiled here and not in each program that connects.
+/// Connects the client. The future is boxed, so that the client library is compiled here and not in each program that connects.
 fn connect_to(
     options: ConnectOptions,
     urls: &[ServerAddr],
@@ -239,14 +241,14 @@ fn connect_to(
     Box::pin(options.connect(urls))
 }
 
-/// The name of a connection in the server's monitoring: whose it is, what it is for, where, and of which version.
+/// Returns the name of a connection in the server's monitoring: `NAME-ROLE@HOST kvatlas/VERSION`.
 fn connection_name(name: &str, role: &str) -> String {
     let system = rustix::system::uname();
     let (host, version) = (system.nodename().to_string_lossy(), env!("CARGO_PKG_VERSION"));
     format!("{name}-{role}@{host} kvatlas/{version}")
 }
 
-/// Whether the credentials can be used at all.
+/// Checks that a file of credentials or with a seed can be read and used.
 fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     let (Authentication::CredentialsFile(path) | Authentication::NkeySeedFile(path)) = how else {
         return Ok(());
@@ -258,7 +260,7 @@ fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     })
 }
 
-/// Connects for a room of the daemon: as [`connect`], tries for ever, and counts each incident under `connection`.
+/// Connects for one part of the daemon. As [`connect`], but it tries for ever, and counts and logs each incident under `connection`.
 pub async fn connect_counted(
     config: &NatsConfig,
     connection: Connection,
@@ -281,13 +283,13 @@ pub async fn connect_counted(
     connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
-/// Lets the readiness fall while `client` is not connected.
+/// Adds `client` to the connections that [`Readiness`] follows: the process is not ready while none of them is connected.
 pub fn follow_connection(readiness: &Readiness, client: &Client) {
     let client = client.clone();
     readiness.follow_connection(move || client.connection_state() == State::Connected);
 }
 
-/// The incident that an event of the client is, if it is one. `servers` are the servers that are tried.
+/// Returns the incident that an event of the client library stands for, if any. `servers` names the servers that are tried.
 fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     match event {
         Event::Connected => Some(ConnectionNotice::Connected),
@@ -297,7 +299,7 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
             let text = error.to_string();
             Some(Refusal::parse(&text).map_or(ConnectionNotice::Error(text), ConnectionNotice::Refused))
         }
-        // Only a failed attempt to connect is reported like this. The client tries again, without a limit.
+        // Only a failed attempt to connect is reported as `Other`. The client tries again, without a limit.
         Event::ClientError(ClientError::Other(kind)) => Some(ConnectionNotice::Error(format!(
             "cannot connect to {servers}: {}; trying again",
             cause_of(&kind)
@@ -308,18 +310,18 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     }
 }
 
-/// Why an attempt to connect failed. The client reports the text of a [`ConnectErrorKind`] only.
+/// Returns the cause of a failed attempt to connect, for people. The client library reports only the text of a [`ConnectErrorKind`].
 fn cause_of(kind: &str) -> String {
     known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
 }
 
-/// Why the first attempt failed.
+/// Returns the cause of a failed first attempt, for people.
 fn describe(error: &async_nats::ConnectError) -> String {
     let cause = known_cause(&error.kind().to_string());
     cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
 }
 
-/// The cause behind the text of a [`ConnectErrorKind`], in which a reader does not recognise an absent server.
+/// Returns a clear cause for the text of a [`ConnectErrorKind`]. From the text alone, a reader would not recognise an absent server.
 fn known_cause(kind: &str) -> Option<&'static str> {
     let causes = [
         (
@@ -343,7 +345,7 @@ fn known_cause(kind: &str) -> Option<&'static str> {
         .map(|(_, cause)| *cause)
 }
 
-/// The advice on what to look at where no connection comes about.
+/// Returns advice on what to check when no connection comes about.
 fn mend_of(kind: ConnectErrorKind) -> &'static str {
     match kind {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
@@ -354,8 +356,8 @@ fn mend_of(kind: ConnectErrorKind) -> &'static str {
     }
 }
 
-/// Waits until the server has processed everything that was sent on `client` before. A message to an inbox of our own comes back behind
-/// it; a flush alone only says that the bytes have left.
+/// Waits until the server has processed everything that was sent on `client` before. It sends a message to an inbox of
+/// our own, which comes back after all that. A flush alone only says that the bytes have left.
 pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), RoundTripError> {
     let trip = async {
         let inbox = client.new_inbox();
@@ -375,10 +377,12 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
         .unwrap_or(Err(RoundTripError::TimedOut(patience)))
 }
 
-/// Waits until the server has confirmed a subscription that was made on `client` before. `name` is for the log.
+/// Waits until the server has confirmed a subscription that was made on `client` before, and returns whether it has.
+/// `name` is for the log.
 ///
-/// Waits for a server that cannot be reached. False where so much waits in `intake` that no connection is made: then whoever has
-/// subscribed must [discard](Intake::discard) the subscription, since nobody else takes from it before it is confirmed.
+/// If the server cannot be reached, the function keeps waiting. It returns `false` if so much waits in `intake` that no
+/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription, since nobody else takes
+/// from it before it is confirmed.
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {

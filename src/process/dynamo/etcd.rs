@@ -12,34 +12,35 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The time that etcd may take to answer.
+/// Longest time that etcd may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The reason why etcd did not answer.
+/// Error of a question to etcd.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// The connection.
+    /// The connection failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The protocol.
+    /// The exchange over HTTP failed.
     #[error("{0}")]
     Http(#[from] hyper::Error),
-    /// Nothing came in time.
+    /// No answer came in time.
     #[error("no answer within {PATIENCE:?}")]
     TimedOut,
-    /// The answer is a refusal.
+    /// Etcd refused the question, with this HTTP status.
     #[error("etcd answers with status {0}")]
     Status(u16),
-    /// The answer is none, or too long.
+    /// The answer is not readable JSON, or is too long.
     #[error("the answer of etcd cannot be read")]
     Answer,
 }
 
-/// The answer of `authority` to one question: a method below `/v3/`, and its body. It may have `bytes_max` bytes.
+/// Asks etcd at `authority` one question, and returns its answer. `method` is the path below `/v3/`, `body` the body of
+/// the request. The answer may have at most `bytes_max` bytes.
 ///
 /// # Errors
 ///
-/// [`EtcdError`], at the latest after a bounded time.
+/// [`EtcdError`]. The function always returns within two seconds.
 pub async fn ask_etcd(
     authority: &str,
     method: &str,

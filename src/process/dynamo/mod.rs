@@ -1,4 +1,4 @@
-//! Dynamo's planes, as far as daemon and bridge share them.
+//! The parts of Dynamo's protocols that daemon and bridge share: frames of its request plane, and questions to etcd.
 
 mod etcd;
 mod frames;

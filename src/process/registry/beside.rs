@@ -1,28 +1,30 @@
-//! Facts from the configuration of an engine about its blocks, beside what its events say.
+//! Facts about an engine's blocks that its events do not tell. They come from the configuration of the engine.
 
 use std::collections::BTreeMap;
 
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// The word for what an engine's events do not tell.
+/// Word for a difference between blocks that an engine's events do not tell.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BesideEvents {
-    /// Names of adapters by their numbers, for engines that tell only the number.
+    /// Names of adapters by their numbers, for engines whose events tell only the numbers.
     pub adapters: BTreeMap<u64, String>,
-    /// Whether adapters, salts or tokens looked ahead to tell blocks apart, and its events say nothing of it. What it has is in doubt then.
+    /// Whether the engine's events leave out adapters, salts or looked-ahead tokens by which it tells blocks apart. If
+    /// so, the blocks of the engine are in doubt.
     pub is_untold: bool,
 }
 
 impl BesideEvents {
-    /// From the words of flags, files and registrations. Adapters are `untold`, or such as `1:sql+2:chat`; salts and lookahead are `untold`.
+    /// Reads the facts from the words of flags, files and registrations. `adapters` is `untold`, or a list such as
+    /// `1:sql+2:chat`; `salts` and `lookahead` are `untold`.
     ///
     /// # Errors
     ///
-    /// In words, what cannot be understood.
+    /// A text that tells which word cannot be understood.
     pub fn parse(
         adapters: Option<&str>,
         salts: Option<&str>,
@@ -45,11 +47,11 @@ impl BesideEvents {
     }
 }
 
-/// The scheme that the word of a flag, a file or a registration names.
+/// Returns the scheme of block hashes that a word of a flag, a file or a registration names.
 ///
 /// # Errors
 ///
-/// A text that says which schemes are known.
+/// A text that tells which schemes are known.
 pub fn read_scheme(word: &str) -> Result<Scheme, String> {
     word.parse()
         .map_err(|error| format!("scheme is {word:?}: {error}"))

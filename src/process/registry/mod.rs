@@ -1,5 +1,5 @@
-//! The registry of engines: what is said of an engine, its server and its state, and the interface of whoever follows them. The bridge does; HTTP
-//! and the page ask it.
+//! The registry of engines: the types that describe an engine, its server and its state, and the interface of the party
+//! that follows engines. The bridge implements the interface; the HTTP listener and the page use it.
 
 mod beside;
 
@@ -18,19 +18,19 @@ use kvatlas_config::{Discovery, Secret};
 
 pub use beside::{BesideEvents, read_scheme};
 
-/// How long the holders of engines that are no longer followed may take to leave.
+/// Longest wait for the holders of engines that are no longer followed to leave the index.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks at them.
+/// Pause between two attempts while such holders are still there.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Names one publisher of an engine: an instance, a model, a rank.
+/// Name of one publisher of an engine: an instance, a model and a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
-    /// The name that gateways have for the instance.
+    /// Name that gateways have for the instance.
     pub instance: String,
-    /// The model, and for whom.
+    /// The model, and the tenant for whom it serves.
     pub model: ModelKey,
-    /// The data-parallel rank.
+    /// Data-parallel rank of the publisher.
     pub rank: Rank,
 }
 
@@ -40,35 +40,37 @@ impl fmt::Display for EngineKey {
     }
 }
 
-/// One publisher to follow. A bridge writes those down that are registered: a field that is added has `#[serde(default)]`.
+/// One publisher to follow. A bridge writes registered publishers to a file, so every field that is added needs `#[serde(default)]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewEngine {
-    /// The key of the publisher.
+    /// Key of the publisher.
     pub key: EngineKey,
-    /// The address on which it publishes, such as `tcp://host:5557`.
+    /// Address at which it publishes events, such as `tcp://host:5557`.
     pub endpoint: String,
-    /// The address on which it replays what was missed, if anywhere.
+    /// Address at which it replays batches that were missed; `None` if it does not replay.
     pub replay: Option<String>,
-    /// The format of its payloads.
+    /// Format of its payloads.
     pub format: Format,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// The prefix of the topics that are followed; empty for all.
+    /// Prefix of the topics that are followed; empty for all topics.
     pub topic: String,
-    /// The facts about its blocks that are not in its events.
+    /// Facts about its blocks that are not in its events.
     pub beside: BesideEvents,
-    /// The facts about its groups of layers that are not in its events.
+    /// Facts about its groups of layers that are not in its events.
     pub groups: GroupFacts,
-    /// The address where requests for it go, and its labels.
+    /// Address where requests for it go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// The place where Dynamo's workers say how they are asked for all that they have. Only operators give it: what is registered has none.
+    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators give it; a registered
+    /// publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
 }
 
 impl NewEngine {
-    /// Whether `other` is followed in just the same way. Address and labels may differ: they say nothing of how.
+    /// Whether `other` is followed in exactly the same way. Address and labels may differ, because they do not affect
+    /// how an engine is followed.
     pub fn is_followed_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -77,78 +79,80 @@ impl NewEngine {
         *self == relabelled
     }
 
-    /// Whether its server hands on events over gRPC.
+    /// Whether its server delivers events over gRPC.
     pub fn is_grpc(&self) -> bool {
         is_grpc(&self.endpoint)
     }
 
-    /// The endpoints that the bridge connects to for it.
+    /// Endpoints that the bridge connects to for this publisher.
     pub fn endpoints(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.endpoint.as_str()).chain(self.replay.as_deref())
     }
 
-    /// Whether it may tell of several holders over one connection, and so is no ZeroMQ publisher of its own.
+    /// Whether one connection to it may tell of several holders. Such a source is no ZeroMQ publisher of its own.
     pub fn is_source(&self) -> bool {
         self.is_grpc() || matches!(self.format, Format::TensorRt | Format::Dynamo)
     }
 }
 
-/// Tells whether an address is that of a server that speaks gRPC.
+/// Tells whether an address names a server that speaks gRPC.
 fn is_grpc(address: &str) -> bool {
     address.starts_with("grpc://") || address.starts_with("grpcs://")
 }
 
-/// An engine that is named by the address of its server, and asked the rest. Written down like [`NewEngine`].
+/// An engine that is given by the address of its server. The server is asked for the rest. Registered ones are written
+/// to a file, as [`NewEngine`] is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
-    /// The name that gateways have for the instance.
+    /// Name that gateways have for the instance.
     pub instance: String,
-    /// `http://HOST:PORT` or `grpc://HOST:PORT`; with TLS `https://HOST:PORT` or `grpcs://HOST:PORT`.
+    /// URL of the server: `http://HOST:PORT` or `grpc://HOST:PORT`; with TLS, `https://HOST:PORT` or `grpcs://HOST:PORT`.
     pub url: String,
-    /// The model that it has to serve; none for the first one that it names.
+    /// Model that the server must serve; `None` for the first model that it names.
     pub model: Option<String>,
-    /// For whom it serves; empty for the default tenant.
+    /// Tenant for whom it serves; empty for the default tenant.
     pub tenant: String,
-    /// The kind of server that it is asked as first.
+    /// Kind of server that it is first asked as.
     pub format: Format,
-    /// Tokens in a block; none where the engine has to tell.
+    /// Number of tokens in a block; `None` if the engine has to tell it.
     pub block_size: Option<u32>,
-    /// The facts about its blocks that are not in its events.
+    /// Facts about its blocks that are not in its events.
     pub beside: BesideEvents,
-    /// The facts about its groups of layers that are not in its events.
+    /// Facts about its groups of layers that are not in its events.
     pub groups: GroupFacts,
-    /// The facts that the source knows which has found it.
+    /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
-    /// The scheme of the hashes that name its blocks; none for the contract's.
+    /// Scheme of the hashes that name its blocks; `None` for the contract's scheme.
     pub scheme: Option<Scheme>,
-    /// The address where requests for it go, and its labels.
+    /// Address where requests for it go, and its labels.
     pub profile: Profile,
 }
 
-/// The facts that a source of engines knows of one, beside its address.
+/// Facts that a source of engines knows of an engine, beside its address.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Discovered {
-    /// An identity that tells it from all others which have had its name or its address, such as a pod's UID; empty where there is none.
+    /// Identity that tells the engine from all others that have had its name or its address, such as a pod's UID. Empty
+    /// if there is none.
     pub identity: String,
-    /// Labels by their keys, such as a pod's.
+    /// Labels by their keys, such as those of a pod.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Names one server: an instance, and the cache that was asked for.
+/// Name of one server: an instance, and the cache that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// The name that gateways have for the instance.
+    /// Name that gateways have for the instance.
     pub instance: String,
-    /// The model that it has to serve, if any is given.
+    /// Model that the server must serve, if one is given.
     pub model: Option<String>,
-    /// For whom it serves.
+    /// Tenant for whom it serves.
     pub tenant: String,
-    /// The scheme of the hashes that name its blocks.
+    /// Scheme of the hashes that name its blocks.
     pub scheme: Option<Scheme>,
 }
 
 impl ServerKey {
-    /// The cache that was asked for; its model is without a name where any will do.
+    /// Returns the cache that was asked for. The model's name is empty if any model will do.
     pub fn cache(&self) -> ModelKey {
         let model = self.model.clone().unwrap_or_default();
         ModelKey::of_tenant(model, &self.tenant).speaking(self.scheme.clone())
@@ -156,12 +160,12 @@ impl ServerKey {
 }
 
 impl NewServer {
-    /// Whether it speaks gRPC.
+    /// Whether the server speaks gRPC.
     pub fn is_grpc(&self) -> bool {
         is_grpc(&self.url)
     }
 
-    /// Its name.
+    /// Returns the server's key.
     pub fn key(&self) -> ServerKey {
         ServerKey {
             instance: self.instance.clone(),
@@ -171,7 +175,7 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked, and followed, in just the same way. Address and labels may differ.
+    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -181,22 +185,23 @@ impl NewServer {
     }
 }
 
-/// An engine as it is given: by its sockets, or by the address of its server.
+/// An engine as an operator or a client gives it: by its sockets, or by the address of its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GivenEngine {
-    /// One publisher.
+    /// One publisher, given by its sockets.
     Publisher(NewEngine),
-    /// A server that is asked for its publishers.
+    /// A server, which is asked for its publishers.
     Server(NewServer),
 }
 
 impl GivenEngine {
-    /// Tells whether a text begins as the URL of a server does.
+    /// Tells whether a text begins like the URL of a server.
     pub fn is_url(text: &str) -> bool {
         text.starts_with("http://") || text.starts_with("https://") || is_grpc(text)
     }
 
-    /// Tells whether an endpoint is that of a server that is asked for its publishers. TensorRT-LLM's is asked for events where it speaks HTTP.
+    /// Tells whether an endpoint of an engine with this format is a server that is asked for its publishers.
+    /// TensorRT-LLM's HTTP server is none: it is asked for events.
     pub fn is_server(endpoint: &str, format: Format) -> bool {
         match format {
             Format::Vllm | Format::Sglang => Self::is_url(endpoint),
@@ -205,7 +210,7 @@ impl GivenEngine {
         }
     }
 
-    /// The endpoints that the bridge connects to for it, as far as they are known.
+    /// Endpoints that the bridge connects to for this engine, as far as they are known.
     pub fn endpoints(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Publisher(engine) => Box::new(engine.endpoints()),
@@ -213,7 +218,7 @@ impl GivenEngine {
         }
     }
 
-    /// The name that gateways have for the instance.
+    /// Name that gateways have for the instance.
     pub fn instance(&self) -> &str {
         match self {
             Self::Publisher(engine) => &engine.key.instance,
@@ -222,21 +227,21 @@ impl GivenEngine {
     }
 }
 
-/// How an engine is followed.
+/// State of following an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineStatus {
     /// Not connected yet.
     Pending,
-    /// Connected, and what it has is known for certain.
+    /// Connected, and the blocks of the engine are known for certain.
     Exact,
-    /// Connected, and something was lost that it cannot give back.
+    /// Connected, but something was lost that the engine cannot send again.
     Degraded,
     /// The connection broke, or the engine is silent.
     Lost,
 }
 
 impl EngineStatus {
-    /// Dynamo's word for it.
+    /// Returns Dynamo's word for the state.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -246,29 +251,29 @@ impl EngineStatus {
     }
 }
 
-/// An engine that is followed.
+/// An engine that is followed, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineState {
-    /// How it was given.
+    /// The engine as it was given.
     pub engine: NewEngine,
-    /// How it is followed.
+    /// State of following it.
     pub status: EngineStatus,
-    /// The last trouble with it; none while nothing is wrong.
+    /// Last trouble with the engine; `None` while nothing is wrong.
     pub last_error: Option<String>,
 }
 
-/// A server that is asked, or was.
+/// A server that is asked for its publishers, or was, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerState {
-    /// How it was given.
+    /// The server as it was given.
     pub server: NewServer,
-    /// Its publishers that are followed, in the order of their ranks; none until it has told of them.
+    /// Keys of its publishers that are followed, in the order of their ranks; empty until the server has told of them.
     pub engines: Vec<EngineKey>,
-    /// The trouble with it; none while nothing is wrong.
+    /// Trouble with the server; `None` while nothing is wrong.
     pub last_error: Option<String>,
 }
 
-/// The party that has given a namespace its block size.
+/// The party that has determined the block size of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeOf {
     /// The configuration.
@@ -277,57 +282,57 @@ pub enum SizeOf {
     /// An engine that is followed.
     #[error("{0} has that size; unregister the engines of the model first")]
     Engine(Box<EngineKey>),
-    /// A holder in the index, and maybe others.
+    /// A holder in the index, and maybe further holders.
     #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
     Holder(HolderId),
 }
 
-/// Why an engine is not followed.
+/// Reason why an engine is not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterRefusal {
-    /// The same instance, model and rank is followed otherwise.
+    /// The same instance, model and rank is already followed in another way.
     #[error("{key} is followed at {endpoint} already; unregister it first")]
     Conflict {
-        /// The publisher in question.
+        /// Key of the publisher.
         key: Box<EngineKey>,
-        /// The address where it is followed.
+        /// Address at which the publisher is followed.
         endpoint: String,
     },
-    /// Another engine with another model or block size is followed at the same address.
+    /// Another engine, with another model or block size, is followed at the same address.
     #[error("{endpoint} is followed as {key} with blocks of {block_size} tokens; unregister that first")]
     SameAddress {
-        /// The publisher that is followed there.
+        /// Key of the publisher that is followed there.
         key: Box<EngineKey>,
-        /// The address.
+        /// Address of the publisher.
         endpoint: String,
-        /// The size of that one's blocks.
+        /// Block size of the publisher that is followed there.
         block_size: u32,
     },
     /// The configuration does not allow the bridge to connect to this host.
     #[error("{endpoint}: engines on {host} may not be registered; allow it with --register-hosts")]
     Host {
-        /// The host, as it was given.
+        /// Host, as it was given.
         host: String,
-        /// The address.
+        /// Address that names the host.
         endpoint: String,
     },
-    /// Its blocks have another size than those of its namespace.
+    /// The engine's blocks have another size than those of its namespace.
     #[error("block_size is {asked}, but the blocks of this model have {in_force} tokens here: {whose}")]
     OtherBlockSize {
-        /// The block size in the registration.
+        /// Block size in the registration.
         asked: u32,
-        /// The block size of the namespace.
+        /// Block size of the namespace.
         in_force: u32,
-        /// The party that has given it that size.
+        /// Party that has determined the namespace's block size.
         whose: SizeOf,
     },
     /// A part of the registration cannot be used.
     #[error("{0}")]
     Invalid(String),
-    /// As many engines are followed as may be.
+    /// The largest allowed number of engines is followed already.
     #[error("{engines} engines are followed; no more are allowed (--max-engines)")]
     TooMany {
-        /// The limit.
+        /// Number of engines allowed.
         engines: usize,
     },
     /// The bridge is stopping.
@@ -336,7 +341,7 @@ pub enum RegisterRefusal {
 }
 
 impl RegisterRefusal {
-    /// Whether a holder in the index is in the way, which may be about to leave.
+    /// Whether the obstacle is a holder in the index, which may be about to leave.
     fn is_by_holder(&self) -> bool {
         let Self::OtherBlockSize { whose, .. } = self else {
             return false;
@@ -345,12 +350,12 @@ impl RegisterRefusal {
     }
 }
 
-/// Follows engines by `attempt`. While holders with another block size are in the way of one, it is tried again for a moment: those of
-/// engines that were just unregistered leave.
+/// Follows engines by `attempt`. While holders with another block size are in the way, it repeats the attempt for at
+/// most two seconds: holders of engines that were just unregistered are about to leave.
 ///
 /// # Errors
 ///
-/// What the last attempt has refused.
+/// The refusals of the last attempt.
 pub async fn follow_patiently(
     attempt: impl Fn() -> Result<(), Vec<RegisterRefusal>>,
 ) -> Result<(), Vec<RegisterRefusal>> {
@@ -367,27 +372,27 @@ pub async fn follow_patiently(
     }
 }
 
-/// Engines that are no longer followed.
+/// Keys of engines that are no longer followed.
 pub type RemovedEngines = Vec<EngineKey>;
 
-/// The engines that a bridge follows. No method waits.
+/// The engines that a bridge follows. No method blocks.
 pub trait EngineRegistry: Send + Sync {
-    /// Begins to follow an engine. Where it is followed in just this way, only its address and labels are taken over.
+    /// Begins to follow an engine. If it is already followed in exactly this way, only its address and labels are taken over.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
 
-    /// Begins to ask a server for its publishers, and to follow those. Where it is asked in just this way, only its address and labels are
-    /// taken over.
+    /// Begins to ask a server for its publishers, and to follow those. If it is already asked in exactly this way, only
+    /// its address and labels are taken over.
     ///
     /// # Errors
     ///
-    /// [`RegisterRefusal`]. What the server itself tells is found out later, and is in [`Self::servers`].
+    /// [`RegisterRefusal`]. Answers of the server itself come later, and are in [`Self::servers`].
     fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal>;
 
-    /// Begins to follow an engine, however it is given.
+    /// Begins to follow an engine, given by its sockets or by its server.
     ///
     /// # Errors
     ///
@@ -399,22 +404,25 @@ pub trait EngineRegistry: Send + Sync {
         }
     }
 
-    /// Whether a client at `peer` may register `engine`: where the bridge may connect to is a matter of its configuration.
+    /// Checks whether a client at `peer` may register `engine`. The configuration of the bridge says which hosts it may
+    /// connect to; the client's own host is always allowed.
     ///
     /// # Errors
     ///
     /// [`RegisterRefusal::Host`].
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
-    /// The token that clients need which may be neither a program on this machine nor one that the operator trusts; none where there is none.
+    /// Token that a client needs to register engines, unless it is a program on this machine or has shown the
+    /// configured token. `None` if the bridge has no such token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Ends to follow all engines for which `is_meant` holds, and returns them. A server of which one rank is meant is meant as a whole.
+    /// Stops following all engines for which `is_meant` holds, and returns their keys. If it holds for one rank of a
+    /// server, all ranks of the server are meant.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
 
-    /// The engines, in the order of their keys.
+    /// Returns the engines, in the order of their keys.
     fn engines(&self) -> Vec<EngineState>;
 
-    /// The servers, in the order of their keys.
+    /// Returns the servers, in the order of their keys.
     fn servers(&self) -> Vec<ServerState>;
 }

@@ -1,6 +1,8 @@
-//! Only one daemon may use a snapshot directory: it holds an advisory lock on a file there.
+//! A lock on a directory. Only one process may use a daemon's snapshot directory, or a bridge's state directory: it
+//! holds an advisory lock on a file there.
 //!
-//! The system gives the lock back when the process ends, however it ends. The file stays, with the name of the last one that had it.
+//! The system releases the lock when the process ends, however it ends. The file stays, with the name of the last
+//! process that had the lock.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,32 +10,32 @@ use std::path::{Path, PathBuf};
 
 use super::regular;
 
-/// The name of the file.
+/// Name of the file that is locked.
 const LOCK_FILE: &str = ".lock";
-/// Most bytes of a name that are read, and most of its characters that are shown.
+/// Largest number of bytes that are read of an owner's name, and of characters that are shown of it.
 const OWNER_BYTES_MAX: usize = 256;
 
-/// Why a directory cannot be used.
+/// Error of taking a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another daemon has it.
+    /// Another process has the lock.
     #[error(
         "the snapshot directory {} is in use by {owner}; stop that daemon, or give this one a directory of its own \
          (snapshots.directory)",
         path.display()
     )]
     Taken {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The name that the other daemon gives itself.
+        /// Name that the other process gives itself.
         owner: String,
     },
     /// The file cannot be locked.
     #[error("cannot lock the snapshot directory {}: {source}", path.display())]
     Unusable {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -45,7 +47,7 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Takes the directory at `path` for a daemon that calls itself `owner`.
+    /// Takes the directory at `path` for a process that calls itself `owner`.
     pub fn take(path: &Path, owner: &str) -> Result<Self, LockError> {
         let unusable = |source| LockError::Unusable {
             path: path.to_owned(),
@@ -64,7 +66,7 @@ impl DirectoryLock {
             }
             Err(TryLockError::Error(source)) => return Err(unusable(source)),
         }
-        // The name is for people: a disk without room for it is no reason not to start.
+        // The name in the file is only for people. A full disk, which has no room for it, does not stop the start.
         let _ = file
             .set_len(0)
             .and_then(|()| file.seek(SeekFrom::Start(0)))
@@ -73,17 +75,18 @@ impl DirectoryLock {
     }
 }
 
-/// Closing the file is not enough: a child process that another thread starts just now has the file, too, until its program begins.
+/// Unlocks the file explicitly, because closing it is not enough. A child process that another thread is just starting
+/// has the file, too, until its program begins.
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // It fails only where there is no lock any more.
+        // Unlocking fails only if there is no lock any more.
         let _ = self.file.unlock();
     }
 }
 
 fn owner_in(file: &mut File) -> String {
     let mut owner = Vec::new();
-    // What cannot be read is not named.
+    // If the name cannot be read, it is left out.
     let _ = file.take(OWNER_BYTES_MAX as u64).read_to_end(&mut owner);
     match shown(&String::from_utf8_lossy(&owner)) {
         owner if owner.is_empty() => "another daemon".to_owned(),
@@ -91,7 +94,7 @@ fn owner_in(file: &mut File) -> String {
     }
 }
 
-/// A name that others have written, as people may see it.
+/// Returns a name that came from outside, made fit to be shown: cut, and without control characters.
 pub fn shown(name: &str) -> String {
     let characters = name.chars().filter(|character| !character.is_control());
     characters.take(OWNER_BYTES_MAX).collect()

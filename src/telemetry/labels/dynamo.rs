@@ -1,4 +1,4 @@
-//! Labels of the way of Dynamo's routers.
+//! Labels of the listener for Dynamo's routers.
 
 use super::LabelValue;
 
@@ -9,9 +9,9 @@ label_values! {
         Answered => "answered",
         /// The request cannot be read.
         Unreadable => "unreadable",
-        /// The router did not take the answer.
+        /// The answer could not be sent to the router, or not in time.
         NotTaken => "not_taken",
-        /// Requests took too much room.
+        /// The bodies of all requests took too much room.
         NoRoom => "no_room",
     }
 }

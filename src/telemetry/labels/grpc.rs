@@ -5,29 +5,29 @@ use super::LabelValue;
 label_values! {
     /// Methods of the listener for SGLang's routers.
     GrpcMethod: "method" {
-        /// The holders that have leading blocks of a prompt.
+        /// `MatchExternalKvPrefix`: the holders that have leading blocks of a prompt.
         MatchPrefix => "match_prefix",
-        /// The same, by tier.
+        /// `MatchExternalKv`: the holders that have leading blocks of a prompt, by tier.
         Match => "match",
-        /// How often blocks were looked up.
+        /// `GetExternalKvHitCounts`: how often blocks were looked up.
         HitCounts => "hit_counts",
-        /// Changes of a worker's blocks.
+        /// `ApplyExternalKvBatch`: changes of a worker's blocks.
         Apply => "apply",
-        /// All blocks of a worker.
+        /// `ReplaceExternalKvSnapshot`: all blocks of a worker.
         Replace => "replace",
-        /// The workers that will be reported.
+        /// `ConfigureExpectedWorkers`: the list of workers that will report.
         Configure => "configure",
-        /// Whether the daemon is ready.
+        /// Health check of gRPC: whether the daemon is ready.
         Health => "health",
-        /// The description of what the server takes.
+        /// Server reflection of gRPC: the description of the server's methods and messages.
         Reflection => "reflection",
-        /// There is no such method.
+        /// Any path that is no method of the listener.
         Other => "other",
     }
 }
 
 impl GrpcMethod {
-    /// The method at `path`.
+    /// Returns the method whose path in the HTTP request is `path`.
     pub fn of_path(path: &str) -> Self {
         match path.trim_start_matches('/').split_once('/') {
             Some(("kv_indexer.v1.KVIndexer", method)) => match method {
@@ -49,27 +49,27 @@ impl GrpcMethod {
 }
 
 label_values! {
-    /// How a request over gRPC ended, by its code.
+    /// How a request over gRPC ended, by the status code of its answer.
     GrpcOutcome: "outcome" {
         /// Answered.
         Ok => "ok",
         /// Given up by the client.
         Cancelled => "cancelled",
-        /// Something was asked that is none.
+        /// Some argument of the request is not valid.
         InvalidArgument => "invalid_argument",
-        /// The call took too long.
+        /// The call took too long, or its message did not arrive in time.
         DeadlineExceeded => "deadline_exceeded",
-        /// Too much at once.
+        /// Too many requests came at once, or there is no room for the request, for the blocks that it reports, or for its answer.
         ResourceExhausted => "resource_exhausted",
-        /// A report that does not continue what is known.
+        /// A report does not continue the state that is known.
         FailedPrecondition => "failed_precondition",
-        /// Too long.
+        /// The request, or the prompt in it, is too long.
         OutOfRange => "out_of_range",
-        /// Not served here.
+        /// The listener has no such method.
         Unimplemented => "unimplemented",
-        /// Not now.
+        /// The daemon cannot answer now.
         Unavailable => "unavailable",
-        /// Without the token.
+        /// The request does not carry the token.
         Unauthenticated => "unauthenticated",
         /// Any other code.
         Other => "other",
@@ -77,7 +77,7 @@ label_values! {
 }
 
 impl GrpcOutcome {
-    /// The outcome with the code of this number.
+    /// Returns the outcome for gRPC's status code `code`.
     pub fn of_code(code: i32) -> Self {
         match code {
             0 => Self::Ok,
@@ -98,19 +98,19 @@ impl GrpcOutcome {
 label_values! {
     /// States of workers that are reported.
     ReportState: "state" {
-        /// All that it has was reported.
+        /// All blocks of the worker are known from its reports.
         Told => "told",
-        /// A snapshot of it has to come.
+        /// The blocks of the worker are unknown until it sends a snapshot.
         Awaited => "awaited",
     }
 }
 
 label_values! {
-    /// Why a worker that was reported has to be reported whole again.
+    /// Why the reported blocks of a worker were forgotten, so that it has to send a snapshot.
     ReportLoss: "reason" {
-        /// A batch of it is missing.
+        /// A batch of the worker is missing.
         Gap => "gap",
-        /// There was no room for its blocks.
+        /// There was no room for the blocks of the worker.
         Room => "room",
     }
 }

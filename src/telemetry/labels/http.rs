@@ -41,7 +41,7 @@ label_values! {
 }
 
 impl HttpRoute {
-    /// The route of a path.
+    /// Returns the route of a request's path.
     pub fn of_path(path: &str) -> Self {
         match path {
             "/v1/query" => Self::V1Query,
@@ -67,27 +67,27 @@ impl HttpRoute {
 label_values! {
     /// How a request to the query listener ended, by its status.
     HttpOutcome: "outcome" {
-        /// 2xx.
+        /// Status 2xx.
         Ok => "ok",
-        /// 400, 405.
+        /// Status 400 or 405, and any status without an outcome of its own.
         Refused => "refused",
-        /// 401.
+        /// Status 401.
         Unauthorized => "unauthorized",
-        /// 404.
+        /// Status 404.
         NotFound => "not_found",
-        /// 408.
+        /// Status 408.
         TimedOut => "timed_out",
-        /// 409.
+        /// Status 409.
         Conflict => "conflict",
-        /// 413.
+        /// Status 413.
         TooLarge => "too_large",
-        /// 5xx.
+        /// Status 5xx.
         Unavailable => "unavailable",
     }
 }
 
 impl HttpOutcome {
-    /// The outcome that a status stands for.
+    /// Returns the outcome that an HTTP status stands for.
     pub fn of_status(status: u16) -> Self {
         match status {
             200..=299 => Self::Ok,

@@ -3,17 +3,17 @@
 use super::LabelValue;
 
 label_values! {
-    /// Commands of routers of llm-d, by what they are about.
+    /// Commands that routers of llm-d send, by purpose.
     RedisCommand: "command" {
-        /// A look-up of a block.
+        /// A look-up of a block's holders.
         Hkeys => "hkeys",
         /// A speculative entry is written or taken back.
         Write => "write",
-        /// One of llm-d's scripts.
+        /// Running one of llm-d's scripts.
         Script => "script",
-        /// Which keys have speculative entries.
+        /// Listing the keys that have speculative entries.
         Scan => "scan",
-        /// The connection itself.
+        /// A command about the connection itself, such as its password.
         Connection => "connection",
     }
 }
@@ -21,21 +21,21 @@ label_values! {
 label_values! {
     /// Why a command of a router of llm-d was refused.
     RedisRefusal: "reason" {
-        /// A command that is not answered here.
+        /// The command is not one that the listener answers.
         UnknownCommand => "unknown_command",
-        /// A script that is not known here.
+        /// The listener does not know the script.
         UnknownScript => "unknown_script",
-        /// Arguments that the command does not take.
+        /// The arguments are not valid for the command.
         BadRequest => "bad_request",
-        /// The client has not shown the password, or another one.
+        /// The client has not given the password, or has given a wrong one.
         Unauthenticated => "unauthenticated",
-        /// Somebody writes what an engine has: engines are followed here.
+        /// The client writes an entry of an engine. The daemon follows engines itself and takes no such entries.
         EngineEntry => "engine_entry",
-        /// Bytes that are no command; the connection ends.
+        /// The bytes are no command of the protocol; the connection ends.
         Protocol => "protocol",
-        /// A command that is too long, or all that have come take too much room; the connection ends.
+        /// The command is too long, or all waiting commands together take too much room; the connection ends.
         TooLarge => "too_large",
-        /// Too many large answers of the namespace wait.
+        /// Too many large answers about the namespace wait already.
         Busy => "busy",
     }
 }
@@ -43,9 +43,9 @@ label_values! {
 label_values! {
     /// Why a speculative entry went before its router took it back.
     GuessDrop: "reason" {
-        /// Its time to live had ended.
+        /// The entry's time to live had ended.
         Expired => "expired",
-        /// There was no room for more.
+        /// The entry made room for newer ones.
         Room => "room",
     }
 }

@@ -1,29 +1,29 @@
-//! Labels of what routers tell: outcomes and hints.
+//! Labels of the messages that routers send about their requests: outcomes and hints.
 
 use super::LabelValue;
 
 label_values! {
     /// Why outcomes were not taken.
     OutcomeRefusal: "reason" {
-        /// The payload or the subject is no report.
+        /// The payload is no report of outcomes, or the subject is no subject of one.
         Undecodable => "undecodable",
-        /// The report speaks another version of the contract.
+        /// The report has a version of the contract that the daemon does not support.
         UnsupportedVersion => "unsupported_version",
-        /// The report has more outcomes than one may have.
+        /// The report has more outcomes than one report may have.
         TooMany => "too_many",
         /// The namespace is not known.
         UnknownNamespace => "unknown_namespace",
         /// The holder is not known.
         UnknownHolder => "unknown_holder",
-        /// So many holders have outcomes already that this one has none of its own; the namespace's sums have it.
+        /// Too many holders have outcomes of their own already. The outcome is counted for the namespace only, not for its holder.
         NoRoom => "no_room",
     }
 }
 
 label_values! {
-    /// The reason why a hint was not kept, or went before its time.
+    /// Why a hint was not kept, or went before its time.
     HintDrop: "reason" {
-        /// The payload, the subject or the prompt is none, or says too much.
+        /// The payload, the subject or the prompt is not valid, or is larger than allowed.
         Undecodable => "undecodable",
         /// The namespace is not known.
         UnknownNamespace => "unknown_namespace",
