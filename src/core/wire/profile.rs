@@ -188,7 +188,7 @@ impl Labels {
         Ok(Self((!map.is_empty()).then(|| Arc::new(map))))
     }
 
-    /// These labels, with `key` added or changed to `value`.
+    /// A copy of the labels, with `key` added or changed to `value`.
     ///
     /// # Errors
     ///

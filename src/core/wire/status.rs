@@ -54,7 +54,8 @@ pub struct StatusReply {
     pub v: u64,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Number of distinct blocks that queries can find at some holder.
+    /// Number of distinct blocks in the index: the blocks that some holder has, and the blocks missing in the middle
+    /// before them.
     pub distinct_blocks: u64,
     /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,

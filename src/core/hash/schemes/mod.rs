@@ -3,10 +3,12 @@
 //!
 //! | scheme | one step of the chain | before the first block |
 //! |---|---|---|
-//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | the step from XXH64 of the seed, without tokens, with the model's name as the one text |
-//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | the step from FNV-64a of the seed, with the model's name |
-//! | `sglang` | SHA-256 of the parent's whole digest and the tokens; the hash is its first 8 bytes | nothing; with a salt, its digest |
-//! | `vllm-sha256-cbor` | SHA-256 of the canonical CBOR of `[parent's whole digest, tokens, extras]`; the hash is its last 8 bytes | SHA-256 of the CBOR of the seed |
+//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | a step from XXH64 of the seed: no tokens, the model's name as the one text |
+//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
+//! | `sglang` | first 8 bytes of SHA-256 of the parent's digest and the tokens | nothing; with a salt, the salt's digest |
+//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of the canonical CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
+//!
+//! A digest is all 32 bytes of SHA-256.
 //!
 //! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and on the model name in
 //! a request. For a request with an adapter, the adapter's name stands in place of the model's. The extra texts of a block are the
