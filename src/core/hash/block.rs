@@ -17,8 +17,8 @@ const TOKEN_BYTES: usize = size_of::<Token>();
 hash_newtype! {
     /// Hash of the tokens in one block, whatever came before it; also called the local hash.
     ///
-    /// Made by [`block_hash`] and [`block_hashes`]. Two equal blocks at different places of a sequence share
-    /// it.
+    /// Made by [`block_hash`] and [`block_hashes`]. Two equal blocks at different places of a sequence have the same
+    /// block hash.
     BlockHash
 }
 

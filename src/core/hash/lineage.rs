@@ -51,8 +51,8 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`], [`LineageError::ParentMissing`] without
-    /// a parent above position 0, [`LineageError::ParentAtRoot`] with one at position 0.
+    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`]. [`LineageError::ParentMissing`] without a parent
+    /// above position 0. [`LineageError::ParentAtRoot`] with a parent at position 0.
     #[inline]
     pub fn new(
         current: SequenceHash,
@@ -267,7 +267,7 @@ const fn mode_fragment_bits(mode: u8) -> u32 {
 
 /// The lineage hashes of a sequence from its first block on.
 ///
-/// Every position above [`Position::MAX`] gives an error; collecting into a `Result` stops at the first.
+/// Every position above [`Position::MAX`] gives an error. Collecting into a `Result` stops at the first error.
 pub fn lineage_hashes(
     sequence: &[SequenceHash],
 ) -> impl Iterator<Item = Result<PositionalLineageHash, LineageError>> {

@@ -1,4 +1,4 @@
-//! Positions of blocks in a sequence, and the trait of hashes that carry one.
+//! Positions of blocks in a sequence, and the trait of hashes that carry a position.
 
 use serde::{Deserialize, Serialize};
 

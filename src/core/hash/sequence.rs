@@ -1,7 +1,7 @@
 //! Sequence hashes: a rolling hash over block hashes, so that one `u64` names a whole prefix.
 //!
-//! The first sequence hash of a chain is its first block hash; each further one is
-//! XXH3-64 over parent and block hash, both little-endian, with seed 1337. The seed of the cache
+//! The first sequence hash of a chain equals its first block hash. Each further sequence hash is XXH3-64 over the
+//! parent's sequence hash and the block hash, both little-endian, with seed 1337. The seed of the cache
 //! ([`HashSeed`](super::HashSeed)) enters through the block hashes only.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;

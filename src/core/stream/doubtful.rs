@@ -32,7 +32,8 @@ pub struct DoubtfulHolders {
 /// The last count, and the change counter that tells whether the count is still valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Change counter. Counts before and after each change of a holder's status, and after a holder has come or left.
+    /// Change counter. Counts before and after each change of a holder's status, and after a holder, registered or
+    /// refused, has come or left.
     changes: Arc<AtomicU64>,
     last: ArcSwapOption<DoubtfulHolders>,
 }
@@ -43,7 +44,7 @@ impl DoubtCounter {
         HolderStatus::counted_in(Arc::clone(&self.changes))
     }
 
-    /// Notes that a holder has come or left.
+    /// Notes that a holder, registered or refused, has come or left.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }

@@ -3,10 +3,10 @@
 //! A doubt (the connection broke, the client dropped messages, a snapshot was loaded) begins a new generation of the stream. A holder is
 //! trusted again when a batch received in the new generation continues the holder's count.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `status.rs` | whether one holder's state is certain, and how large it is |
-//! | `doubtful.rs` | how many holders' states are not |
+//! | `doubtful.rs` | the number of holders whose states are not certain |
 //! | `refused.rs` | holders whose batches are dropped |
 
 mod doubtful;
@@ -69,7 +69,8 @@ impl StreamTrust {
         (followed >= generation.0).then_some(generation)
     }
 
-    /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
+    /// Doubts the stream, and returns the new generation. No holder is trusted until a batch received in the new
+    /// generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
         StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
     }

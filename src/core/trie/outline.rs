@@ -11,7 +11,7 @@ pub enum OutlineError {
     PopsTooFar {
         /// Index of the record, from 0.
         record: u64,
-        /// The number of levels that it pops.
+        /// The number of levels that the record pops.
         pops: u64,
         /// Number of open levels, the record's own included.
         open: u64,

@@ -51,7 +51,7 @@ pub enum LayoutError {
         /// Index of the node.
         index: usize,
     },
-    /// The last node says that it has children.
+    /// The last node's links say that it has children.
     #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
     Cut,
 }

@@ -80,7 +80,7 @@ pub enum DecodeError {
         /// The limit.
         max: usize,
     },
-    /// A blob's length is not a multiple of its element.
+    /// A blob's length is not a multiple of the length of an element.
     #[error("{field} has {bytes} bytes, which is not a multiple of {element}")]
     RaggedBlob {
         /// The field.
@@ -259,7 +259,7 @@ impl ErrorCode {
     }
 }
 
-/// An error as a client receives it: a number and a text that says what to change.
+/// An error as a client receives it: a number, and a text that tells the client what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (error {})", code.as_u16())]
 pub struct WireError {

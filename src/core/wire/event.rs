@@ -111,7 +111,7 @@ pub struct StoredBlocks {
 /// Blocks that a holder has removed. Hashes of blocks that it does not hold are counted and otherwise ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RemovedBlocks {
-    /// Sequence hashes, or engine hashes where the blocks were stored with them.
+    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
     pub hashes: Vec<SequenceHash>,
     /// Lineage hashes.
     pub lineage_hashes: Vec<PositionalLineageHash>,

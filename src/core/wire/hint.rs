@@ -17,7 +17,7 @@ use super::writer::encode;
 /// Most hints in one report.
 pub const HINTS_MAX: usize = 64;
 
-/// The hint that a request has been sent to a worker, which will have the blocks of its prompt soon.
+/// A hint: a request has been sent to a worker, which will have the blocks of the request's prompt soon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {

@@ -1,4 +1,4 @@
-//! Bounds on what one message may carry.
+//! Limits on the content of one message.
 
 /// Limits that a decoder enforces before it takes memory.
 ///

@@ -136,7 +136,7 @@ impl DegradedReason {
             && !matches!(self, Self::Capacity | Self::Resyncing | Self::Stale)
     }
 
-    /// Whether the reason is about the moment of the query alone, and not about the holder.
+    /// Whether the reason is only about the moment of the query, and not about the holder.
     fn is_of_the_moment(self) -> bool {
         matches!(self, Self::Behind | Self::Changing)
     }
@@ -212,7 +212,7 @@ impl DegradedReasons {
         self.0 == 0
     }
 
-    /// Whether there are reasons, and all are about the moment of the query alone.
+    /// Whether the set has reasons, and all of them are only about the moment of the query.
     pub fn are_of_the_moment(self) -> bool {
         !self.is_empty() && self.iter().all(DegradedReason::is_of_the_moment)
     }

@@ -148,7 +148,7 @@ impl Runs {
 /// Blocks that have become resumable, or have ceased to be, in the batch's tier. Blocks that the holder does not have there are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResumableBlocks {
-    /// Sequence hashes, or engine hashes where the blocks were stored with them.
+    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
     pub hashes: Vec<SequenceHash>,
     /// Lineage hashes.
     pub lineage_hashes: Vec<PositionalLineageHash>,

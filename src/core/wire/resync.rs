@@ -96,7 +96,7 @@ impl ResyncAnswerKind {
 pub struct ResyncChunk {
     /// The rank that the answer is about.
     pub rank: Rank,
-    /// The daemon's cursor when it has applied the whole answer. The same in every chunk.
+    /// The daemon's cursor after it has applied the whole answer. The same in every chunk.
     pub cursor: BatchCursor,
     /// The kind of the answer. The same in every chunk.
     pub kind: ResyncAnswerKind,

@@ -66,7 +66,7 @@ macro_rules! name_type {
                 Self::bounded(text, NAME_BYTES_MAX)
             }
 
-            /// As [`Self::new`], with a lower limit on the length in bytes.
+            /// Checks as [`Self::new`] does, with a lower limit on the length, in bytes.
             pub fn bounded(text: &str, bytes_max: usize) -> Result<Self, NameError> {
                 check(text, bytes_max)?;
                 Ok(Self(Arc::from(text)))
@@ -143,7 +143,7 @@ impl fmt::Display for HolderId {
     }
 }
 
-/// Why a subject or a prefix is not one of the contract's.
+/// Why a subject or a prefix does not fit the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// The subject does not have the contract's shape.

@@ -24,7 +24,7 @@ pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
     writer.bytes
 }
 
-/// Writes values one after the other. Writing to memory cannot fail, so the results of `rmp` are dropped.
+/// Writes values to memory, one after the other. That cannot fail, so the results of `rmp` are dropped.
 struct Writer {
     bytes: Vec<u8>,
 }

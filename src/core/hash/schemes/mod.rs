@@ -155,7 +155,7 @@ impl SchemeChains {
             .then_some(SchemeSteps { chains: self })
     }
 
-    /// Whether it is known how an adapter's blocks are hashed.
+    /// Whether the way in which an adapter's blocks are hashed is known.
     pub fn knows_adapters(&self) -> bool {
         self.steps().is_some()
     }

@@ -33,7 +33,7 @@
 //!       └── x y z          run C   branches off c; 2 has it
 //!
 //!                     run A       run B       run C
-//! behind the branch   -           0           4          blocks of the parent: g is its last, c has 4 behind it
+//! behind the branch   -           0           4          blocks of the parent after the branch: none after g, 4 after c
 //! length - 1          6           1           2
 //! changes             1, except   1, except   1, only
 //!                     2 lacks 4   0 lacks 2   2 lacks 0
@@ -55,16 +55,16 @@
 //!
 //! ```text
 //! bytes
-//!     1  flags: 1 the frame begins a forest, 2 it ends it
-//!        if it begins one: the number of its holders, then each holder's number (walked holders of the file count from 0), as the
-//!        distance from the number that could have been next
-//!        the number of runs, then for each, in order:
-//!            where it branches off: how many blocks of the parent lie behind that block (not at position 0). A later sibling counts
-//!                as if the parent ended there.
+//!     1  flags: 1 the frame begins a forest, 2 the frame ends a forest
+//!        if the frame begins a forest: the number of the forest's holders, then for each holder its number, as the distance from the
+//!            smallest number that is possible next (holders are numbered from 0 in the file, those with blocks in a forest only)
+//!        the number of runs, then for each run, in order:
+//!            where it branches off: the number of the parent's blocks after that block (absent at position 0). For a later sibling
+//!                the parent counts as if it ended where the sibling before branches off.
 //!            its length, less 1
 //!            2 × changes + form: 0 except, 1 only
-//!            for each change: candidates passed over since the last one; blocks that the candidate lacks, less 1 in the form "except"
-//!            levels to pop after it: 0 if a child follows
+//!            for each change: candidates passed over since the last change; blocks that the candidate lacks, less 1 in the form "except"
+//!            levels to pop after the run: 0 if a child follows
 //!   8×n  the hashes of all blocks of these runs
 //! ```
 //!
