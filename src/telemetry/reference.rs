@@ -6,7 +6,7 @@ use super::groups::groups;
 const INTRODUCTION: &str = "# Metrics
 
 This page is made from the declarations in `src/telemetry`. The admin listener serves the metrics at `/metrics`, in
-Prometheus' text format. A group's series exist from its first use, at zero; histograms appear with their first sample.
+Prometheus' text format. A group's series, histograms too, exist from its first use, at zero.
 
 The label `namespace` is `(none)` for whatever cannot be attributed to a known namespace.
 ";

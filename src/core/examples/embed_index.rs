@@ -6,7 +6,7 @@ use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token, block_hashes,
 use kvatlas_core::index::{IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-/// The names of a prompt's blocks by the contract: each stands for the whole prefix that ends with its block.
+/// The sequence hashes of a prompt's blocks. Each stands for the whole prefix that ends with its block.
 fn chain(tokens: &[Token], block_size: BlockSize) -> Vec<SequenceHash> {
     let seed = HashSeed::for_cache(None, None);
     sequence_hashes(block_hashes(tokens, block_size, seed)).collect()
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let block_size = settings.block_size;
     let index = PositionalIndexer::new(settings, IndexLimits::default());
 
-    // One writer a holder. Writers may live on threads of their own; a holder's events come in order.
+    // One writer per holder. Writers may live on different threads; one holder's events must come in order.
     let holder = |worker: &str| -> Result<HolderId, kvatlas_core::wire::NameError> {
         Ok(HolderId {
             worker: WorkerName::new(worker)?,
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let prompt: Vec<Token> = (1..=64).collect();
     let blocks = chain(&prompt, block_size);
-    // The time in microseconds, on any clock; it limits how long stored blocks wait for a parent that has not come.
+    // The time in microseconds, on any clock. It limits how long stored blocks wait for a parent that has not come.
     let now_us = 0;
     let stored =
         |hashes: &[SequenceHash]| Event::Stored(StoredBlocks::by_sequence(None, None, hashes.to_vec()));
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     }
 
-    // All that a holder has, as the events that would make another index the same.
+    // Everything that a holder has, as events. Applied to another index, the events give it the same content.
     for (tier, event) in first.dump_events(1024) {
         println!("gpu-0 again: {event:?} in tier {}", tier.as_u8());
     }

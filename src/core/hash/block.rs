@@ -17,18 +17,18 @@ const TOKEN_BYTES: usize = size_of::<Token>();
 hash_newtype! {
     /// Hash of the tokens in one block, whatever came before it; also called the local hash.
     ///
-    /// Made by [`block_hash`] and [`block_hashes`]. Two equal blocks at different places of a sequence share
-    /// it.
+    /// Made by [`block_hash`] and [`block_hashes`]. Two equal blocks at different places of a sequence have the same
+    /// block hash.
     BlockHash
 }
 
-/// How many tokens make a block: 1 to 65536.
+/// Number of tokens in a block: 1 to 65536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct BlockSize(NonZeroU32);
 
 impl BlockSize {
-    /// 16 tokens, what most engines use.
+    /// 16 tokens, the size that most engines use.
     pub const DEFAULT: Self = Self(NonZeroU32::new(16).unwrap());
 
     /// The largest block, in tokens.
@@ -112,8 +112,8 @@ impl HashSeed {
 
     /// The seed of the cache that serves LoRA adapter `lora_name` under `cache_salt`.
     ///
-    /// It is `1337 + XXH3-64(lora_name, seed 0) + XXH3-64(cache_salt, seed 1)`, wrapping; an absent or empty
-    /// string adds nothing, as engines send either when there is none.
+    /// It is `1337 + XXH3-64(lora_name, seed 0) + XXH3-64(cache_salt, seed 1)`, wrapping. An absent or empty string
+    /// adds nothing: without an adapter or a salt, some engines send an empty string and others send none.
     pub fn for_cache(lora_name: Option<&str>, cache_salt: Option<&str>) -> Self {
         let term = |text: Option<&str>, seed| match text {
             None | Some("") => 0,
@@ -141,10 +141,10 @@ impl Default for HashSeed {
 
 /// Hash of the tokens of one block.
 ///
-/// All of `tokens` counts, however many there are: that they fill a block is the caller's knowledge.
-/// [`block_hashes`] does the splitting.
+/// Hashes all of `tokens`, however many there are. The caller makes sure that they fill one block. [`block_hashes`]
+/// splits a longer list.
 ///
-/// On a little-endian machine the tokens are hashed where they are.
+/// A little-endian machine hashes the tokens in place, without a copy.
 #[inline]
 pub fn block_hash(tokens: &[Token], seed: HashSeed) -> BlockHash {
     BlockHash(if cfg!(target_endian = "little") {
@@ -154,10 +154,11 @@ pub fn block_hash(tokens: &[Token], seed: HashSeed) -> BlockHash {
     })
 }
 
-/// Hash of the tokens of one block together with what else its cache depends on, such as images: each an object hash.
+/// Hash of the tokens of one block together with the other objects that its cache depends on, such as images. Each
+/// object is given by its hash.
 ///
-/// The object hashes follow the tokens as little-endian u64, in the order that they come in; the contract's order is ascending. Without
-/// any the hash is [`block_hash`].
+/// The object hashes follow the tokens as little-endian u64, in the order in which they are given. The contract demands ascending order.
+/// Without any object the result is that of [`block_hash`].
 pub fn block_hash_with(
     tokens: &[Token],
     objects: impl IntoIterator<Item = u64>,
@@ -173,12 +174,13 @@ pub fn block_hash_with(
     BlockHash(hasher.digest())
 }
 
-/// Hash of an object that blocks depend on beside their tokens, by the bytes that identify it: XXH3-64, seed 0.
+/// Hash of an object that a block depends on besides its tokens: XXH3-64, seed 0, over the bytes that identify the
+/// object.
 pub fn object_hash(identifier: &[u8]) -> u64 {
     xxh3_64(identifier)
 }
 
-/// Hashes of the full blocks of `tokens`, in order. The tail that does not fill a block has none.
+/// Hashes of the full blocks of `tokens`, in order. A tail that does not fill a block gets no hash.
 pub fn block_hashes(
     tokens: &[Token],
     block_size: BlockSize,
@@ -189,7 +191,8 @@ pub fn block_hashes(
         .map(move |block| block_hash(block, seed))
 }
 
-/// Hash of tokens that must be turned around first, through a buffer that stays in the first-level cache.
+/// Hash of `tokens` on a big-endian machine, which first swaps their bytes, in a buffer small enough for the
+/// first-level cache.
 fn hash_streamed(tokens: &[Token], seed: HashSeed) -> u64 {
     const CHUNK_TOKENS: usize = 256;
     let mut hasher = Xxh3::with_seed(seed.0);
@@ -200,7 +203,8 @@ fn hash_streamed(tokens: &[Token], seed: HashSeed) -> u64 {
     hasher.digest()
 }
 
-/// Writes `tokens` to the front of `buffer` and returns the written part. The callers size the buffer.
+/// Writes `tokens` as little-endian bytes to the front of `buffer` and returns the written part. The caller provides
+/// a buffer that is large enough.
 #[inline]
 fn little_endian<'buffer>(tokens: &[Token], buffer: &'buffer mut [u8]) -> &'buffer [u8] {
     debug_assert!(tokens.len() * TOKEN_BYTES <= buffer.len());

@@ -27,9 +27,9 @@ const MODE_SHIFT: u32 = 62;
 /// A fragment is the low F bits of a sequence hash. The mode is the smallest that holds the position. The
 /// first block of a sequence has parent fragment 0.
 ///
-/// A child's parent fragment equals its parent's current fragment, always. Where the child is in a higher
-/// mode than the parent (positions 255 and 65 535), the parent's current fragment is cut beforehand to the
-/// child's F; its field keeps its width, with zeros above.
+/// A child's parent fragment always equals its parent's current fragment. At positions 255 and 65 535 the child is in
+/// a higher mode than the parent, with a smaller F. There the parent's current fragment is cut to the child's F in
+/// advance. Its field keeps its width, with zeros above.
 ///
 /// Every value is canonical: the encoders produce nothing else and the decoders refuse
 /// anything else. So one block has one key, and comparing the integers compares the blocks.
@@ -51,8 +51,8 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`], [`LineageError::ParentMissing`] without
-    /// a parent above position 0, [`LineageError::ParentAtRoot`] with one at position 0.
+    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`]. [`LineageError::ParentMissing`] without a parent
+    /// above position 0. [`LineageError::ParentAtRoot`] with a parent at position 0.
     #[inline]
     pub fn new(
         current: SequenceHash,
@@ -68,7 +68,7 @@ impl PositionalLineageHash {
         }
     }
 
-    /// [`PositionalLineageHash::new`] for a hot loop that has a checked position: cannot fail.
+    /// [`PositionalLineageHash::new`] for a hot loop whose position is already checked. Cannot fail.
     ///
     /// At position 0, which has no parent, `parent` is ignored.
     #[inline]
@@ -99,7 +99,7 @@ impl PositionalLineageHash {
         ))
     }
 
-    /// The one encoder. Takes whole hashes and keeps the bits that the position has room for.
+    /// Packs a hash; the only encoder. Takes whole hashes and keeps the bits that the position has room for.
     #[inline]
     const fn pack(position: Position, parent: u64, current: u64) -> Self {
         let width = Self::fragment_bits(position);
@@ -118,8 +118,9 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// Any [`LineageError`] about an encoding. The mode does not exist, or is not the position's. There is a parent fragment
-    /// at position 0. Or the current fragment is not cut to what a child can hold.
+    /// A [`LineageError`] in each of these cases: the mode does not exist; the mode is not the smallest that holds
+    /// the position; the hash at position 0 has a parent fragment; the current fragment has more bits than a child
+    /// can hold.
     pub fn from_u128(packed: u128) -> Result<Self, LineageError> {
         let hash = Self(packed);
         let mode = hash.mode();
@@ -149,7 +150,7 @@ impl PositionalLineageHash {
         Self::from_u128(u128::from_be_bytes(bytes))
     }
 
-    /// The wire form, 16 bytes, most significant first. Their order as bytes is the order of the hashes.
+    /// The wire form, 16 bytes, most significant first. Sorted as bytes, hashes have the same order as by [`Ord`].
     #[inline]
     pub const fn to_be_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
@@ -202,7 +203,7 @@ impl PositionalLineageHash {
         mode_fragment_bits(mode_of(position.as_u64()))
     }
 
-    /// How many low bits of its own sequence hash a block at `position` keeps: as many as its child's parent
+    /// Number of low bits that a block at `position` keeps of its own sequence hash: as many as its child's parent
     /// field holds.
     #[inline]
     pub const fn current_fragment_bits(position: Position) -> u32 {
@@ -266,7 +267,7 @@ const fn mode_fragment_bits(mode: u8) -> u32 {
 
 /// The lineage hashes of a sequence from its first block on.
 ///
-/// Every position above [`Position::MAX`] gives an error; collecting into a `Result` stops at the first.
+/// Every position above [`Position::MAX`] gives an error. Collecting into a `Result` stops at the first error.
 pub fn lineage_hashes(
     sequence: &[SequenceHash],
 ) -> impl Iterator<Item = Result<PositionalLineageHash, LineageError>> {
@@ -276,8 +277,8 @@ pub fn lineage_hashes(
 /// The lineage hashes of the blocks `sequence` that start at position `first` after the block with sequence
 /// hash `parent`.
 ///
-/// Each item is what [`PositionalLineageHash::new`] gives; so the first is an error when `parent` and `first`
-/// disagree on whether there is a parent.
+/// Each item is the result of [`PositionalLineageHash::new`]. The first is an error if only one of `parent` and
+/// `first` says that there is a parent.
 pub fn lineage_hashes_from(
     first: u64,
     parent: Option<SequenceHash>,

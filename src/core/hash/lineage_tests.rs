@@ -1,5 +1,4 @@
-//! Tests of the lineage hash; a file of their own to keep the layout and its documentation on their own
-//! pages.
+//! Tests of the lineage hash. They have a file of their own, so that the file of the layout stays short.
 
 use proptest::prelude::*;
 

@@ -13,11 +13,11 @@
 //! two systems name the same block alike. The test vectors in the submodules pin that; a change to any of
 //! them is a change of the wire contract.
 //!
-//! A namespace may speak a rolling hash of another system instead: a [`Scheme`].
+//! A namespace may use the rolling hash of another system instead: a [`Scheme`].
 //!
-//! Hashes are identities, not proofs: XXH3 is fast and not cryptographic. Two different prefixes share a
-//! 64-bit sequence hash by accident once in some 2^32 blocks; a lineage hash keeps at least 51 of those bits,
-//! and beside them the position and as many bits of the parent.
+//! Hashes are identities, not proofs: XXH3 is fast and not cryptographic. Two different prefixes share a 64-bit
+//! sequence hash by accident about once in 2^32 blocks. A lineage hash keeps at least 51 bits of the sequence hash,
+//! and beside them the position and as many bits of the parent's.
 //!
 //! # From tokens to lineage hashes
 //!

@@ -1,6 +1,6 @@
-//! The one definition of what the 64-bit hash newtypes have in common.
+//! The common definition of the 64-bit hash newtypes.
 
-/// Defines a 64-bit hash newtype that reads as 16 hex digits everywhere a person sees it.
+/// Defines a 64-bit hash newtype. Wherever a person reads it, it is written as 16 hexadecimal digits.
 macro_rules! hash_newtype {
     ($(#[$documentation:meta])* $name:ident) => {
         $(#[$documentation])*

@@ -1,4 +1,4 @@
-//! Positions of blocks in a sequence, and the trait of hashes that carry one.
+//! Positions of blocks in a sequence, and the trait of hashes that carry a position.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ impl Position {
     /// The last position that a lineage hash can carry, 2^24 - 1.
     pub const MAX: Self = Self((1 << 24) - 1);
 
-    /// The position `position`.
+    /// Checks `position` and returns it as a [`Position`].
     ///
     /// # Errors
     ///
@@ -34,7 +34,7 @@ impl Position {
         }
     }
 
-    /// A position that the caller has read from a field of at most 24 bits.
+    /// A position from a field of at most 24 bits, which the caller has read. Higher bits are dropped.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

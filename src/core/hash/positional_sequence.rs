@@ -37,7 +37,7 @@ impl PositionalSequenceHash {
     /// The last position that fits, 2^31 - 1.
     pub const POSITION_MAX: u64 = (1 << 31) - 1;
 
-    /// Packs the parts. The block hash is cut to the bits that the position's mode has room for.
+    /// Packs the parts. Of the block hash it keeps the bits that the position's mode has room for.
     ///
     /// # Errors
     ///
@@ -63,8 +63,8 @@ impl PositionalSequenceHash {
     ///
     /// # Errors
     ///
-    /// [`PositionalSequenceHashError::WrongMode`] when the position belongs to a lower mode: no
-    /// encoder writes that, and letting it in would give one hash two keys.
+    /// [`PositionalSequenceHashError::WrongMode`] when the position fits in a lower mode. No encoder writes such a
+    /// hash, and accepting it would give one hash two keys.
     pub fn from_u128(packed: u128) -> Result<Self, PositionalSequenceHashError> {
         let hash = Self(packed);
         let (mode, position) = (hash.mode(), hash.position());
@@ -136,7 +136,7 @@ const fn mode_of(position: u64) -> u8 {
     }
 }
 
-/// How many bits of the block hash a mode keeps.
+/// Number of bits of the block hash that a mode keeps.
 const fn block_hash_bits(mode: u8) -> u32 {
     match mode {
         0 => 54,

@@ -15,10 +15,10 @@ const LEVEL_SHARDS: usize = 2;
 
 /// Values keyed by positional hash, grouped by position.
 ///
-/// The group of a position is found in constant time, as is a key in its group.
+/// Both the group of a position and a key in its group are found in constant time.
 ///
-/// Only positions that hold something have a map of their own. Everything takes `&self`; the tree can be
-/// shared between threads.
+/// A position gets a map when something is put there, and loses it with its last value. Every method takes `&self`,
+/// so threads can share the tree.
 ///
 /// # Guards and deadlock
 ///
@@ -50,11 +50,10 @@ where
         }
     }
 
-    /// The map of the position of `key`, made when there is none. Neither looks for `key` nor inserts it.
+    /// The map of the position of `key`. Makes the map when there is none. Neither looks for `key` nor inserts it.
     ///
-    /// A map that is left empty stays until a [`PositionalRadixTree::remove`] at its position; it counts
-    /// nothing in [`PositionalRadixTree::len`]. Insert only keys of that position: others are not found
-    /// again.
+    /// A map that is left empty stays until a [`PositionalRadixTree::remove`] at its position; it does not count in
+    /// [`PositionalRadixTree::len`]. Insert only keys of that position: any other key is not found again.
     ///
     /// The guard locks for writing; see [the deadlock rule](Self#guards-and-deadlock).
     pub fn prefix(&self, key: &K) -> RefMut<'_, u64, DashMap<K, V>> {
@@ -71,7 +70,7 @@ where
         self.levels.get(&position)
     }
 
-    /// Takes out the value of `key`, and its position's map with it when that leaves it empty.
+    /// Takes out the value of `key` and returns it. Removes the map of the position too if it is empty then.
     pub fn remove(&self, key: &K) -> Option<V> {
         let position = key.position();
         let (removed, emptied) = {
@@ -85,8 +84,8 @@ where
         removed.map(|(_, value)| value)
     }
 
-    /// Erases the map of `position` unless another thread has put something in since it was seen empty. That is checked again
-    /// under the exclusive lock.
+    /// Erases the map of `position` if it is empty. Another thread may have inserted a value since the caller saw it empty, so the check is
+    /// repeated under the exclusive lock.
     fn erase_if_empty(&self, position: u64) {
         self.levels.remove_if(&position, |_, level| level.is_empty());
     }
@@ -103,10 +102,10 @@ where
 }
 
 impl<V: Clone> PositionalRadixTree<PositionalLineageHash, V> {
-    /// A copy of the value of the block that `hash` follows, when the tree has it; none for a first block.
+    /// A copy of the value of the block that `hash` follows, if the tree has it. `None` for a first block.
     ///
-    /// Walks over the blocks one position before: the time grows with their number. Should the fragments of
-    /// several of them be equal, by a collision of hashes, any one is returned.
+    /// Walks over all blocks one position before, so the time grows with their number. If a collision of hashes gives
+    /// several of them the same fragment, any one of them is returned.
     pub fn find_parent(&self, hash: &PositionalLineageHash) -> Option<V> {
         let level = self.position(hash.position().checked_sub(1)?)?;
         level
@@ -129,7 +128,7 @@ impl<K, V> fmt::Debug for PositionalRadixTree<K, V>
 where
     K: PositionalHash + Hash + Eq + Clone,
 {
-    /// Sizes only: printing every entry would lock the tree for as long as the writer takes.
+    /// Writes the sizes only: printing every entry would lock the tree for as long as the writer takes.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("PositionalRadixTree")

@@ -1,7 +1,7 @@
 //! Sequence hashes: a rolling hash over block hashes, so that one `u64` names a whole prefix.
 //!
-//! The first sequence hash of a chain is its first block hash; each further one is
-//! XXH3-64 over parent and block hash, both little-endian, with seed 1337. The seed of the cache
+//! The first sequence hash of a chain equals its first block hash. Each further sequence hash is XXH3-64 over the
+//! parent's sequence hash and the block hash, both little-endian, with seed 1337. The seed of the cache
 //! ([`HashSeed`](super::HashSeed)) enters through the block hashes only.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -16,8 +16,8 @@ hash_newtype! {
     SequenceHash
 }
 
-/// The sequence hash of the block `block` that follows the prefix `parent`, or that starts a sequence without
-/// one.
+/// The sequence hash of `block`, which follows the prefix `parent`. Without a parent, `block` is the first of its
+/// sequence.
 #[inline]
 pub fn next_sequence_hash(parent: Option<SequenceHash>, block: BlockHash) -> SequenceHash {
     let Some(parent) = parent else {
@@ -31,7 +31,7 @@ pub fn next_sequence_hash(parent: Option<SequenceHash>, block: BlockHash) -> Seq
 
 /// The sequence hashes of a sequence that starts with the first of `blocks`.
 ///
-/// Lazy: a step is computed when it is asked for, so a search that stops early pays for no more.
+/// Lazy: each hash is computed when it is asked for, so a search that stops early computes no more than it needs.
 pub fn sequence_hashes(blocks: impl IntoIterator<Item = BlockHash>) -> impl Iterator<Item = SequenceHash> {
     sequence_hashes_after(None, blocks)
 }
@@ -44,7 +44,7 @@ pub fn sequence_hashes_after(
     blocks: impl IntoIterator<Item = BlockHash>,
 ) -> impl Iterator<Item = SequenceHash> {
     let mut last = parent;
-    // No `scan`, which does not say how many hashes come.
+    // Not `scan`, whose iterator does not know how many hashes come.
     blocks.into_iter().map(move |block| {
         let hash = next_sequence_hash(last, block);
         last = Some(hash);

@@ -1,4 +1,4 @@
-//! Hashes as people and JSON write them.
+//! The text and serialized forms of hashes.
 //!
 //! | | 64-bit hash | lineage hash |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | JSON | such a text, or a decimal number; a negative one has the same bits | such a text |
 //! | binary formats | an unsigned integer | 16 bytes, most significant first |
 //!
-//! A text is never decimal. One decimal hash in two thousand would read as a valid hexadecimal one.
+//! A text is never read as decimal: one decimal hash in two thousand would also be a valid hexadecimal one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -59,14 +59,14 @@ fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
     u128::from_str_radix(bare, 16).map_err(|_| refused())
 }
 
-/// A 64-bit hash from its text.
+/// Reads a 64-bit hash from its text.
 pub(super) fn parse_hash(text: &str) -> Result<u64, HashTextError> {
     let hash = parse_hexadecimal(text, HASH_DIGITS)?;
     // Sixteen digits always fit.
     Ok(u64::try_from(hash).unwrap_or(u64::MAX))
 }
 
-/// A 64-bit hash as a value of the format: a text for people, an integer for machines.
+/// Writes a 64-bit hash: as a text in formats that people read, as an integer in binary formats.
 pub(super) fn serialize_hash<S: Serializer>(hash: u64, serializer: S) -> Result<S::Ok, S::Error> {
     if serializer.is_human_readable() {
         serializer.collect_str(&format_args!("{hash:016x}"))
@@ -75,7 +75,7 @@ pub(super) fn serialize_hash<S: Serializer>(hash: u64, serializer: S) -> Result<
     }
 }
 
-/// A 64-bit hash from such a value.
+/// Reads a 64-bit hash that [`serialize_hash`] wrote; in formats that people read, also from a number.
 pub(super) fn deserialize_hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     struct TextOrNumber;
 

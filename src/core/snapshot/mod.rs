@@ -1,7 +1,7 @@
-//! The snapshot file format: what `dump_events` gives of a whole index, compactly.
+//! The snapshot file format: the blocks of a whole index as `dump_events` gives them, in compact form.
 //!
-//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A snapshot holds the
-//! same for all holders, and beside it the cursor of each: its epoch and the number of its last applied batch. `kvatlas snapshot export`
+//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A snapshot holds the same
+//! for all holders. It also holds each holder's cursor: its epoch and the number of its last applied batch. `kvatlas snapshot export`
 //! prints a file as JSON lines.
 //!
 //! # Layout
@@ -30,20 +30,20 @@
 //! | forest | blocks of many holders, each distinct block once; see [`forest`] | after the frames of its holders |
 //! | end | MessagePack map [`SnapshotTotals`]: counts of what came before | last; a file without it is truncated |
 //!
-//! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame says so ([`InForest`]), and no batch
-//!   follows it.
+//! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame gives its place there ([`InForest`]),
+//!   and no batch follows it.
 //! - Any other holder has batches: the events of `dump_events`.
 //! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that has changed in a way
 //!   that a forest cannot express.
 //!
 //! # Damage
 //!
-//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found, too. The checksum covers the bytes before
-//! compression. Whatever a damaged file decompresses to, the checksum finds it.
+//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found too. The checksum covers the bytes before
+//! compression, so it finds every wrong byte that a damaged file decompresses to.
 //!
 //! A compressor looks back over at most 16 MiB. A reader grants the decompressor a window of that size and no more.
 //!
-//! Readers refuse every version but their own ([`SnapshotError::Version`]).
+//! Readers refuse every version except their own ([`SnapshotError::Version`]).
 
 pub mod forest;
 mod reader;
@@ -71,11 +71,12 @@ pub const FORMAT_VERSION: u32 = 3;
 const HEADER_BYTES: usize = 28;
 /// Longest payload of a frame, in bytes. A reader takes no more memory than this for a frame, whatever the file says.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of a decompressed snapshot: some billions of blocks. It bounds how long a small file can keep a reader busy.
+/// Most bytes of a decompressed snapshot: some billions of blocks. Limits how long a small file can keep a reader
+/// busy.
 pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
-/// How far the compressor looks back, as a power of two.
+/// Distance that the compressor looks back, in bytes, as a power of two.
 const WINDOW_LOG: u32 = 24;
-/// Most stream frames.
+/// Most stream frames in a snapshot.
 const STREAMS_MAX: u64 = 64;
 
 /// Kinds of frames. The numbers must be kept stable.
@@ -89,20 +90,20 @@ enum FrameKind {
     Forest = 5,
 }
 
-/// How far a JetStream stream is surely part of a snapshot. Every message up to `sequence` has been applied to the holders, and some later
-/// ones.
+/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up to `sequence` has
+/// been applied to the holders, and some later messages may have been.
 ///
-/// Replaying the messages after it, in order, completes the state. Batch numbers tell which batches the snapshot has already.
+/// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches the snapshot has already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamCursor {
     /// The stream's name.
     pub stream: String,
-    /// When the stream was created, in microseconds since the Unix epoch. It tells a stream from a later one of the same name, which counts
-    /// its messages anew.
+    /// When the stream was created, in microseconds since the Unix epoch. Distinguishes the stream from a later one of the same name, which
+    /// counts its messages anew.
     pub created_us: u64,
-    /// Sequence number of the last message that is surely part of the snapshot; 0 where none is.
+    /// Sequence number of the last message that is surely part of the snapshot. 0 if no message is.
     pub sequence: u64,
-    /// Digest of that message ([`message_digest`]). It tells the stream from an older copy of itself that has grown again. Absent where
+    /// Digest of that message ([`message_digest`]). Distinguishes the stream from an older copy of itself that has grown again. Absent if
     /// the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
@@ -124,61 +125,62 @@ pub struct HolderFrame {
     pub namespace: NamespaceName,
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     pub rank: Rank,
     /// Epoch of the last batch that the blocks reflect.
     pub epoch: u64,
     /// Number of that batch.
     pub seq: u64,
-    /// Why the state was not certain: the bits of [`DegradedReasons`](crate::wire::DegradedReasons).
+    /// The reasons for which the state was not certain, as the bits of
+    /// [`DegradedReasons`](crate::wire::DegradedReasons).
     pub degraded_bits: u32,
-    /// How many blocks the holder held.
+    /// Number of blocks that the holder had.
     pub blocks: u64,
-    /// Which chain the blocks are keyed by: the engine's, or the daemon's own.
+    /// The hash chain that the blocks are keyed by: the engine's or the daemon's own.
     #[serde(default)]
     pub hashing: Hashing,
-    /// Tokens in a block; 0 where the snapshot does not say.
+    /// Tokens in a block. 0 if the snapshot does not tell it.
     #[serde(default)]
     pub block_size: u32,
-    /// Whether its publisher has told the block size, and the configuration of the daemon was another one.
+    /// Whether `block_size` comes from the holder's publisher, and the daemon's configuration has another size.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_size_told: bool,
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0 where no batch has a
-    /// time; absent where the mark is not known.
+    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0 if no batch has a
+    /// time. Absent if the mark is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
-    /// The address for requests to it, as its publisher has told.
+    /// The address for requests to the holder, as its publisher has told it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
-    /// How it is labelled.
+    /// The holder's labels.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// The holder's place in the forests, where its blocks come in one.
+    /// The holder's place in the forests, if its blocks come in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forest: Option<InForest>,
 }
 
-/// A holder whose blocks are in a forest.
+/// The place of a holder whose blocks are in a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForest {
-    /// Its number among the file's holders with blocks in a forest, from 0.
+    /// The holder's number among the file's holders with blocks in a forest, from 0.
     pub number: u32,
-    /// The tier that holds all its blocks.
+    /// The tier that has all of the holder's blocks.
     pub tier: Tier,
 }
 
 impl HolderFrame {
-    /// The block size that its publisher has told.
+    /// The block size that the holder's publisher has told, if the configuration has another. `None` otherwise.
     pub fn told_block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }
 
     /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of the same size.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
-        // Names of the engine's own say nothing about the size of a block.
+        // The engine's own names do not depend on the size of a block.
         let is_unknown = self.block_size == 0 && self.hashing == Hashing::Engine;
         self.hashing == settings.hashing && (is_unknown || self.block_size == settings.block_size.as_u32())
     }
@@ -187,16 +189,16 @@ impl HolderFrame {
 /// The totals of a whole snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SnapshotTotals {
-    /// Holder frames.
+    /// Number of holder frames.
     pub holders: u64,
-    /// Batch frames.
+    /// Number of batch frames.
     pub batches: u64,
-    /// Blocks, summed over the holder frames.
+    /// Number of blocks, summed over the holder frames.
     pub blocks: u64,
-    /// Runs of blocks in forests.
+    /// Number of runs of blocks in forests.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub forest_runs: u64,
-    /// Distinct blocks in forests.
+    /// Number of distinct blocks in forests.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub forest_blocks: u64,
 }

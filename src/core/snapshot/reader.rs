@@ -1,4 +1,4 @@
-//! Reading a snapshot from an untrusted file.
+//! Reader of a snapshot in an untrusted file.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
@@ -11,7 +11,7 @@ use super::{
     STREAMS_MAX, SnapshotTotals, StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
-/// Why a file is not a snapshot that can be used.
+/// Why a file cannot be used as a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The file cannot be read.
@@ -23,7 +23,7 @@ pub enum SnapshotError {
     /// The file is of another version.
     #[error("the snapshot has format version {version}, this build reads {FORMAT_VERSION}")]
     Version {
-        /// Its version.
+        /// The file's version.
         version: u32,
     },
     /// The header is damaged.
@@ -38,26 +38,26 @@ pub enum SnapshotError {
     /// The compressed part is damaged, or asks for more memory than a reader grants.
     #[error("frame {frame} cannot be decompressed: {reason}")]
     Compression {
-        /// The first frame that cannot be had, from 0.
+        /// The first frame that cannot be read, from 0.
         frame: u64,
-        /// The decompressor's words.
+        /// The decompressor's error text.
         reason: String,
     },
-    /// More comes out of the file than any snapshot holds.
+    /// The file decompresses to more bytes than a snapshot may have.
     #[error("the snapshot has more than {CONTENT_BYTES_MAX} bytes when decompressed")]
     TooLong,
-    /// A stream frame behind a holder, or one too many.
+    /// A stream frame comes after a holder, or there are too many stream frames.
     #[error("frame {frame} names a stream where none may be named")]
     MisplacedStream {
         /// The frame, from 0.
         frame: u64,
     },
-    /// A frame announces more than any frame may have.
+    /// A frame announces more bytes than a frame may have.
     #[error("frame {frame} announces {bytes} bytes, more than {FRAME_BYTES_MAX}")]
     FrameTooLong {
         /// The frame, from 0.
         frame: u64,
-        /// Its announced length.
+        /// The announced length of the frame.
         bytes: u64,
     },
     /// A frame is damaged, lost, repeated or swapped.
@@ -66,15 +66,15 @@ pub enum SnapshotError {
         /// The frame, from 0.
         frame: u64,
     },
-    /// A frame of a kind that this version does not have.
+    /// A frame has a kind that this version does not know.
     #[error("frame {frame} is of the unknown kind {kind}")]
     UnknownKind {
         /// The frame, from 0.
         frame: u64,
-        /// Its kind.
+        /// The kind's number.
         kind: u8,
     },
-    /// A frame whose payload is not what its kind says.
+    /// A frame's payload cannot be decoded as its kind.
     #[error("frame {frame} cannot be decoded: {reason}")]
     Undecodable {
         /// The frame, from 0.
@@ -82,7 +82,7 @@ pub enum SnapshotError {
         /// The error in the payload.
         reason: String,
     },
-    /// A forest frame whose payload is not valid.
+    /// A forest frame's payload is not valid.
     #[error("frame {frame} is no part of a forest: {error}")]
     Forest {
         /// The frame, from 0.
@@ -90,13 +90,14 @@ pub enum SnapshotError {
         /// The error in the payload.
         error: ForestError,
     },
-    /// Another frame comes before a forest has ended, or a holder's place in forests is not the next one.
+    /// A frame of another kind comes before a forest has ended, or a holder's number in the forests is not the next
+    /// one.
     #[error("frame {frame} comes where a forest goes on, or numbers a holder wrongly")]
     MisplacedForest {
         /// The frame, from 0.
         frame: u64,
     },
-    /// A batch without a holder before it.
+    /// A batch comes without a holder before it.
     #[error("frame {frame} is a batch without a holder")]
     BatchWithoutHolder {
         /// The frame, from 0.
@@ -107,7 +108,7 @@ pub enum SnapshotError {
     Totals {
         /// The totals that the end frame announces.
         announced: SnapshotTotals,
-        /// The totals of what came before it.
+        /// The totals of the frames before the end frame.
         found: SnapshotTotals,
     },
     /// Bytes follow the end frame.
@@ -118,20 +119,20 @@ pub enum SnapshotError {
 /// One frame, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// How far a stream is part of the snapshot.
+    /// The message up to which a stream is part of the snapshot.
     Stream(StreamCursor),
     /// A holder whose blocks follow.
     Holder(HolderFrame),
     /// An encoded event batch of the holder before it.
     Batch(Vec<u8>),
-    /// Blocks of many holders, whose frames came before.
+    /// Blocks of many holders, whose own frames came before.
     Forest(ForestChunk),
 }
 
-/// Reads a snapshot frame by frame. Each frame is checked before it is given out.
+/// Reads a snapshot frame by frame. Each frame is checked before it is returned.
 ///
-/// A snapshot is whole only if its end is there: read it to the end ([`verify`](super::verify)) before relying on it. A reader takes
-/// memory for one frame and the decompressor's window, whatever the file says.
+/// A snapshot is whole only if its end frame is there, so read it to the end ([`verify`](super::verify)) before relying on it. A reader
+/// takes memory for one frame and the decompressor's window, whatever the file contains.
 pub struct SnapshotReader<R> {
     content: Decoder<'static, BufReader<R>>,
     created_us: u64,
@@ -140,15 +141,15 @@ pub struct SnapshotReader<R> {
     pub(super) content_bytes: u64,
     totals: SnapshotTotals,
     forest: ForestReader,
-    /// Holders so far whose blocks are in forests.
+    /// Number of holders so far whose blocks are in forests.
     in_forest: u32,
-    /// Whether a batch would belong to the frame before it.
+    /// Whether a batch may come next, that is, whether the last holder has its blocks in batches.
     takes_batches: bool,
     is_ended: bool,
 }
 
 impl<R: Read> SnapshotReader<R> {
-    /// Checks the header. `input` should be buffered.
+    /// Reads and checks the header of the snapshot in `input`, which should be buffered.
     pub fn new(mut input: R) -> Result<Self, SnapshotError> {
         let mut header = [0; HEADER_BYTES];
         input
@@ -183,7 +184,7 @@ impl<R: Read> SnapshotReader<R> {
         })
     }
 
-    /// How many frames have been read.
+    /// Number of frames that have been read.
     pub fn frames(&self) -> u64 {
         self.frames
     }
@@ -193,12 +194,12 @@ impl<R: Read> SnapshotReader<R> {
         self.created_us
     }
 
-    /// The counts of the frames so far.
+    /// The totals of the frames so far.
     pub fn totals(&self) -> SnapshotTotals {
         self.totals
     }
 
-    /// The next frame; none at the end of a whole snapshot.
+    /// Reads the next frame. `None` at the end of a whole snapshot.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, SnapshotError> {
         if self.is_ended {
             return Ok(None);
@@ -256,7 +257,7 @@ impl<R: Read> SnapshotReader<R> {
         if own.number != self.in_forest {
             return Err(SnapshotError::MisplacedForest { frame });
         }
-        // What it counts is in memory nowhere, and a file has fewer frames.
+        // Saturation is harmless: the number sizes nothing in memory, and no file has so many frames.
         self.in_forest = self.in_forest.saturating_add(1);
         Ok(())
     }
@@ -286,7 +287,7 @@ impl<R: Read> SnapshotReader<R> {
             return Err(SnapshotError::FrameTooLong { frame, bytes });
         }
         let mut payload = Vec::new();
-        // Grows with what is really there: a length that lies costs no memory.
+        // The vector grows with the bytes that are really there, so a false length costs no memory.
         let taken = self
             .content
             .by_ref()
@@ -323,7 +324,7 @@ impl<R: Read> SnapshotReader<R> {
             .map_err(|error| self.read_error(error))
     }
 
-    /// The error of a read: the file's, or the decompressor's. Both come as an [`io::Error`].
+    /// Tells the file's errors from the decompressor's; both come as an [`io::Error`].
     fn read_error(&self, error: io::Error) -> SnapshotError {
         let frame = self.frames;
         if error.kind() == ErrorKind::UnexpectedEof {
@@ -339,12 +340,12 @@ impl<R: Read> SnapshotReader<R> {
     }
 }
 
-/// Whether nothing follows, compressed or not. Reads on.
+/// Whether no more bytes follow, compressed or not. Consumes input to find out.
 fn is_at_end<R: Read>(content: &mut Decoder<'static, BufReader<R>>) -> io::Result<bool> {
     Ok(content.read(&mut [0])? == 0 && content.get_mut().fill_buf()?.is_empty())
 }
 
-/// `N` bytes of `bytes` at `offset`, which must be there.
+/// The `N` bytes at `offset` in `bytes`, which must be long enough.
 fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[offset..offset + N]);

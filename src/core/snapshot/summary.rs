@@ -1,4 +1,4 @@
-//! Summaries of a snapshot, and the check that it is whole.
+//! Summaries of a snapshot, and the check that the snapshot is whole.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use super::{
     FORMAT_VERSION, Frame, HolderFrame, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor,
 };
 
-/// Most holders that a summary lists. More than a daemon can have; keeps a hostile file from filling the memory.
+/// Most holders that a summary lists: more than a daemon can have. Keeps a hostile file from filling the memory.
 const SUMMARY_HOLDERS_MAX: usize = 1 << 20;
 
 /// The content of a whole snapshot, without its holders.
@@ -18,11 +18,11 @@ const SUMMARY_HOLDERS_MAX: usize = 1 << 20;
 pub struct SnapshotContent {
     /// Version of the format.
     pub version: u32,
-    /// When it was begun, in microseconds since the Unix epoch.
+    /// When the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// How far streams are part of it.
+    /// The messages up to which streams are part of the snapshot.
     pub streams: Vec<StreamCursor>,
-    /// Counts over all holders.
+    /// Totals over all holders.
     pub totals: SnapshotTotals,
 }
 
@@ -32,14 +32,14 @@ pub struct HolderSummary {
     /// The holder and its cursor.
     #[serde(flatten)]
     pub holder: HolderFrame,
-    /// Batches that rebuild it.
+    /// Number of batches that rebuild the holder.
     pub batches: u64,
 }
 
 /// The content of a whole snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotSummary {
-    /// All but the holders.
+    /// The content without the holders.
     #[serde(flatten)]
     pub content: SnapshotContent,
     /// The holders, in the file's order.
@@ -52,7 +52,7 @@ pub fn verify<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotContent,
     read_whole(input, limits, |_| Ok(()))
 }
 
-/// As [`verify`], and lists the holders.
+/// Checks a snapshot as [`verify`] does, and lists its holders.
 pub fn summarise<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotSummary, SnapshotError> {
     let mut holders: Vec<HolderSummary> = Vec::new();
     let content = read_whole(input, limits, |frame| {

@@ -1,4 +1,4 @@
-//! Writing a snapshot.
+//! Writer of a snapshot.
 
 use std::io::{self, Write};
 
@@ -11,8 +11,8 @@ use super::{
     StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
-/// The compressor's level. Higher levels cost time and gain next to nothing: hashes compress by repetitions only, which the window finds
-/// at any level.
+/// The compressor's level. Higher levels cost time and save almost no bytes: hashes compress only by repetitions, which the window finds at
+/// any level.
 const COMPRESSION_LEVEL: i32 = 1;
 
 /// Writes one snapshot, frame by frame. Without [`finish`](Self::finish) the file is truncated and will be refused.
@@ -41,7 +41,7 @@ impl<W: Write> Write for Counting<W> {
 }
 
 impl<W: Write> SnapshotWriter<W> {
-    /// Begins a snapshot; `created_us` is the time in microseconds since the Unix epoch.
+    /// Begins a snapshot. `created_us` is the time now, in microseconds since the Unix epoch.
     pub fn new(mut output: W, created_us: u64) -> io::Result<Self> {
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC);
@@ -60,13 +60,13 @@ impl<W: Write> SnapshotWriter<W> {
         })
     }
 
-    /// Writes how far a stream is part of the snapshot. Comes before the first holder.
+    /// Writes the cursor of a stream. To be called before the first holder.
     pub fn write_stream(&mut self, cursor: &StreamCursor) -> io::Result<()> {
         let payload = rmp_serde::to_vec_named(cursor).map_err(io::Error::other)?;
         self.write_frame(FrameKind::Stream, &payload)
     }
 
-    /// Begins a holder; the batches that follow are its own.
+    /// Begins a holder, to which the batches that follow belong.
     pub fn write_holder(&mut self, holder: &HolderFrame) -> io::Result<()> {
         let payload = rmp_serde::to_vec_named(holder).map_err(io::Error::other)?;
         self.write_frame(FrameKind::Holder, &payload)?;
@@ -90,7 +90,8 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    /// Ends the snapshot; returns the output, its totals and its length in bytes, compressed. The caller syncs the output.
+    /// Ends the snapshot. Returns the output, the totals, and the compressed length in bytes. The caller syncs the
+    /// output.
     pub fn finish(mut self) -> io::Result<(W, SnapshotTotals, u64)> {
         let payload = rmp_serde::to_vec_named(&self.totals).map_err(io::Error::other)?;
         self.write_frame(FrameKind::End, &payload)?;

@@ -1,4 +1,5 @@
-//! How many holders' states are not certain, without a look at each: they are counted again only after one of them has changed.
+//! The number of holders whose states are not certain, without a look at each holder: they are counted again only after one of them has
+//! changed.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,52 +10,55 @@ use arc_swap::ArcSwapOption;
 use super::{HolderStatus, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
 
-/// How many holders' states were not certain at a moment. Two that are equal are so at every moment in between, too.
+/// Number of holders whose states were not certain at a moment. If two values are equal, nothing has changed between
+/// their moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
-    /// How many, for whatever query.
+    /// Number of holders that are uncertain for every query.
     pub count: u32,
-    /// How many others', in tiers beyond the device alone.
+    /// Number of other holders that are uncertain only in tiers beyond the device.
     pub beyond_device: u32,
-    /// The reasons of all of them that are reasons for some queries only.
+    /// The reasons of all holders that count for some queries only.
     pub partial: DegradedReasons,
-    /// Whether the stream was stalled: then it is all of them.
+    /// Whether the stream was stalled. During a stall, all holders are uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
-    /// Changes of what is known of any holder, and of who is there.
+    /// Value of the change counter: changes of any holder's status, and holders that have come or left.
     changes: u64,
-    /// Replacements of states.
+    /// Number of holders' states that have been replaced as a whole.
     pub(crate) replacements: u64,
 }
 
-/// The last count, and what tells whether it still holds.
+/// The last count, and the change counter that tells whether the count is still valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Counted before and after each change of a holder's status, and after each of who is there.
+    /// Change counter. Counts before and after each change of a holder's status, and after a holder, registered or
+    /// refused, has come or left.
     changes: Arc<AtomicU64>,
     last: ArcSwapOption<DoubtfulHolders>,
 }
 
 impl DoubtCounter {
-    /// The status of a new holder, whose changes are noticed.
+    /// Makes the status of a new holder. The status counts its changes in this counter.
     pub(crate) fn new_status(&self) -> HolderStatus {
         HolderStatus::counted_in(Arc::clone(&self.changes))
     }
 
-    /// Notes that somebody has come or left.
+    /// Notes that a holder, registered or refused, has come or left.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// How many holders' states are not certain; `replacements` is how many have been replaced. `count` says how many there are for whom this
-    /// holds. It is asked only where something has changed.
+    /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have been replaced. `count`
+    /// returns the number of holders for which its argument, a predicate, holds. It is called only if something has changed since the last
+    /// count.
     pub(crate) fn count(
         &self,
         trust: &StreamTrust,
         replacements: u64,
         count: impl FnOnce(&dyn Fn(&HolderStatus) -> bool) -> usize,
     ) -> DoubtfulHolders {
-        // Before all looks: a change in between is noticed the next time.
+        // Read before any status, so a change during the count is noticed the next time.
         let now = DoubtfulHolders {
             count: 0,
             beyond_device: 0,

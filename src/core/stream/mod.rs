@@ -1,12 +1,12 @@
-//! Whether what is received from the event stream can be trusted, for all holders at once.
+//! Trust in the event stream, for all holders at once: whether the received events can be complete.
 //!
-//! A doubt (the connection broke, the client dropped messages, a snapshot was loaded) begins a new generation of the stream. Each holder is
-//! trusted again when a batch received in that generation continues its count.
+//! A doubt (the connection broke, the client dropped messages, a snapshot was loaded) begins a new generation of the stream. A holder is
+//! trusted again when a batch received in the new generation continues the holder's count.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `status.rs` | whether one holder's state is certain, and how large it is |
-//! | `doubtful.rs` | how many holders' states are not |
+//! | `doubtful.rs` | the number of holders whose states are not certain |
 //! | `refused.rs` | holders whose batches are dropped |
 
 mod doubtful;
@@ -21,26 +21,26 @@ pub use status::{HolderStatus, SequenceGap};
 pub(crate) use doubtful::DoubtCounter;
 pub(crate) use refused::RefusedHolders;
 
-/// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
+/// A generation of the event stream. Every doubt about the whole stream begins a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct StreamGeneration(u64);
 
-/// The current generation of the event stream, shared by those who doubt it and those who ask; and whether the events that are
-/// applied lie far behind those that were published.
+/// The current generation of the event stream, and whether it is stalled, that is, whether the applied events are far behind the published
+/// ones. Shared by the code that doubts the stream and the code that asks.
 ///
-/// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
+/// Begins at generation 1. So a holder that no batch has confirmed, which has generation 0, is not trusted.
 #[derive(Debug, Default)]
 pub struct StreamTrust {
     doubts: AtomicU64,
-    /// The last generation whose subscription the server is known to have; 0 if there was none.
+    /// The last generation whose subscription the server is known to have. 0 if there was none.
     followed: AtomicU64,
-    /// How many doubts had come when everybody who publishes was last known to have been heard of.
+    /// Number of doubts at the last time at which every publisher was known to have been heard of.
     listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,
 }
 
-/// A time in which events wait to be applied, although none is lost.
+/// A stall: a time in which events wait to be applied, although no event is lost. The number counts stalls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamStall(u64);
 
@@ -50,15 +50,16 @@ impl StreamTrust {
         StreamGeneration(self.doubts.load(Ordering::Acquire) + 1)
     }
 
-    /// Says that what is published from now on is received in `generation`.
+    /// Records that everything published from now on is received in `generation`.
     pub fn follow(&self, generation: StreamGeneration) {
         self.followed.fetch_max(generation.0, Ordering::AcqRel);
     }
 
-    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again, and none
-    /// in a stall.
+    /// The current generation, if its messages are being received. `None` after a doubt, until the stream is followed again. `None` also
+    /// during a stall.
     ///
-    /// What a publisher says about itself after this proves something for this generation: what it publishes later is received.
+    /// A publisher's statement about itself after this call proves something for this generation, as everything it publishes later is
+    /// received.
     pub fn followed(&self) -> Option<StreamGeneration> {
         if self.is_stalled() {
             return None;
@@ -68,44 +69,48 @@ impl StreamTrust {
         (followed >= generation.0).then_some(generation)
     }
 
-    /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
+    /// Doubts the stream, and returns the new generation. No holder is trusted until a batch received in the new
+    /// generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
         StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
     }
 
-    /// Says that everybody who publishes has been heard of in `generation`: it lasts for longer than any publisher is silent.
+    /// Records that every publisher has been heard of in `generation`, because the generation has lasted longer than any publisher is
+    /// silent.
     pub fn note_listed(&self, generation: StreamGeneration) {
         self.listed
             .fetch_max(generation.0.saturating_sub(1), Ordering::AcqRel);
     }
 
-    /// Whether everybody who publishes is known. After a doubt, and in a stall, somebody may have begun of whom nothing has come yet. To be
-    /// asked before a search.
+    /// Whether every publisher is known. After a doubt, and during a stall, there may be a new publisher from which nothing has arrived
+    /// yet. Ask before a search.
     pub fn is_listed(&self) -> bool {
         !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
     }
 
-    /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have
-    /// confirmed counts again when it [ends](Self::end_stall).
+    /// Begins a stall: no holder is trusted, because events wait that will be applied later. The confirmations that holders have from their
+    /// batches count again when the stall [ends](Self::end_stall).
     pub fn stall(&self) -> StreamStall {
         StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    /// Ends `stall` and those before it: all events that had been published when it ended, or a moment before, have been applied.
-    /// A later one goes on.
+    /// Ends `stall` and all earlier stalls. All events that had been published when the stall ended, or a moment before, have been applied.
+    /// A later stall goes on.
     pub fn end_stall(&self, stall: StreamStall) {
         self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
     }
 
     /// The last stall, if it has not ended.
     pub(crate) fn current_stall(&self) -> Option<StreamStall> {
-        // The end first: one that comes in between is then taken for one that lasts, never the other way round.
+        // The end is read first. A stall that ends between the two reads is then taken for one that lasts, never the
+        // other way round.
         let ended = self.ended_stalls.load(Ordering::Acquire);
         let last = self.stalls.load(Ordering::Acquire);
         (last > ended).then_some(StreamStall(last))
     }
 
-    /// Whether events wait to be applied. A search that began before the end of a stall has not seen them: to be asked before it.
+    /// Whether events wait to be applied. A search that began before the end of a stall has not seen these events, so ask before the
+    /// search.
     pub fn is_stalled(&self) -> bool {
         self.current_stall().is_some()
     }

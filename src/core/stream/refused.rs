@@ -1,5 +1,5 @@
-//! Publishers whose batches are dropped, so that nothing is known of what their holders have: there is no room for them, their blocks are others
-//! than their namespace's, or nobody can read what they send.
+//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no room for the holders,
+//! their blocks are not of the namespace's size, or their messages cannot be read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -8,24 +8,25 @@ use parking_lot::RwLock;
 
 use crate::wire::{HolderId, Rank, WorkerName};
 
-/// Most workers that are known at a time. Where there are as many, anybody may be one of those that came later.
+/// Most workers that are listed at a time. If so many are listed, further workers may be refused without being
+/// listed.
 const WORKERS_MAX: usize = 4096;
-/// Most ranks of a worker that are known at a time. All others count as one.
+/// Most ranks of a worker that are listed at a time. All other ranks count as one.
 const RANKS_MAX: usize = 64;
 
 /// Refused holders of one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 
-/// The dropped batches of a worker: when the last one came of each.
+/// The dropped batches of a worker: the time of the last one for each rank, in microseconds.
 #[derive(Debug, Default)]
 struct RefusedWorker {
-    /// The reason why the last one was dropped, in a word.
+    /// The reason why the last batch was dropped, in one word.
     reason: &'static str,
     ranks: BTreeMap<Rank, u64>,
-    /// The time of the last batch of ranks beyond [`RANKS_MAX`].
+    /// The time of the last batch from ranks beyond [`RANKS_MAX`].
     more: Option<u64>,
-    /// The time of the last batch of a rank that is not known.
+    /// The time of the last batch whose rank could not be read.
     unread: Option<u64>,
 }
 
@@ -49,7 +50,8 @@ impl RefusedWorker {
 }
 
 impl RefusedHolders {
-    /// Notes a batch that was dropped, of an unknown rank where it cannot be read; says whether there are more holders now.
+    /// Notes a dropped batch. `rank` is `None` if the batch cannot be read. Returns whether there are more refused
+    /// holders now.
     pub(crate) fn note(
         &self,
         worker: &WorkerName,
@@ -70,12 +72,13 @@ impl RefusedHolders {
         known.holders() > before
     }
 
-    /// Forgets a holder that has left; says whether it was known.
+    /// Forgets a holder that has left. Returns whether the holder was listed.
     pub(crate) fn forget(&self, id: &HolderId) -> bool {
         self.change(&id.worker, |known| _ = known.ranks.remove(&id.rank))
     }
 
-    /// Forgets a holder that is registered now. What could not be read of its worker is its doubt from now on.
+    /// Forgets a holder that is registered now. Also forgets its worker's unreadable batches, which the registered
+    /// holder's own doubt now covers.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
         self.change(&id.worker, |known| {
             known.ranks.remove(&id.rank);
@@ -83,7 +86,7 @@ impl RefusedHolders {
         });
     }
 
-    /// Forgets those whose last batch is so old that `is_over` says so; says whether there were any.
+    /// Forgets holders for whose last batch's time `is_over` holds. Returns whether there were any.
     pub(crate) fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
         if self.0.read().is_empty() {
             return false;
@@ -105,7 +108,8 @@ impl RefusedHolders {
         has_changed
     }
 
-    /// How many holders of these workers, or of all, there are; at least one where not all are known.
+    /// Number of refused holders of `workers`, or of all workers. At least 1 if some refused workers may not be
+    /// listed.
     pub(crate) fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.0.read();
         if refused.is_empty() {
@@ -122,7 +126,7 @@ impl RefusedHolders {
         holders.max(refused.len() / WORKERS_MAX)
     }
 
-    /// The first of the workers by name, at most so many, each with why its last batch was dropped.
+    /// The first `max` refused workers by name, each with the reason why its last batch was dropped.
     pub(crate) fn named(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
         let refused = self.0.read();
         let known = refused.iter().map(|(name, known)| (name.clone(), known.reason));

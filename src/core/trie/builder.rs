@@ -1,4 +1,4 @@
-//! Building in depth-first order, node by node.
+//! Building of a trie in depth-first order, node by node.
 
 use super::flat::FlatTrie;
 use super::node::{FlatNode, Links, NODES_MAX};
@@ -6,13 +6,13 @@ use super::node::{FlatNode, Links, NODES_MAX};
 /// Why a trie cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// Deeper than a node can express.
+    /// A path is longer than this type of node can express.
     #[error("a path of the trie is longer than {depth_max} nodes; shorten the longest key")]
     TooDeep {
         /// The greatest depth of this type of node.
         depth_max: usize,
     },
-    /// More nodes than an index can number.
+    /// There are more nodes than an index can number.
     #[error("the trie has more than {NODES_MAX} nodes; split its entries into several tries")]
     TooManyNodes,
     /// More nodes were left than entered.
@@ -20,15 +20,17 @@ pub enum BuildError {
     NothingOpen,
 }
 
-/// Builds a [`FlatTrie`] in one pass: each node is entered, then its children, then it is left.
+/// Builds a [`FlatTrie`] in one pass: a node is entered, then its children are built, then the node is left.
 ///
-/// Beside the nodes it holds only the open path, and what was left since the last node was entered.
+/// Besides the nodes, the builder holds only the open path, and the nodes that were left since the last one was
+/// entered.
 #[derive(Debug, Clone)]
 pub struct FlatTrieBuilder<N> {
     nodes: Vec<N>,
     /// The path to the current node, as indices.
     open: Vec<usize>,
-    /// Nodes that were left, deepest first, and don't know yet what comes after them.
+    /// Nodes that were left and do not have their links yet, deepest first. Their links depend on the node that comes
+    /// next.
     left: Vec<Left>,
     depth_max: usize,
 }
@@ -58,13 +60,14 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         Self::default()
     }
 
-    /// How many nodes are open.
+    /// Number of open nodes.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.open.len()
     }
 
-    /// Appends `node` as the last child of the open node, or as the last root, and opens it. Its own links don't matter.
+    /// Appends `node` as the last child of the open node, or as the last root, and opens it. The links that `node`
+    /// has already are ignored.
     ///
     /// # Errors
     ///
@@ -102,12 +105,12 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         Ok(())
     }
 
-    /// Leaves nodes until `depth` are open; does nothing if there are not more.
+    /// Leaves nodes until `depth` nodes are open. Does nothing if no more than that are open.
     pub fn leave_to(&mut self, depth: usize) {
         while self.open.len() > depth && self.leave().is_ok() {}
     }
 
-    /// Leaves what is open, and gives the trie.
+    /// Leaves all open nodes, and returns the trie.
     #[must_use]
     pub fn finish(mut self) -> FlatTrie<N> {
         self.leave_to(0);
@@ -115,13 +118,14 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         FlatTrie::from_parts(self.nodes, self.depth_max)
     }
 
-    /// The next node has the depth `next`: so what was left knows how far to pop.
+    /// Writes the links of the nodes that were left. The next node's depth `next` tells how many levels each of them
+    /// pops.
     fn settle(&mut self, next: usize) {
         for left in self.left.drain(..) {
             if let Some(node) = self.nodes.get_mut(left.index) {
                 *node = node.with_links(Links {
                     subtree_size: left.subtree_size,
-                    // The next node is no deeper than any that was left.
+                    // The next node is no deeper than any node that was left.
                     num_parents: (left.depth + 1).saturating_sub(next),
                 });
             }

@@ -1,22 +1,22 @@
-//! Building from keys.
+//! Building of a trie from keys.
 
 use super::builder::{BuildError, FlatTrieBuilder};
 use super::flat::FlatTrie;
 use super::node::FlatNode;
 
-/// Why entries don't make a trie.
+/// Why a trie cannot be made from entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// The empty key has no node.
+    /// A key is empty. An empty key has no node.
     #[error("entry {entry} has an empty key, for which there is no node; leave it out")]
     EmptyKey {
-        /// Which entry, from 0, in the order of building.
+        /// Index of the entry, from 0, in the order of building.
         entry: usize,
     },
     /// The entries are not in order.
     #[error("entry {entry} has a key that sorts before the one of the entry ahead of it; sort the entries")]
     NotSorted {
-        /// Which entry, from 0.
+        /// Index of the entry, from 0.
         entry: usize,
     },
     /// The trie itself cannot be built.
@@ -25,11 +25,11 @@ pub enum EntryError {
 }
 
 impl<N: FlatNode> FlatTrie<N> {
-    /// A trie of entries in any order; siblings come out in order of their labels. `node` makes a node of a label and, if a key ends
-    /// there, its value.
+    /// Makes a trie of entries in any order. Siblings are ordered by their labels. `node` makes a node from a label and, if a key ends
+    /// there, the key's value.
     ///
-    /// Of entries with the same key, which keep their order, the first is on the path; the others follow it as siblings without children.
-    /// So the subtree of a key is below its first node, which is the one that look-ups find.
+    /// Entries with the same key keep their order. The first of them is on the path; the others follow it as siblings without children. So
+    /// the subtree of a key is below its first node, which is also the node that look-ups find.
     ///
     /// # Errors
     ///
@@ -76,11 +76,11 @@ impl<N: FlatNode> FlatTrie<N> {
     }
 }
 
-/// The path to the last entry.
+/// The path to the entry that was added last.
 struct Path<N: FlatNode> {
     builder: FlatTrieBuilder<N>,
     labels: Vec<N::Label>,
-    /// Further entries with the keys on the path, to follow when their first node is left. Their depths are beside them.
+    /// More nodes for the last key, from further entries with that key. They are added when its first node is left.
     repeats: Vec<N>,
     waiting: Vec<(usize, Vec<N>)>,
 }
@@ -97,7 +97,7 @@ impl<N: FlatNode> Default for Path<N> {
 }
 
 impl<N: FlatNode> Path<N> {
-    /// How many labels the path and `key` have in common.
+    /// Number of leading labels that the path and `key` have in common.
     fn shared(&self, key: &[N::Label]) -> usize {
         let pairs = self.labels.iter().zip(key);
         pairs.take_while(|(one, other)| one == other).count()

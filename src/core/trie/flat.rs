@@ -3,7 +3,8 @@
 use super::node::{FlatNode, Links};
 use super::walk::DepthFirst;
 
-/// A forest in depth-first order. Every link is sound: sizes nest, and pops lead to where the next node is.
+/// A forest in depth-first order. Every link is sound: each size covers exactly the subtree, and pops lead to the
+/// parent of the next node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlatTrie<N> {
     nodes: Vec<N>,
@@ -11,7 +12,7 @@ pub struct FlatTrie<N> {
 }
 
 impl<N: FlatNode> FlatTrie<N> {
-    /// For those who have made sure that the links are sound.
+    /// Makes a trie from nodes whose links the caller knows to be sound.
     pub(super) fn from_parts(nodes: Vec<N>, depth_max: usize) -> Self {
         Self { nodes, depth_max }
     }
@@ -22,25 +23,25 @@ impl<N: FlatNode> FlatTrie<N> {
         &self.nodes
     }
 
-    /// Gives the nodes away.
+    /// Takes the nodes out of the trie.
     #[must_use]
     pub fn into_nodes(self) -> Vec<N> {
         self.nodes
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no nodes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The depth of the deepest node; roots have depth 1, and an empty trie has 0.
+    /// The depth of the deepest node. Roots have depth 1, and an empty trie has 0.
     #[must_use]
     pub fn depth_max(&self) -> usize {
         self.depth_max
@@ -52,10 +53,10 @@ impl<N: FlatNode> FlatTrie<N> {
         self.nodes.get(index)
     }
 
-    /// The links of the node at `index`, carried by it or not.
+    /// The links of the node at `index`, whether the node carries them or not.
     ///
-    /// Those of a node that has no room for them follow from its children's, and so on down. That takes as many steps as
-    /// those nodes have children: as a rule far fewer than the subtree has nodes.
+    /// If the node has no room for its links, they are computed from its children's, and so on down. That takes as
+    /// many steps as those nodes have children, which is usually far fewer than the nodes of the subtree.
     #[must_use]
     pub fn links(&self, index: usize) -> Option<Links> {
         links(&self.nodes, index)
@@ -77,7 +78,7 @@ impl<N: FlatNode> FlatTrie<N> {
         }
     }
 
-    /// The children of the node at `index`, in order; none beyond the last node.
+    /// The children of the node at `index`, in order. Empty if there is no such node.
     #[must_use]
     pub fn children(&self, index: usize) -> Children<'_, N> {
         let node = self.nodes.get(index);
@@ -89,7 +90,8 @@ impl<N: FlatNode> FlatTrie<N> {
         }
     }
 
-    /// The first child of the node at `parent`, or the first root, that has this label.
+    /// The index of the first child of the node at `parent` with the label `label`. Without a parent, of the first
+    /// such root.
     #[must_use]
     pub fn child(&self, parent: Option<usize>, label: N::Label) -> Option<usize> {
         let mut siblings = match parent {
@@ -99,7 +101,7 @@ impl<N: FlatNode> FlatTrie<N> {
         siblings.find_map(|(index, node)| (node.label() == label).then_some(index))
     }
 
-    /// The node that the labels lead to from the roots; none for no labels.
+    /// The index of the node to which the labels lead from the roots. `None` if there is no such node, or no label.
     #[must_use]
     pub fn find(&self, labels: impl IntoIterator<Item = N::Label>) -> Option<usize> {
         let mut found = None;
@@ -116,7 +118,7 @@ impl<N: FlatNode> FlatTrie<N> {
     }
 }
 
-/// The links of the node at `index`; none beyond the last node.
+/// The links of the node at `index`. `None` if there is no such node.
 pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     match nodes.get(index)?.links() {
         Some(links) => Some(links),
@@ -124,9 +126,10 @@ pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     }
 }
 
-/// The links of a node that carries none: its subtree ends where the pops lead to its own level or above.
+/// The links of a node that does not carry them. Its subtree ends where the pops lead to the node's own level or
+/// above.
 fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
-    // Below the node, which has depth 0 here.
+    // Depth relative to the node, which has depth 0 here.
     let mut depth = 1;
     let mut next = index + 1;
     loop {
@@ -146,7 +149,7 @@ fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
     }
 }
 
-/// The index after the subtree at `index`; never beyond the end of the nodes.
+/// The index after the subtree of the node at `index`. At most the number of nodes.
 pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
     let size = links(nodes, index).map_or(nodes.len(), |links| links.subtree_size);
     index.saturating_add(size).min(nodes.len())
@@ -156,9 +159,10 @@ pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
 #[derive(Debug, Clone)]
 pub struct Children<'a, N> {
     nodes: &'a [N],
-    /// The index of the first one, until it is given.
+    /// The index of the first sibling, until it has been returned.
     first: Option<usize>,
-    /// The one given last. The next one is sought only when it is wanted: look-ups end at most nodes.
+    /// The index of the sibling that was returned last. The next is sought only when it is asked for, because most
+    /// look-ups end earlier.
     last: Option<usize>,
 }
 
@@ -170,7 +174,7 @@ impl<'a, N: FlatNode> Iterator for Children<'a, N> {
             None => self.first.take()?,
             Some(last) => {
                 let links = links(self.nodes, last)?;
-                // What follows has another parent if more than one level is popped.
+                // The next node has another parent if more than one level is popped.
                 (links.num_parents == 1).then_some(last + links.subtree_size)?
             }
         };

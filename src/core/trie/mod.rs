@@ -4,11 +4,12 @@
 //!
 //! Every node is followed by its children, each with its own subtree. Two numbers stand for all pointers:
 //!
-//! - `subtree_size`: how many nodes the subtree has, the node itself included. Adding it to a node's index skips the subtree.
-//! - `num_parents`: how many levels to pop to get from the node to the parent of the node that comes after its subtree. It is 1 if a
-//!   sibling comes next; one more for each ancestor that ends there too. After the last node it leads back to the roots.
+//! - `subtree_size`: number of nodes of the subtree, the node itself included. Adding it to a node's index skips the subtree.
+//! - `num_parents`: number of levels to pop from the node, to get to the parent of the node that comes after its subtree. It is 1 if a
+//!   sibling comes next, and one more for each ancestor that ends there too. After the last node it leads back to the roots.
 //!
-//! The root of the drawing is not stored: a trie is the forest of its children, and so is every subtree without its root.
+//! The root in the drawing is not stored. A trie is the forest of the root's children, and so is every subtree
+//! without its root.
 //!
 //! ```text
 //!                (ε)                        depth 0, not stored
@@ -33,20 +34,21 @@
 //!   (`subtree_size` is 1), it is `d + 1 - num_parents`.
 //! - *past* the subtree: the index grows by `subtree_size`, and the next depth is `d + 1 - num_parents`.
 //!
-//! In the example, a walk leaves out what begins with `ay`. It visits `a` (depth 1), `ax` (2) and `ay` (2), and skips to
-//! index 2 + 3 = 5. Then come `az` (2) and `aza` (3). It pops three levels to `b` (1), `c` (1). [`DepthFirst`] is that walk.
-//! A walk that keeps a stack of its own, such as that of the token trie, pops `num_parents` entries where the depth falls.
+//! As an example, a walk leaves out everything that begins with `ay`. It visits `a` (depth 1), `ax` (2) and `ay` (2),
+//! and skips to index 2 + 3 = 5. Then come `az` (2) and `aza` (3). After `aza` the walk pops three levels, to `b`
+//! (1), and then visits `c` (1). [`DepthFirst`] is this walk. A walk that keeps a stack of its own, such as the token
+//! trie's, pops `num_parents` entries where the depth falls.
 //!
 //! # One layout, two uses
 //!
-//! What a node carries and how it is packed is the user's: a type that implements [`FlatNode`]. Shared are building
-//! ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from elsewhere
-//! ([`FlatTrie::from_nodes`]). A node with children whose two numbers don't fit their fields carries none: they follow from its children
-//! (see [`FlatTrie::links`]). So fields can be as narrow as is good for nearly all nodes. A leaf's `num_parents` always fits.
+//! The user chooses what a node carries and how it is packed, by a type that implements [`FlatNode`]. This module provides building
+//! ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from elsewhere ([`FlatTrie::from_nodes`]).
+//! A node with children whose two numbers do not fit their fields carries neither: they follow from its children (see [`FlatTrie::links`]).
+//! So the fields can be as narrow as suits nearly all nodes. A leaf's `num_parents` always fits.
 //!
-//! A forest that goes to a file or comes from one, without an array of all of it, needs no `subtree_size`: [`Outline`] gives for each
-//! node only the levels to pop after it, and [`OutlineReader`] takes them back, checked. That is a type of its own because a stream can't go
-//! back to write a size into a node that has already left.
+//! A forest can be written to a file or read from one without an array of all nodes. It then needs no `subtree_size`. [`Outline`] gives for
+//! each node only the levels to pop after it, and [`OutlineReader`] reads these numbers and checks them. [`Outline`] is a type of its own
+//! because a stream cannot go back to write a size into a node that is already written.
 
 mod builder;
 mod entries;

@@ -1,6 +1,6 @@
-//! The layout as a stream: for each node, the levels to pop after it.
+//! The layout as a stream: each node comes with the number of levels to pop after it.
 
-/// Why a stream is no forest.
+/// Why a stream is not a forest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutlineError {
     /// More nodes were left than entered.
@@ -9,17 +9,17 @@ pub enum OutlineError {
     /// A record pops more levels than are open.
     #[error("record {record} pops {pops} levels, and only {open} are open; the data is damaged")]
     PopsTooFar {
-        /// Which record, from 0.
+        /// Index of the record, from 0.
         record: u64,
-        /// The number of levels that it pops.
+        /// The number of levels that the record pops.
         pops: u64,
-        /// How many levels are open, the record's own included.
+        /// Number of open levels, the record's own included.
         open: u64,
     },
     /// A path is longer than allowed.
     #[error("record {record} opens more than {depth_max} levels; the data is damaged")]
     TooDeep {
-        /// Which record, from 0.
+        /// Index of the record, from 0.
         record: u64,
         /// The most levels allowed.
         depth_max: u64,
@@ -27,7 +27,7 @@ pub enum OutlineError {
     /// The last record leaves levels open.
     #[error("{open} levels are open after the last record; the data has been cut")]
     Cut {
-        /// How many are open.
+        /// Number of open levels.
         open: u64,
     },
 }
@@ -37,12 +37,13 @@ pub enum OutlineError {
 pub struct OutlineRecord<P> {
     /// The payload of the node.
     pub payload: P,
-    /// How many levels to pop after the node: 0 if its first child comes next, else the `num_parents` of the layout.
+    /// Number of levels to pop after the node. 0 if its first child comes next, otherwise the `num_parents` of the
+    /// layout.
     pub pops: u64,
 }
 
-/// Turns a walk, given as nodes that are entered and left, into records. It holds one node back: the next node tells how many levels to
-/// pop after it.
+/// Turns a walk, given as nodes that are entered and left, into records. Holds back one node, because only the next node tells how many
+/// levels to pop after it.
 #[derive(Debug, Clone)]
 pub struct Outline<P> {
     held: Option<P>,
@@ -67,7 +68,7 @@ impl<P> Outline<P> {
         Self::default()
     }
 
-    /// Opens a node below the open one, or a root, and gives the record of the node entered before, if any.
+    /// Opens a node below the open node, or a root. Returns the record of the node entered before, if there is one.
     pub fn enter(&mut self, payload: P) -> Option<OutlineRecord<P>> {
         self.open += 1;
         let pops = std::mem::take(&mut self.pops);
@@ -89,7 +90,7 @@ impl<P> Outline<P> {
         Ok(())
     }
 
-    /// Leaves what is open, and gives the last record, if there was any node.
+    /// Leaves all open nodes. Returns the last record, if there was any node.
     #[must_use]
     pub fn finish(self) -> Option<OutlineRecord<P>> {
         let payload = self.held?;
@@ -100,11 +101,11 @@ impl<P> Outline<P> {
     }
 }
 
-/// Follows the pops of records from elsewhere, and tells each record's depth.
+/// Checks the pops of records from elsewhere, and returns each record's depth.
 #[derive(Debug, Clone)]
 pub struct OutlineReader {
     depth_max: u64,
-    /// Levels open before the next record.
+    /// Number of open levels before the next record.
     open: u64,
     records: u64,
 }
@@ -120,11 +121,11 @@ impl OutlineReader {
         }
     }
 
-    /// Takes the next record's pops, and gives its depth; roots have 1.
+    /// Takes the next record's pops, and returns its depth. Roots have depth 1.
     ///
     /// # Errors
     ///
-    /// If it lies too deep, or pops more levels than are open.
+    /// If the record is too deep, or pops more levels than are open.
     pub fn take(&mut self, pops: u64) -> Result<u64, OutlineError> {
         let record = self.records;
         if self.open >= self.depth_max {
@@ -143,11 +144,11 @@ impl OutlineReader {
         Ok(depth)
     }
 
-    /// Makes sure that the last record was the last.
+    /// Checks that the stream is complete after the last record.
     ///
     /// # Errors
     ///
-    /// If levels are open.
+    /// If levels are still open.
     pub fn finish(self) -> Result<(), OutlineError> {
         match self.open {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! The layout against the recursive definition of a trie.
+//! Tests of the layout against the recursive definition of a trie.
 
 use proptest::prelude::*;
 

@@ -1,24 +1,24 @@
-//! Checking nodes that come from elsewhere.
+//! Checks of nodes that come from elsewhere.
 
 use super::flat::FlatTrie;
 use super::node::{FlatNode, Links, NODES_MAX};
 use super::walk::depth_after;
 
-/// Why nodes are no trie.
+/// Why nodes are not a trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// More nodes than an index can number.
+    /// There are more nodes than an index can number.
     #[error("there are {nodes} nodes, and at most {NODES_MAX} are allowed; split the data")]
     TooManyNodes {
-        /// How many there are.
+        /// Number of nodes.
         nodes: usize,
     },
     /// A path is longer than this type of node can express.
     #[error("node {index} is {depth} deep, and at most {depth_max} is allowed; the data is damaged")]
     TooDeep {
-        /// The node.
+        /// Index of the node.
         index: usize,
-        /// Its depth.
+        /// The node's depth.
         depth: usize,
         /// The greatest depth of this type of node.
         depth_max: usize,
@@ -28,9 +28,9 @@ pub enum LayoutError {
         "node {index} says that its subtree has {stored} nodes, but it has {actual}; the data is damaged"
     )]
     WrongSize {
-        /// The node.
+        /// Index of the node.
         index: usize,
-        /// The stored size; 0 if the node carries no links although they have room.
+        /// The stored size. 0 if the node carries no links although there is room for them.
         stored: usize,
         /// The size that follows from the pops.
         actual: usize,
@@ -38,33 +38,34 @@ pub enum LayoutError {
     /// `num_parents` does not lead to the parent of the next node.
     #[error("node {index} says to pop {stored} levels, and {expected} would be right; the data is damaged")]
     WrongPops {
-        /// The node.
+        /// Index of the node.
         index: usize,
         /// The stored number.
         stored: usize,
-        /// The right number, or the most that would be right.
+        /// The right number, or the largest that would be right.
         expected: usize,
     },
     /// The links are right, but not in the form in which this type of node stores them.
     #[error("node {index} has its links in no valid form; the data is damaged")]
     Malformed {
-        /// The node.
+        /// Index of the node.
         index: usize,
     },
-    /// The last node says that it has children.
+    /// The last node's links say that it has children.
     #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
     Cut,
 }
 
 impl<N: FlatNode> FlatTrie<N> {
-    /// Takes nodes from elsewhere after checking every link, in one pass, with memory for the deepest path.
+    /// Makes a trie from nodes from elsewhere, after checking every link. Takes one pass, and memory for the deepest
+    /// path.
     ///
-    /// Leaves and their pops give the shape; every size and every other pop must agree with it. So nothing that is accepted can overlap,
-    /// lead out of the array or go round in circles.
+    /// The leaves and their pops determine the shape; every size and every other pop must agree with it. So in an accepted trie no subtree
+    /// overlaps another, and no link leads out of the array or round in circles.
     ///
     /// # Errors
     ///
-    /// If any link is wrong; the first one is named.
+    /// If any link is wrong. The error names the first wrong one.
     pub fn from_nodes(nodes: Vec<N>) -> Result<Self, LayoutError> {
         if nodes.len() > NODES_MAX {
             return Err(LayoutError::TooManyNodes { nodes: nodes.len() });
@@ -84,7 +85,7 @@ impl<N: FlatNode> FlatTrie<N> {
 
 struct Check<'a, N> {
     nodes: &'a [N],
-    /// The path to the current node, without it.
+    /// The indices of the nodes on the path to the current node, without that node.
     open: Vec<usize>,
     depth_max: usize,
 }
@@ -123,7 +124,7 @@ impl<N: FlatNode> Check<'_, N> {
         self.close(index + 1, depth_after(depth, links.num_parents))
     }
 
-    /// Checks the ancestors whose subtrees end at `end`, where a node of depth `next` begins.
+    /// Checks the ancestors whose subtrees end at index `end`, where a node of depth `next` begins.
     fn close(&mut self, end: usize, next: usize) -> Result<(), LayoutError> {
         while self.open.len() >= next {
             let depth = self.open.len();
@@ -139,7 +140,7 @@ impl<N: FlatNode> Check<'_, N> {
     }
 }
 
-/// Makes sure that a node with children carries `actual`, or nothing if that has no room.
+/// Checks that a node with children carries the links `actual`, or no links if there is no room for them.
 fn check_links<N: FlatNode>(index: usize, node: &N, actual: Links) -> Result<(), LayoutError> {
     let expected = node.with_links(actual);
     if *node == expected {

@@ -1,20 +1,21 @@
-//! The walk that everything else shares: an index, a depth, and two ways on.
+//! The walk in depth-first order, which the rest of the module shares. Its state is an index and a depth.
 
 use super::flat::links;
 use super::node::FlatNode;
 
-/// A node met on a walk.
+/// A node that a walk visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Visit<'a, N> {
     /// The node's index.
     pub index: usize,
-    /// The node's depth; roots have 1.
+    /// The node's depth. Roots have depth 1.
     pub depth: usize,
     /// The node.
     pub node: &'a N,
 }
 
-/// A walk in depth-first order. [`skip_subtree`](Self::skip_subtree) leaves out what is below the node met last.
+/// A walk in depth-first order. [`skip_subtree`](Self::skip_subtree) leaves out the nodes below the node visited
+/// last.
 #[derive(Debug, Clone)]
 pub struct DepthFirst<'a, N> {
     nodes: &'a [N],
@@ -33,7 +34,8 @@ impl<'a, N: FlatNode> DepthFirst<'a, N> {
         }
     }
 
-    /// Goes on after the subtree of the node met last. Does nothing before the first node, or a second time.
+    /// Continues after the subtree of the node visited last. Does nothing before the first visit, or when called
+    /// again without a visit between.
     pub fn skip_subtree(&mut self) {
         let Some(Visit { index, depth, .. }) = self.last.take() else {
             return;

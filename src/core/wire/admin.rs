@@ -1,7 +1,7 @@
-//! Commands of operators, on subjects of their own so that permissions can keep them apart.
+//! Commands of operators. They have subjects of their own, so that permissions can separate them from the rest.
 //!
-//! `PREFIX.v1.admin.COMMAND`. Every daemon hears each command, and those that it concerns reply: an [`AdminReply`] from each. Bridges hear
-//! [`AdminCommand::Reset`], and those reply that follow the engine.
+//! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command concerns sends an
+//! [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine replies.
 
 use serde::Deserialize;
 
@@ -11,15 +11,15 @@ use super::subject::{NamespaceName, Rank, WorkerName};
 /// A command that an operator can give a daemon or a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AdminCommand {
-    /// Forget a holder, its epoch and numbers included. Its next batch begins anew.
+    /// Forget a holder, including its epoch and batch numbers. Its next batch begins anew.
     Forget,
-    /// Doubt a holder: its publisher is asked for the full state.
+    /// Mark a holder as doubtful, and ask its publisher for the full state.
     Resync,
     /// Write a snapshot now.
     Snapshot,
     /// Stop in good order.
     Drain,
-    /// Have an engine drop its prefix cache. Bridges carry it out.
+    /// Make an engine drop its prefix cache. Bridges carry the command out.
     Reset,
 }
 
@@ -44,7 +44,7 @@ impl AdminCommand {
         }
     }
 
-    /// The command of a token.
+    /// The command whose token is `token`. `None` if there is no such command.
     pub fn of_token(token: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|command| command.as_str() == token)
     }
@@ -53,40 +53,40 @@ impl AdminCommand {
 /// The scope of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct AdminRequest {
-    /// Only this daemon or bridge, by the name that it gives in its replies; all where it is absent.
+    /// The daemon or bridge that is meant, by the name that it gives in its replies. If absent, all.
     #[serde(default)]
     pub instance: Option<String>,
-    /// The engine, by the name of its instance or its worker.
+    /// The engine that is meant, by the name of its instance or its worker.
     #[serde(default)]
     pub engine: Option<String>,
-    /// The holders of this worker.
+    /// The holders that are meant: those of one worker.
     #[serde(default)]
     pub holder: Option<AdminHolder>,
 }
 
-/// The ranks of a worker.
+/// A worker's holders: all of its ranks, or one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminHolder {
     /// The namespace.
     pub namespace: NamespaceName,
     /// The worker.
     pub worker: WorkerName,
-    /// One rank; all where it is absent.
+    /// The rank that is meant. If absent, all ranks.
     #[serde(default)]
     pub rank: Option<Rank>,
 }
 
-/// A daemon's reply to a command.
+/// A daemon's or a bridge's reply to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminReply {
     /// Version of the contract.
     pub v: u64,
-    /// The daemon or bridge.
+    /// The name of the daemon or bridge.
     pub instance: String,
-    /// How many holders the command was carried out on.
+    /// Number of holders on which the command was carried out.
     #[serde(default)]
     pub holders: u64,
-    /// Why it was not carried out.
+    /// The reason why the command was not carried out.
     #[serde(default)]
     pub error: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Event batches: what a publisher sends, and the tier that a batch's blocks lie in.
+//! Event batches, which publishers send, and the tier that a batch's blocks lie in.
 
 use std::collections::BTreeMap;
 
@@ -18,44 +18,46 @@ use super::writer::encode;
 
 mod usual;
 
-/// For so many events of a batch there is room before the first is read.
+/// Number of events for which a batch's list has room before the first event is read.
 const EVENTS_AT_FIRST: usize = 16;
 
-/// One message on an events subject: a gap-free numbered list of changes of one holder.
+/// One message on an events subject: a list of changes of one holder. A holder's batches are numbered without gaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventBatch {
-    /// The publisher's incarnation. A higher one replaces all that the holder had.
+    /// The publisher's incarnation. A batch of a higher epoch replaces everything that the holder had.
     pub epoch: u64,
-    /// Number of the batch in its epoch: 1, 2, 3, … without a gap. Every batch has one, a heartbeat too.
+    /// Number of the batch in its epoch: 1, 2, 3, … without a gap. A heartbeat has a number too.
     pub seq: u64,
     /// Data-parallel rank of the holder.
     pub rank: Rank,
-    /// When the publisher made the batch, in microseconds since the Unix epoch.
+    /// Time at which the publisher made the batch, in microseconds since the Unix epoch.
     ///
-    /// Gives the lag. It also tells a redelivered batch from a restart in the same epoch, where the publisher counts from 1
-    /// again. After a restart, the time is later than that of every batch before.
+    /// Gives the lag. It also distinguishes a redelivered batch from a restart in the same epoch, after which the
+    /// publisher counts from 1 again. After a restart, the time is later than that of every earlier batch.
     pub time_us: Option<u64>,
-    /// The tier that the stored and removed blocks lie in; [`Tier::DEVICE`] where it is absent.
+    /// The tier that the stored and removed blocks lie in. If the message has no tier, [`Tier::DEVICE`].
     pub tier: Tier,
-    /// Tokens in each of the holder's blocks, where the publisher says so: in every batch, or in none.
+    /// Tokens in each of the holder's blocks, if the publisher tells the size. A publisher does so in every batch, or
+    /// in none.
     ///
-    /// A namespace that the configuration does not name takes its block size from the first of its batches. Blocks of a publisher that does not
-    /// say have the size of the configuration.
+    /// A namespace that the configuration does not name takes its block size from its first batch. If the publisher does not tell the size,
+    /// its blocks have the size of the configuration.
     pub block_size: Option<BlockSize>,
-    /// The holder's address and labels, where the batch tells them: from now on they are these. A new epoch begins with none.
+    /// The holder's address and labels, if the batch tells them. They replace the earlier ones. A new epoch begins without any.
     pub profile: Option<Profile>,
-    /// The changes, applied in this order. None at all makes the batch a heartbeat.
+    /// The changes, applied in this order. A batch without changes is a heartbeat.
     pub events: Vec<Event>,
 }
 
 /// The level of a worker's memory hierarchy at which a block lies. A holder holds a block as long as any tier has it.
 ///
-/// 0 is the accelerator's memory, 1 the host's, 2 a local disk, 3 remote storage; 4 to 7 are free for the publisher.
+/// 0 is the accelerator's memory, 1 the host's memory, 2 a local disk, 3 remote storage. A publisher may use 4 to 7
+/// as it likes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Tier(u8);
 
-/// There is no such tier.
+/// The number of a tier that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no tier {0}; tiers are numbered from 0 to {last}", last = Tier::COUNT - 1)]
 pub struct UnknownTier(u8);
@@ -83,15 +85,15 @@ impl Tier {
     pub const DISK: Self = Self(2);
     /// Remote storage.
     pub const EXTERNAL: Self = Self(3);
-    /// How many tiers there are.
+    /// Number of tiers.
     pub const COUNT: u8 = 8;
 
-    /// Tier `number`, below [`Self::COUNT`].
+    /// Tier `number`. `None` if `number` is not below [`Self::COUNT`].
     pub fn new(number: u8) -> Option<Self> {
         (number < Self::COUNT).then_some(Self(number))
     }
 
-    /// The number as it travels.
+    /// The number on the wire.
     pub fn as_u8(self) -> u8 {
         self.0
     }
@@ -111,7 +113,7 @@ impl Tier {
 }
 
 impl EventBatch {
-    /// The payload for an events subject.
+    /// Encodes the batch as the payload for an events subject.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
@@ -120,7 +122,7 @@ impl EventBatch {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is no batch of this version, or exceeds a limit.
+    /// [`DecodeError`] if the payload is not a batch of this version, or exceeds a limit.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let Some((head, events)) = usual::head(&mut reader) else {
@@ -132,11 +134,11 @@ impl EventBatch {
         Ok(Self { events, ..head })
     }
 
-    /// Decodes a payload of any length without its events, of which it is left open whether they are right.
+    /// Decodes a payload of any length, except for its events. The result has no events, and they are not checked.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is no batch of this version.
+    /// [`DecodeError`] if the payload is not a batch of this version.
     pub fn decode_head(payload: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, payload.len())?;
         if let Some((head, _)) = usual::head(&mut reader) {
@@ -151,7 +153,7 @@ impl EventBatch {
         fields.into_batch()
     }
 
-    /// As [`Self::decode`], without its short way.
+    /// Decodes as [`Self::decode`] does, but without the fast path for the usual form.
     pub(super) fn decode_any_form(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let mut fields = BatchFields::default();
@@ -179,7 +181,7 @@ impl Message for EventBatch {
     }
 }
 
-/// All fields that a batch may have, as they come in.
+/// All fields that a batch may have, as they are read.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct BatchFields {
@@ -250,13 +252,13 @@ fn decode_block_size(reader: &mut Reader<'_>) -> Result<Option<BlockSize>, Decod
         .transpose()
 }
 
-/// The next `count` values: the events of a batch, each of which `decode` reads.
+/// Reads the next `count` values with `decode`, which are the events of a batch.
 fn decode_events<'a>(
     reader: &mut Reader<'a>,
     count: usize,
     decode: impl Fn(&mut Reader<'a>) -> Result<Event, DecodeError>,
 ) -> Result<Vec<Event>, DecodeError> {
-    // What is announced need not come.
+    // Fewer events may come than are announced, so no memory is taken for all of them in advance.
     let mut list = Vec::with_capacity(count.min(EVENTS_AT_FIRST));
     for _ in 0..count {
         list.push(decode(reader)?);

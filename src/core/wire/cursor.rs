@@ -1,6 +1,6 @@
-//! How far a holder's batches have been applied.
+//! The mark of how far a holder's batches have been applied.
 
-/// The last batch applied.
+/// Name of the last batch of a holder that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct BatchCursor {
     /// The publisher's incarnation.

@@ -1,7 +1,7 @@
-//! The entries of a message's map, stated once for every form that it is written in.
+//! The entries of a message's map. A message lists them once, for all forms in which it is written.
 //!
-//! A message writes its entries to an [`Entries`]. Three stand behind that trait: the MessagePack writer, serde (JSON, for people and
-//! for HTTP), and a count, which MessagePack needs in front of a map.
+//! A message writes its entries to an [`Entries`]. Three types implement that trait: the MessagePack writer; a writer for serde (JSON, for
+//! people and for HTTP); and a counter, because MessagePack puts the number of entries in front of a map.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,70 +17,71 @@ pub(super) trait Message {
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error>;
 }
 
-/// Takes the entries of a map.
+/// Writer that takes the entries of a map.
 pub(super) trait Entries {
-    /// Why an entry was not taken.
+    /// Error of an entry that was not taken.
     type Error;
 
-    /// Whether entries that say only the default are wanted too. Bytes are saved where machines read.
+    /// Whether an entry is wanted even if its value is the default. Binary formats leave such entries out, to save
+    /// bytes.
     fn wants_defaults(&self) -> bool;
 
-    /// A number.
+    /// Writes a number.
     fn number(&mut self, key: &'static str, value: u64) -> Result<(), Self::Error>;
 
-    /// A boolean.
+    /// Writes a boolean.
     fn flag(&mut self, key: &'static str, value: bool) -> Result<(), Self::Error>;
 
-    /// A text.
+    /// Writes a text.
     fn text(&mut self, key: &'static str, value: &str) -> Result<(), Self::Error>;
 
-    /// One hash.
+    /// Writes one hash.
     fn hash(&mut self, key: &'static str, value: SequenceHash) -> Result<(), Self::Error>;
 
-    /// One lineage hash.
+    /// Writes one lineage hash.
     fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), Self::Error>;
 
-    /// A list of hashes, tokens or positions: one blob where machines read.
+    /// Writes a list of hashes, tokens or positions. In MessagePack the list is one blob.
     fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), Self::Error>;
 
-    /// A list of numbers that stays an array.
+    /// Writes a list of numbers, as an array in every form.
     fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), Self::Error>;
 
-    /// A list of texts.
+    /// Writes a list of texts.
     fn texts<'a>(
         &mut self,
         key: &'static str,
         texts: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), Self::Error>;
 
-    /// A map of texts.
+    /// Writes a map of texts.
     fn text_map<'a>(
         &mut self,
         key: &'static str,
         map: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     ) -> Result<(), Self::Error>;
 
-    /// A list of blobs.
+    /// Writes a list of blobs.
     fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Self::Error>;
 
-    /// A map within this one.
+    /// Writes a map within this map.
     fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), Self::Error>;
 
-    /// A list of maps.
+    /// Writes a list of maps.
     fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), Self::Error>;
 
-    /// A text, where there is one.
+    /// Writes a text, if there is one.
     fn optional_text(&mut self, key: &'static str, value: Option<&String>) -> Result<(), Self::Error> {
         value.map_or(Ok(()), |value| self.text(key, value))
     }
 
-    /// A number, where there is one.
+    /// Writes a number, if there is one.
     fn optional_number(&mut self, key: &'static str, value: Option<u64>) -> Result<(), Self::Error> {
         value.map_or(Ok(()), |value| self.number(key, value))
     }
 }
 
-/// An element of a list that travels as one blob.
+/// An element of a list that MessagePack writes as one blob.
 pub(super) trait ListElement: Copy {
     /// The element as serde writes it.
     type Text: Serialize;
@@ -110,7 +111,7 @@ macro_rules! list_element {
     };
 }
 
-// An engine's hash reads like every other hash.
+// An engine's hash, a plain u64, is written for people in the same way as every other hash.
 list_element!(u64 as SequenceHash, SequenceHash, u64::to_le_bytes);
 list_element!(Token as Token, |token| token, Token::to_le_bytes);
 list_element!(Position as u32, Position::as_u32, |position| position
@@ -126,7 +127,7 @@ list_element!(
     PositionalLineageHash::to_be_bytes
 );
 
-/// How many entries a message's map has in MessagePack.
+/// Number of entries that a message's map has in MessagePack.
 pub(super) fn count_entries(message: &impl Message) -> u32 {
     let mut count = Count(0);
     let Ok(()) = message.write(&mut count);
@@ -206,7 +207,7 @@ impl Entries for Count {
     }
 }
 
-/// A message as a map of serde's.
+/// Writes a message as a map, through serde.
 pub(super) fn serialize<S: Serializer>(message: &impl Message, serializer: S) -> Result<S::Ok, S::Error> {
     let wants_defaults = serializer.is_human_readable();
     let map = serializer.serialize_map(None)?;
@@ -288,7 +289,7 @@ impl<S: SerializeMap> Entries for SerdeEntries<S> {
     }
 }
 
-/// The items of an iterator, as a list of serde's.
+/// The items of an iterator, which serde writes as a list.
 struct Sequence<I>(I);
 
 impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for Sequence<I> {
@@ -297,7 +298,7 @@ impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for Sequence<I> {
     }
 }
 
-/// A message within another.
+/// A message within another message.
 #[derive(Clone, Copy)]
 struct Nested<'a, M>(&'a M);
 
@@ -307,7 +308,7 @@ impl<M: Message> Serialize for Nested<'_, M> {
     }
 }
 
-/// Lets serde write messages as their entries.
+/// Implements `Serialize` for messages: serde writes their entries as a map.
 macro_rules! serialize_entries {
     ($($message:ty),+ $(,)?) => {
         $(impl serde::Serialize for $message {
@@ -318,11 +319,12 @@ macro_rules! serialize_entries {
     };
 }
 
-/// Messages that are written as their entries and read with serde. Keys that are not known are passed over, like in every payload.
+/// Gives messages `encode` and `decode`. They are written as their entries and read with serde. Unknown keys are passed over, as in every
+/// payload.
 macro_rules! coded {
     ($($message:ty),+ $(,)?) => {
         $(impl $message {
-            /// As a MessagePack map.
+            /// Encodes the message as a MessagePack map.
             pub fn encode(&self) -> Vec<u8> {
                 $crate::wire::writer::encode(self)
             }
@@ -331,7 +333,7 @@ macro_rules! coded {
             ///
             /// # Errors
             ///
-            /// What `rmp_serde` says of a payload that is something else.
+            /// The error of `rmp_serde` for a payload that is not such a message.
             pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
                 rmp_serde::from_slice(payload)
             }

@@ -1,4 +1,4 @@
-//! The errors of a payload, and the one place that maps errors to the wire.
+//! The errors of a payload, and the mapping from errors to error replies.
 
 use crate::hash::{LineageError, Position, PositionError};
 
@@ -14,7 +14,7 @@ pub const ERROR_CODE_HEADER: &str = "Nats-Service-Error-Code";
 /// Why a payload could not be decoded. Offsets are bytes from the start of the payload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The payload is longer than allowed; nothing of it was read.
+    /// The payload is longer than allowed. Nothing of it was read.
     #[error("the payload has {bytes} bytes; at most {max} are allowed, split it")]
     Oversized {
         /// Length of the payload.
@@ -25,16 +25,16 @@ pub enum DecodeError {
     /// The payload ends inside a value.
     #[error("the payload ends inside a value at byte {offset}; send the whole MessagePack map")]
     Truncated {
-        /// The offset at which the value began.
+        /// The offset from which bytes are missing: where reading needed more bytes than are left.
         offset: usize,
     },
     /// Bytes follow the map.
     #[error("bytes follow the MessagePack map at byte {offset}; send one map and nothing else")]
     TrailingBytes {
-        /// The offset at which they begin.
+        /// The offset at which the surplus bytes begin.
         offset: usize,
     },
-    /// A byte that MessagePack reserves.
+    /// The payload has a byte that MessagePack reserves.
     #[error("byte {offset} is not MessagePack")]
     Reserved {
         /// The offset of the byte.
@@ -80,7 +80,7 @@ pub enum DecodeError {
         /// The limit.
         max: usize,
     },
-    /// A blob's length is not a multiple of its element.
+    /// A blob's length is not a multiple of the length of an element.
     #[error("{field} has {bytes} bytes, which is not a multiple of {element}")]
     RaggedBlob {
         /// The field.
@@ -108,31 +108,31 @@ pub enum DecodeError {
         /// The field.
         field: &'static str,
     },
-    /// Fields that exclude or require each other.
+    /// Fields exclude or require each other. The text tells which.
     #[error("{0}")]
     Combination(&'static str),
-    /// Two lists that must be of one length are not.
+    /// A list does not have the length that the number of blocks demands.
     #[error("{field} has {count} elements for {blocks} blocks")]
     LengthMismatch {
         /// The field.
         field: &'static str,
-        /// Elements in it.
+        /// Elements in the field.
         count: usize,
         /// Blocks of the event.
         blocks: usize,
     },
-    /// The payload speaks another version of the contract.
+    /// The payload has another version of the contract.
     #[error("version {version} of the contract is not spoken here; send v = 1")]
     UnsupportedVersion {
         /// The version sent.
         version: u64,
     },
-    /// An unknown word where one of a few is expected.
+    /// A field has a word that is not one of the known words.
     #[error("{field} is not one of {expected}")]
     UnknownWord {
         /// The field.
         field: &'static str,
-        /// The words that are known.
+        /// The known words.
         expected: &'static str,
     },
     /// A name that cannot be a subject token.
@@ -154,12 +154,12 @@ pub enum DecodeError {
         /// The error in the hash.
         source: LineageError,
     },
-    /// The lineage hashes of a query are not one chain from position 0.
+    /// The lineage hashes of a query are not one chain that starts at position 0.
     #[error(
         "lineage_hashes[{index}] is not the child of the one before it; send one chain that starts at position 0"
     )]
     BrokenChain {
-        /// The first that does not continue the chain.
+        /// Index of the first hash that does not continue the chain.
         index: usize,
     },
     /// The positions of a compressed chain do not fit its hashes.
@@ -173,13 +173,13 @@ pub enum DecodeError {
 /// Why positions do not fit the hashes beside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PositionsError {
-    /// Tokens and block hashes need the whole prefix.
+    /// The query is by tokens or block hashes, which need the whole prefix.
     #[error("positions belong to sequence_hashes or lineage_hashes; leave them out, or send one of these")]
     NeedChain,
-    /// No position.
+    /// The list of positions is empty.
     #[error("positions is empty; name at least one, or leave it out to send the whole chain")]
     Empty,
-    /// Not one position a hash.
+    /// The number of positions is not the number of hashes.
     #[error("positions has {positions} elements for {hashes} hashes; send one a hash")]
     LengthMismatch {
         /// Positions sent.
@@ -190,21 +190,21 @@ pub enum PositionsError {
     /// A position does not come after the one before it.
     #[error("positions[{index}] is not above the one before it; send them in ascending order, each once")]
     NotAscending {
-        /// The first that is not.
+        /// Index of the first such position.
         index: usize,
     },
-    /// A lineage hash of another position.
+    /// A lineage hash has another position.
     #[error("lineage_hashes[{index}] is at position {found}, not at positions[{index}]; correct one of them")]
     OtherPosition {
-        /// The first that does not agree.
+        /// Index of the first hash that does not agree.
         index: usize,
         /// The position in the hash.
         found: Position,
     },
-    /// Neighbours that are not parent and child.
+    /// Neighbours in the list are not parent and child.
     #[error("lineage_hashes[{index}] is not the child of the one before it; send blocks of one chain")]
     BrokenChain {
-        /// The first that does not continue the chain.
+        /// Index of the first hash that does not continue the chain.
         index: usize,
     },
     /// A position beyond what lineage hashes can carry.
@@ -212,21 +212,21 @@ pub enum PositionsError {
     OutOfRange(#[from] PositionError),
 }
 
-/// The numbers of error replies, in the manner of HTTP. They are part of the contract and never change meaning.
+/// The numbers of error replies, modelled on HTTP. They are part of the contract and never change meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum ErrorCode {
     /// The request cannot be decoded or contradicts itself.
     BadRequest = 400,
-    /// No worker of this namespace has been heard of, and no configuration names it.
+    /// No worker of this namespace has been heard of, and the configuration does not name it.
     UnknownNamespace = 404,
-    /// The request, or the reply it would have, exceeds a limit.
+    /// The request, or the reply to it, exceeds a limit.
     TooLarge = 413,
-    /// More large requests wait on the connection than may; ask again later, or for less at once.
+    /// More large requests wait on the connection than are allowed. Ask again later, or for less at once.
     TooManyRequests = 429,
-    /// The daemon is starting or draining, or drops the namespace's events; ask again or ask another replica.
+    /// The daemon is starting or draining, or drops the namespace's events. Ask again or ask another replica.
     Unavailable = 503,
-    /// The request speaks another version of the contract.
+    /// The request has another version of the contract.
     UnsupportedVersion = 505,
 }
 
@@ -241,7 +241,7 @@ impl ErrorCode {
         Self::UnsupportedVersion,
     ];
 
-    /// The number as it travels.
+    /// The number on the wire.
     pub fn as_u16(self) -> u16 {
         self as u16
     }
@@ -259,13 +259,13 @@ impl ErrorCode {
     }
 }
 
-/// An error as a client receives it: a number and a text that says what to change.
+/// An error as a client receives it: a number, and a text that tells the client what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (error {})", code.as_u16())]
 pub struct WireError {
     /// The number.
     pub code: ErrorCode,
-    /// The text, which says what to change.
+    /// The text, which tells the client what to change.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! Events: the changes that a batch tells.
+//! Events: the changes in a batch.
 
 mod fields;
 
@@ -26,20 +26,20 @@ pub(super) use fields::check_start;
 pub enum BlockNames {
     /// Sequence hashes of consecutive blocks.
     Sequence {
-        /// The sequence hash (or engine hash) of the block before the first; absent at position 0.
+        /// The sequence hash (or engine hash) of the block before the first. Absent at position 0.
         parent: Option<SequenceHash>,
-        /// The position of the first block. Where it is absent, it follows from the parent, which the holder
-        /// must hold then.
+        /// The position of the first block. If absent, the position follows from the parent, which the holder must
+        /// hold then.
         position: Option<Position>,
-        /// One hash a block.
+        /// One hash per block.
         hashes: Vec<SequenceHash>,
     },
-    /// Lineage hashes, which name position and parent themselves; in any order.
+    /// Lineage hashes, in any order. Each contains its block's position and parent.
     Lineage(Vec<PositionalLineageHash>),
 }
 
 impl BlockNames {
-    /// How many blocks are named.
+    /// Number of blocks that are named.
     pub fn len(&self) -> usize {
         match self {
             Self::Sequence { hashes, .. } => hashes.len(),
@@ -56,11 +56,11 @@ impl BlockNames {
 /// The content of stored blocks, for namespaces that recompute the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockContent {
-    /// One block hash a block.
+    /// One block hash per block.
     BlockHashes(Vec<BlockHash>),
     /// The tokens of all blocks, one after the other.
     Tokens {
-        /// Block size × number of blocks tokens.
+        /// The tokens, as many as the block size times the number of blocks.
         tokens: Vec<Token>,
         /// Name of the LoRA adapter, if any.
         lora_name: Option<String>,
@@ -70,7 +70,7 @@ pub enum BlockContent {
 }
 
 impl BlockContent {
-    /// Whether it is that of so many blocks.
+    /// Whether the content is that of `blocks` blocks.
     pub fn is_of(&self, blocks: usize, size: BlockSize) -> bool {
         match self {
             Self::BlockHashes(hashes) => hashes.len() == blocks,
@@ -78,7 +78,7 @@ impl BlockContent {
         }
     }
 
-    /// The hashes of its blocks from the one of number `from` on.
+    /// The block hashes from block number `from` on.
     pub fn hashes_from(&self, from: usize, size: BlockSize) -> Cow<'_, [BlockHash]> {
         match self {
             Self::BlockHashes(hashes) => Cow::Borrowed(hashes.get(from..).unwrap_or_default()),
@@ -100,18 +100,18 @@ impl BlockContent {
 pub struct StoredBlocks {
     /// The names of the blocks.
     pub names: BlockNames,
-    /// Their content, where the publisher tells it.
+    /// The blocks' content, if the publisher tells it.
     pub content: Option<BlockContent>,
-    /// The engine's names for them in later removals, where those are not the sequence hashes; one a block.
+    /// The engine's names of the blocks in later removals, if these are not the sequence hashes. One per block.
     pub engine_hashes: Option<Vec<u64>>,
-    /// Behind which of them a request can resume.
+    /// The blocks after which a request can resume.
     pub resumable: Resumable,
 }
 
-/// Blocks that a holder has removed. Hashes it does not hold are counted and passed over.
+/// Blocks that a holder has removed. Hashes of blocks that it does not hold are counted and otherwise ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RemovedBlocks {
-    /// Sequence hashes, or engine hashes where the blocks were stored with them.
+    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
     pub hashes: Vec<SequenceHash>,
     /// Lineage hashes.
     pub lineage_hashes: Vec<PositionalLineageHash>,
@@ -124,18 +124,19 @@ pub enum Event {
     Stored(StoredBlocks),
     /// Blocks were removed.
     Removed(RemovedBlocks),
-    /// Blocks have become resumable, or are so no longer.
+    /// Blocks have become resumable, or have ceased to be.
     Resumable(ResumableBlocks),
-    /// All blocks were removed, from every tier. What follows is the holder's full state, so it is exact again.
+    /// All blocks were removed, from every tier. The events that follow give the holder's full state, so it is exact
+    /// again.
     Cleared,
-    /// The publisher's own doubts about its blocks from now on. It has lost events on the way from the engine, or sight
-    /// of the engine. Only reasons for which [`DegradedReason::is_upstream`] holds; none at all ends the doubt, and so do
-    /// [`Self::Cleared`] and a new epoch.
+    /// The publisher's own doubts about its blocks, from now on: it has lost events on the way from the engine, or
+    /// lost sight of the engine. The set has only reasons for which [`DegradedReason::is_upstream`] holds. An empty
+    /// set ends the doubts, and so do [`Self::Cleared`] and a new epoch.
     Doubted(DegradedReasons),
-    /// The holder shuts down in an orderly way and is forgotten.
+    /// The holder shuts down in an orderly way, and the daemon forgets it.
     Goodbye,
 }
-/// The types of events, by their words.
+/// The types of events. Each is a word on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum EventType {
@@ -147,11 +148,11 @@ enum EventType {
     Goodbye,
 }
 
-/// The words of a publisher's own doubts.
+/// The words for a publisher's own doubts, listed for error texts.
 const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, host_gap, disk_gap, \
     external_gap";
 
-/// The longest word that is compared with the types, in bytes. Fixed, because the configured limit on texts may be shorter than a type.
+/// Longest word that is read as a type, in bytes. A fixed limit, because the configured limit on texts may be shorter than a type.
 const TYPE_BYTES_MAX: usize = 64;
 
 impl EventType {
@@ -219,7 +220,7 @@ impl Message for Event {
     }
 }
 
-/// The entries of blocks that are named one by one.
+/// Writes the entries of blocks that are named one by one.
 fn write_named<E: Entries>(
     hashes: &[SequenceHash],
     lineage_hashes: &[PositionalLineageHash],
@@ -243,7 +244,7 @@ impl<'de> Deserialize<'de> for Event {
 }
 
 impl StoredBlocks {
-    /// Blocks called by sequence hashes, with nothing beside them.
+    /// Stored blocks that are named by sequence hashes, without content or engine hashes. All are resumable.
     pub fn by_sequence(
         parent: Option<SequenceHash>,
         position: Option<Position>,
@@ -261,7 +262,7 @@ impl StoredBlocks {
         }
     }
 
-    /// The entries behind the type.
+    /// Writes the entries that follow the type.
     fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         match &self.names {
             BlockNames::Sequence {
@@ -301,7 +302,7 @@ impl StoredBlocks {
 }
 
 impl RemovedBlocks {
-    /// Blocks called by sequence or engine hashes.
+    /// Removed blocks that are named by sequence or engine hashes.
     pub fn by_sequence(hashes: Vec<SequenceHash>) -> Self {
         Self {
             hashes,

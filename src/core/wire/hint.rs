@@ -1,7 +1,8 @@
-//! Hints: where routers have sent requests, before any event says that their blocks are there. Routers publish them, and nobody replies.
+//! Hints: reports of routers about the workers to which they have sent requests, before any event reports the blocks there. Nobody replies
+//! to a hint.
 //!
-//! `PREFIX.v1.hint.NAMESPACE`. What they say is a prediction, and never part of what is known: a reply lists it apart, as
-//! [`QueryReply::predicted`](super::QueryReply::predicted), where the query asks for it.
+//! The subject is `PREFIX.v1.hint.NAMESPACE`. A hint is a prediction, and never part of what is known. A reply lists
+//! predictions separately, as [`QueryReply::predicted`](super::QueryReply::predicted), if the query asks for them.
 
 use serde::Deserialize;
 
@@ -16,16 +17,16 @@ use super::writer::encode;
 /// Most hints in one report.
 pub const HINTS_MAX: usize = 64;
 
-/// The hint that a request has been sent to a worker, which will have the blocks of its prompt soon.
+/// A hint: a request has been sent to a worker, which will have the blocks of the request's prompt soon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {
     /// The worker that the request was sent to.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     #[serde(default)]
     pub rank: Rank,
-    /// The prompt, as the query about it named it. Its options say nothing here.
+    /// The prompt, in the form of the query about it. The options of that query have no meaning here.
     pub prompt: SingleQuery,
 }
 
@@ -34,16 +35,16 @@ pub struct Hint {
 pub struct HintReport(pub Vec<Hint>);
 
 impl HintReport {
-    /// The payload for a hint subject.
+    /// Encodes the report as the payload for a hint subject.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
-    /// Decodes a payload within `limits`, which bound the prompts as they bound queries.
+    /// Decodes a payload within `limits`, which apply to the prompts as to queries.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] where it is no report of this version, or has more than a limit allows.
+    /// [`DecodeError`] if the payload is not a report of this version, or exceeds a limit.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut hints) = (None, None);

@@ -1,7 +1,8 @@
 //! Messages as JSON, for people and for HTTP.
 //!
-//! The keys are those of MessagePack. Hashes are hexadecimal texts, or decimal numbers where they are read. What is written says
-//! defaults too. What is read may leave them out, but may have no key that the contract does not know: a person has misspelt it.
+//! The keys are the same as in MessagePack. Hashes are written as hexadecimal texts; a decimal number is accepted too when a message is
+//! read. Written messages contain defaults too. A message to be read may leave them out, but must not have a key that the contract does not
+//! know: a person has probably misspelt it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,9 +12,9 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 use super::error::DecodeError;
 
-/// Reads the fields of a map, and makes of them what `finish` makes of them.
+/// Reads the fields of a map, and returns the value that `finish` makes from them.
 ///
-/// An array is refused: serde would take one for a map with its keys in order.
+/// An array is refused, because serde would read it as a map whose keys come in their order.
 pub(super) fn deserialize_fields<'de, D, Fields, T>(
     deserializer: D,
     finish: impl FnOnce(Fields) -> Result<T, DecodeError>,

@@ -1,9 +1,9 @@
-//! Bounds on what one message may carry.
+//! Limits on the content of one message.
 
-/// The bounds a decoder enforces before it spends memory.
+/// Limits that a decoder enforces before it takes memory.
 ///
-/// A message that exceeds one of them is answered with [`ErrorCode::TooLarge`](super::ErrorCode::TooLarge)
-/// (queries) or dropped and counted (events).
+/// A query that exceeds a limit is answered with [`ErrorCode::TooLarge`](super::ErrorCode::TooLarge). An event batch
+/// that exceeds a limit is dropped and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireLimits {
     /// Longest payload, in bytes, of an event batch or a request.
@@ -12,9 +12,9 @@ pub struct WireLimits {
     pub events_max: usize,
     /// Most blocks in one event.
     pub blocks_per_event_max: usize,
-    /// Most tokens a block may have; bounds token lists together with the block limits.
+    /// Most tokens in one block. Together with the block limits, it limits lists of tokens.
     pub tokens_per_block_max: usize,
-    /// Deepest query, in blocks.
+    /// Most blocks in one query.
     pub query_depth_max: usize,
     /// Most queries in one request.
     pub queries_max: usize,

@@ -25,18 +25,20 @@
 //!
 //! # Compressed chains
 //!
-//! A sequence or lineage hash names its whole prefix, so a query need not send all of them. With `positions`, the hashes are those of
-//! blocks chosen from one chain. Take a holder that has the chosen block at position p, but not the next chosen one, at position q. It
-//! holds between p + 1 and q leading blocks: `matched_blocks` is the lower bound and `matched_blocks_max` the upper. The holder held
-//! a number within these bounds at some instant between the query's arrival and its reply. A holder without any chosen block is not
-//! found. It holds at most `unseen_blocks_max` blocks, the first position chosen. To refine, ask these workers for the positions
-//! between the bounds, `matched_blocks` to `matched_blocks_max` − 1. All of them close the gap.
+//! A sequence or lineage hash names its whole prefix, so a query need not send every hash of a chain. A query with `positions` sends the
+//! hashes of chosen blocks of one chain. Suppose that a holder has the chosen block at position p, but not the next chosen block, at
+//! position q. The holder then holds between p + 1 and q leading blocks: `matched_blocks` is the lower bound and `matched_blocks_max` the
+//! upper. The holder held a number within these bounds at some instant between the query's arrival and its reply. A holder without any
+//! chosen block is not in the reply. Such a holder holds at most `unseen_blocks_max` blocks, which is the first chosen position. To refine
+//! the bounds, query these workers again with positions between them, `matched_blocks` to `matched_blocks_max` − 1. With all of these
+//! positions the bounds meet.
 //!
-//! A sequence hash without the one before it says nothing about its parent. It is looked up by its position and its own 64 bits. Where hashes are no chain, a block proves nothing about the blocks before it. The lower bound
-//! then ends where the positions sent from 0 on have their first gap.
+//! A sequence hash alone does not tell its parent. If the hash before it is not sent, it is looked up by its position and its own 64 bits.
+//! Where hashes are no chain, a block proves nothing about the blocks before it. The lower bound then ends at the first gap in the
+//! positions sent from 0 on.
 //!
-//! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. Before memory is taken for a
-//! length, it is checked against its limit and against the bytes that are there.
+//! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. A length is checked
+//! against its limit and against the bytes that are left, before memory is taken for it.
 
 mod admin;
 mod batch;
@@ -101,5 +103,5 @@ pub use subject::{HolderId, NameError, NamespaceName, Rank, SubjectError, Subjec
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;
 
-/// The longest silence of a publisher: a heartbeat ends it.
+/// The longest silence of a publisher. After it, the publisher sends a heartbeat.
 pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);

@@ -1,7 +1,8 @@
-//! Model names as names of namespaces, and instance names as names of workers.
+//! The mapping from model names to names of namespaces, and from instance names to names of workers.
 //!
-//! A namespace is a subject token of at most 64 bytes, and `meta-llama/Llama-3.1-8B-Instruct` is none. This mapping makes one of it that
-//! people can still read, and every such token leads back to its model. Letters, digits and `-` stand for themselves; `_` begins a code:
+//! A namespace is a subject token of at most 64 bytes, which a model name such as `meta-llama/Llama-3.1-8B-Instruct` is not. This mapping
+//! makes such a token from a model name. People can still read the token, and it can be decoded to the model name. Letters, digits and `-`
+//! stand for themselves; `_` begins a code:
 //!
 //! | code | stands for |
 //! |---|---|
@@ -15,12 +16,12 @@
 //!
 //! A worker's name that begins with `_p` is a pool: storage that every worker of the namespace can load from.
 //!
-//! So the model above is the namespace `meta-llama__Llama-3_d1-8B-Instruct`, and that of tenant `acme` is
+//! So the model above has the namespace `meta-llama__Llama-3_d1-8B-Instruct`. For tenant `acme` its namespace is
 //! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their own: they share the
-//! one of their base model, and their name enters the block hashes.
+//! namespace of their base model, and their names enter the block hashes.
 //!
-//! A namespace whose hashes are not the contract's says so in its name: `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` speaks the
-//! [`Scheme`] `llm-d-xxh64:42`. So whoever knows the name can hash tokens as the namespace does.
+//! A namespace whose hashes are not the contract's has the scheme in its name: `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` uses
+//! the [`Scheme`] `llm-d-xxh64:42`. So a client that knows the name can hash tokens as the namespace does.
 
 use std::fmt;
 
@@ -29,17 +30,18 @@ use serde::{Deserialize, Serialize};
 
 use super::subject::{NameError, NamespaceName, WorkerName};
 
-/// The tenant that is meant where none is named.
+/// The tenant that counts if none is named.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// A model's cache, as engines and gateways name it: the model, and the tenant or routing group it is kept apart for.
+/// A model's cache, as engines and gateways name it: the model, and the tenant or routing group for which the cache
+/// is kept apart.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
     /// The name under which the model is served. Adapters count as their base model.
     pub model: String,
-    /// The tenant or routing group; [`DEFAULT_TENANT`] where there is none.
+    /// The tenant or routing group. [`DEFAULT_TENANT`] if there is none.
     pub tenant: String,
-    /// The rolling hash that names the blocks; none where it is the contract's.
+    /// The rolling hash that names the blocks. `None` for the contract's hashes.
     #[serde(default)]
     pub scheme: Option<Scheme>,
 }
@@ -71,12 +73,12 @@ impl ModelKey {
         Self { scheme, ..self }
     }
 
-    /// Tells whether both are one cache, in whichever hashes.
+    /// Tells whether both keys name the same cache, whatever their hash schemes.
     pub fn is_same_cache(&self, other: &Self) -> bool {
         (&self.model, &self.tenant) == (&other.model, &other.tenant)
     }
 
-    /// The chains of the cache's hashes; none where these are the contract's.
+    /// The hash chains of the cache in its scheme. `None` if the cache uses the contract's hashes.
     pub fn chains(&self) -> Option<SchemeChains> {
         let scheme = self.scheme.clone()?;
         Some(SchemeChains::new(scheme, &self.model))
@@ -86,8 +88,8 @@ impl ModelKey {
     ///
     /// # Errors
     ///
-    /// [`NameError::Empty`] for a model without a name, and [`NameError::TooLong`] where the codes take more than 64 bytes: serve the
-    /// model under a shorter name.
+    /// [`NameError::Empty`] for a model without a name. [`NameError::TooLong`] if the encoded name takes more than 64 bytes; serve the
+    /// model under a shorter name then.
     pub fn namespace(&self) -> Result<NamespaceName, NameError> {
         if self.model.is_empty() {
             return NamespaceName::new("");
@@ -105,7 +107,7 @@ impl ModelKey {
         NamespaceName::new(&name)
     }
 
-    /// The cache whose namespace is called `namespace`; none for a name that this mapping does not make.
+    /// The cache whose namespace is called `namespace`. `None` for a name that this mapping does not make.
     pub fn of_namespace(namespace: &NamespaceName) -> Option<Self> {
         let (model, mut rest) = decode(namespace.as_str())?;
         let mut tenant = DEFAULT_TENANT.to_owned();
@@ -120,7 +122,7 @@ impl ModelKey {
                 (scheme, None) => Some(scheme.parse().ok()?),
                 _ => return None,
             },
-            // There is one tenant.
+            // A name has only one tenant.
             Some(End::Tenant(_)) => return None,
         };
         (!model.is_empty()).then_some(Self {
@@ -144,7 +146,7 @@ impl fmt::Display for ModelKey {
     }
 }
 
-/// The worker that a gateway calls `instance`, by the same codes.
+/// The worker's name for the instance that a gateway calls `instance`, encoded by the same codes.
 ///
 /// # Errors
 ///
@@ -155,10 +157,10 @@ pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     WorkerName::new(&name)
 }
 
-/// The beginning of the names of pools; no instance's has it.
+/// Prefix of the names of pools. No encoded instance name begins with it.
 const POOL_PREFIX: &str = "_p";
 
-/// The holder for what the pool `instance` owns: storage that every worker of the namespace can load from.
+/// The worker's name for the pool `instance`: storage that every worker of the namespace can load from.
 ///
 /// # Errors
 ///
@@ -169,12 +171,13 @@ pub fn pool_of_instance(instance: &str) -> Result<WorkerName, NameError> {
     WorkerName::new(&name)
 }
 
-/// Whether `worker` is no worker, but a pool.
+/// Whether the name `worker` is a pool's and not a worker's.
 pub fn is_pool(worker: &WorkerName) -> bool {
     worker.as_str().starts_with(POOL_PREFIX)
 }
 
-/// A gateway's name for `worker`, which may be a pool; the worker's own name where no instance has it.
+/// The gateway's name for `worker`, which may be a pool. If the name is not an encoded instance name, returns it
+/// unchanged.
 pub fn instance_of_worker(worker: &WorkerName) -> String {
     let name = worker.as_str();
     match decode(name.strip_prefix(POOL_PREFIX).unwrap_or(name)) {
@@ -202,16 +205,17 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// Parts of a name that follow a text.
+/// Part of a name that follows the decoded text.
 #[derive(Debug, PartialEq, Eq)]
 enum End<'a> {
-    /// A tenant, from here on.
+    /// A tenant begins here; the rest of the name, still encoded.
     Tenant(&'a str),
-    /// A scheme, from here on.
+    /// A scheme begins here; the rest of the name, still encoded.
     Scheme(&'a str),
 }
 
-/// The text that `name` stands for up to its end, and what follows that. None where `name` is not what [`encode`] makes.
+/// Decodes `name` up to the first tenant or scheme. Returns the text, and the part that follows it. `None` if
+/// [`encode`] does not make such a name.
 fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     let mut text = Vec::with_capacity(name.len());
     let mut rest = name;
@@ -248,7 +252,7 @@ fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     Some((String::from_utf8(text).ok()?, end))
 }
 
-/// The byte that `_x` and these digits stand for; none for bytes that are written otherwise.
+/// The byte that `_x` and `digits` stand for. `None` for a byte that has another code.
 fn other_byte(digits: &str) -> Option<u8> {
     let is_lower = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
     let byte = digits.bytes().all(is_lower).then_some(digits)?;

@@ -1,6 +1,7 @@
-//! The list of a daemon's namespaces: what a gateway has to know to list all workers.
+//! The list of a daemon's namespaces. A gateway needs it to list all workers.
 //!
-//! `PREFIX.v1.status.~all`, request-reply, and the same on the shards' subjects. No namespace has that name.
+//! Asked for on `PREFIX.v1.status.~all`, request-reply, and on the matching subject of the shards. No namespace can
+//! be called `~all`.
 
 use serde::Deserialize;
 
@@ -12,7 +13,7 @@ use super::subject::NamespaceName;
 pub struct NamespacesReply {
     /// Version of the contract.
     pub v: u64,
-    /// Their names, in no particular order.
+    /// The namespaces' names, in no particular order.
     pub namespaces: Vec<NamespaceName>,
 }
 

@@ -1,6 +1,8 @@
-//! Outcomes: what an answer promised of a holder, and what the request then found there. Routers publish them, and nobody replies.
+//! Outcomes: how much of a prompt an answer promised at a holder, and how much of it the request then found there. Routers publish them,
+//! and nobody replies.
 //!
-//! `PREFIX.v1.outcome.NAMESPACE`. Engines tell what a request found in their caches, as `usage.prompt_tokens_details.cached_tokens`.
+//! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
+//! `usage.prompt_tokens_details.cached_tokens`.
 
 use serde::Deserialize;
 
@@ -11,19 +13,19 @@ use super::subject::{Rank, WorkerName};
 /// Most outcomes in one report.
 pub const OUTCOMES_MAX: usize = 256;
 
-/// The outcome of one request that was routed by an answer.
+/// The outcome of one request that was routed by an answer of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Outcome {
     /// The worker that the request went to.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     #[serde(default)]
     pub rank: Rank,
-    /// How many blocks the answer said a request would reuse there: `usable_blocks`.
+    /// Number of blocks that a request would reuse there, according to the answer: its `usable_blocks`.
     pub promised_blocks: u32,
-    /// How many tokens of the prompt the engine found in its cache.
+    /// Number of the prompt's tokens that the engine found in its cache.
     pub found_tokens: u32,
-    /// How many tokens the prompt has. An engine always computes the last one, which an answer to a query by hashes does not know of.
+    /// Number of tokens of the prompt. An engine always computes the last token, which an answer to a query by hashes does not know of.
     #[serde(default)]
     pub prompt_tokens: Option<u32>,
     /// Whether the answer called the holder exact.
@@ -46,7 +48,8 @@ fn current_version() -> u64 {
 }
 
 impl Outcome {
-    /// The outcome of a request that went to a holder of an answer: the engine found `found_tokens` of its `prompt_tokens`.
+    /// The outcome of a request that went to the holder `promised` of an answer. The engine found `found_tokens` of
+    /// its `prompt_tokens`.
     pub fn of(promised: &HolderMatch, found_tokens: u32, prompt_tokens: u32) -> Self {
         Self {
             worker: promised.worker.clone(),
@@ -60,7 +63,7 @@ impl Outcome {
 }
 
 impl OutcomeReport {
-    /// A report of these outcomes.
+    /// A report of `outcomes`.
     pub fn new(outcomes: Vec<Outcome>) -> Self {
         Self {
             v: current_version(),

@@ -7,14 +7,14 @@ use crate::hash::{Position, PositionError, PositionalLineageHash};
 use super::error::PositionsError;
 use super::query::{QueryKey, SingleQuery};
 
-/// Whether `positions` say of each hash of `key` where it stands.
+/// Checks that `positions` can be the positions of the hashes of `key` in their chain.
 ///
-/// What can be checked of a chain with gaps is checked: that lineage hashes are at their positions, and that neighbours are
+/// Checks as much as a chain with gaps allows: that lineage hashes are at their positions, and that neighbours are
 /// parent and child.
 ///
 /// # Errors
 ///
-/// Any [`PositionsError`] but the one about the range of a position.
+/// Any [`PositionsError`] except [`PositionsError::OutOfRange`].
 pub(crate) fn check_positions(key: &QueryKey, positions: &[Position]) -> Result<(), PositionsError> {
     let hashes = match key {
         QueryKey::SequenceHashes(hashes) => hashes.len(),
@@ -56,14 +56,15 @@ fn check_lineage(hashes: &[PositionalLineageHash], positions: &[Position]) -> Re
 }
 
 impl SingleQuery {
-    /// The query for a whole chain, compressed: the first block, every `stride`-th after it, and the last.
+    /// Makes a compressed query for a whole chain: the first block, every `stride`-th block after it, and the last.
     ///
-    /// As the first block is there, every holder of any of it is found.
+    /// As the query has the first block, it finds every holder of any leading block.
     ///
     /// # Errors
     ///
-    /// [`PositionsError::NeedChain`] for tokens and block hashes, [`PositionsError::Empty`] for a chain without blocks,
-    /// [`PositionsError::OutOfRange`] beyond 2^24 blocks, and any other of its kind about the chain.
+    /// [`PositionsError::NeedChain`] for tokens and block hashes. [`PositionsError::Empty`] for a chain without
+    /// blocks. [`PositionsError::OutOfRange`] beyond 2^24 blocks. Any other [`PositionsError`] if the hashes are not
+    /// a chain.
     pub fn compressed(key: QueryKey, stride: NonZeroUsize) -> Result<Self, PositionsError> {
         let (key, positions) = match key {
             QueryKey::SequenceHashes(hashes) => {
@@ -84,7 +85,7 @@ impl SingleQuery {
     }
 }
 
-/// The positions 0, `stride`, 2 × `stride` and so on, and the last of `blocks`.
+/// The positions 0, `stride`, 2 × `stride` and so on, and the last of `blocks` blocks.
 fn chosen(blocks: usize, stride: NonZeroUsize) -> Result<Vec<Position>, PositionError> {
     let Some(last) = blocks.checked_sub(1) else {
         return Ok(Vec::new());

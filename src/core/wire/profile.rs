@@ -1,7 +1,7 @@
-//! Profiles: where requests for a holder go, and how it is labelled.
+//! Profiles: the address for requests to a holder, and the holder's labels.
 //!
-//! A publisher tells a profile in a batch; the last one told counts. All texts are printable ASCII, and bounded, so that they can be shown
-//! anywhere.
+//! A publisher sends a profile in a batch; the last profile sent counts. All texts are printable ASCII and limited in length, so that they
+//! can be shown anywhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,11 +24,11 @@ const LABEL_KEY_BYTES_MAX: usize = 64;
 const LABEL_VALUE_BYTES_MAX: usize = 128;
 /// Most bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
-/// The label that says which layers the holder's model has beside full attention: `windows`, `states`, or both with a plus between.
+/// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a plus between them.
 pub const LAYERS_LABEL: &str = "kvatlas/layers";
 /// The label in which the publisher says, for people, what keeps the holder from being exact. Absent where nothing does.
 pub const TROUBLE_LABEL: &str = "kvatlas/trouble";
-/// Schemes of an address that is a URL.
+/// URL schemes that an address may have.
 const SCHEMES: [&str; 4] = ["http://", "https://", "grpc://", "grpcs://"];
 
 /// Why an address or labels cannot be used.
@@ -37,10 +37,10 @@ pub enum ProfileError {
     /// The address is longer than allowed.
     #[error("address has {bytes} bytes; at most {ADDRESS_BYTES_MAX} are allowed")]
     AddressTooLong {
-        /// Its length.
+        /// The address's length.
         bytes: usize,
     },
-    /// The address is not of the form.
+    /// The address does not have the required form.
     #[error(
         "address is neither HOST:PORT nor a URL with http, https, grpc or grpcs, without a user, a query or a fragment"
     )]
@@ -48,10 +48,10 @@ pub enum ProfileError {
     /// There are more labels than allowed.
     #[error("labels has more than {LABELS_MAX} labels")]
     TooManyLabels,
-    /// A key is not of the form.
+    /// A key does not have the required form.
     #[error("labels has a key that is not 1 to {LABEL_KEY_BYTES_MAX} characters out of A-Z a-z 0-9 . _ - /")]
     LabelKey,
-    /// A value is not of the form.
+    /// A value does not have the required form.
     #[error("labels has a value that is not at most {LABEL_VALUE_BYTES_MAX} printable characters of ASCII")]
     LabelValue,
     /// All labels together are longer than allowed.
@@ -67,11 +67,11 @@ pub enum ProfileError {
 pub struct Address(Arc<str>);
 
 impl Address {
-    /// The address that `text` is.
+    /// Checks `text` and makes it an address.
     ///
     /// # Errors
     ///
-    /// [`ProfileError`] for a text that is none.
+    /// [`ProfileError`] for a text that is not an address.
     pub fn new(text: &str) -> Result<Self, ProfileError> {
         if text.len() > ADDRESS_BYTES_MAX {
             return Err(ProfileError::AddressTooLong { bytes: text.len() });
@@ -91,13 +91,13 @@ impl Address {
         }
     }
 
-    /// The text.
+    /// The address as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Whether a text is a host with a port, which may be missing unless it `needs_port`.
+/// Whether a text is a host with a port. The port may be missing, unless the caller `needs_port`.
 fn is_authority(text: &str, needs_port: bool) -> bool {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {
@@ -162,11 +162,11 @@ impl Labels {
     /// No labels.
     pub const NONE: Self = Self(None);
 
-    /// The labels of `map`.
+    /// Checks `map` and makes it labels.
     ///
     /// # Errors
     ///
-    /// [`ProfileError`] where there are too many, or a key or value is not of the form.
+    /// [`ProfileError`] if there are too many labels or bytes, or if a key or value does not have the required form.
     pub fn new(map: BTreeMap<String, String>) -> Result<Self, ProfileError> {
         if map.len() > LABELS_MAX {
             return Err(ProfileError::TooManyLabels);
@@ -190,11 +190,11 @@ impl Labels {
         Ok(Self((!map.is_empty()).then(|| Arc::new(map))))
     }
 
-    /// The same labels, and `key` with `value`.
+    /// A copy of the labels, with `key` added or changed to `value`.
     ///
     /// # Errors
     ///
-    /// [`ProfileError`] as of [`Self::new`].
+    /// [`ProfileError`], as for [`Self::new`].
     pub fn with(&self, key: &str, value: &str) -> Result<Self, ProfileError> {
         let mut map = self.0.as_deref().cloned().unwrap_or_default();
         map.insert(key.to_owned(), value.to_owned());
@@ -213,12 +213,12 @@ impl Labels {
         value
     }
 
-    /// Whether there are none.
+    /// Whether there are no labels.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// How many there are.
+    /// Number of labels.
     pub fn len(&self) -> usize {
         self.iter().len()
     }
@@ -228,7 +228,7 @@ impl Labels {
         self.0.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// The labels, by key.
+    /// The labels as pairs of key and value, ordered by key.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         static EMPTY: BTreeMap<String, String> = BTreeMap::new();
         let map = self.0.as_deref().unwrap_or(&EMPTY);
@@ -251,7 +251,7 @@ impl Serialize for Labels {
 }
 
 impl fmt::Display for Labels {
-    /// `key=value`, joined by commas.
+    /// Writes the labels as `key=value`, joined by commas.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.iter().enumerate() {
             let comma = if number == 0 { "" } else { "," };
@@ -265,19 +265,19 @@ impl fmt::Display for Labels {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Profile {
-    /// The address for requests to it; none where that is not known.
+    /// The address for requests to the holder. `None` if it is not known.
     pub address: Option<Address>,
-    /// How it is labelled.
+    /// The holder's labels.
     pub labels: Labels,
 }
 
 impl Profile {
-    /// Whether nothing is known.
+    /// Whether neither an address nor labels are known.
     pub fn is_empty(&self) -> bool {
         self.address.is_none() && self.labels.is_empty()
     }
 
-    /// How many bytes it takes in a message, at most.
+    /// Upper bound on the bytes that the profile takes in a message.
     pub fn bytes(&self) -> usize {
         const KEYS: usize = 32;
         const TEXT: usize = 3;
@@ -289,7 +289,8 @@ impl Profile {
         KEYS + address + labels
     }
 
-    /// The profile that a batch tells by these fields; none where it has neither. Either of them tells both: an absent or empty one is none.
+    /// The profile that a batch sends in these fields. `None` if the batch has neither field. If it has one of them, the batch tells the
+    /// whole profile: an absent or empty address means no address, and absent or empty labels mean no labels.
     pub(super) fn told(
         address: Option<&str>,
         labels: Option<BTreeMap<String, String>>,
@@ -304,7 +305,7 @@ impl Profile {
         }))
     }
 
-    /// Writes the fields by which a batch tells the profile. One without anything has an empty address.
+    /// Writes the fields in which a batch sends the profile. An empty profile is written as an empty address.
     pub(super) fn write_told<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
         match self.is_empty() {
             true => entries.text("address", ""),
@@ -313,7 +314,7 @@ impl Profile {
     }
 }
 
-/// Writes the fields of a holder in an answer.
+/// Writes a holder's address and labels as the fields of an answer.
 pub(super) fn write_profile<E: Entries>(
     address: Option<&Address>,
     labels: &Labels,
@@ -328,13 +329,13 @@ pub(super) fn write_profile<E: Entries>(
     }
 }
 
-/// An address in a batch, or nil.
+/// Reads the address in a batch, or nil.
 pub(super) fn decode_address(reader: &mut Reader<'_>) -> Result<Option<String>, DecodeError> {
     let text = reader.optional_text("address", ADDRESS_BYTES_MAX)?;
     Ok(text.map(str::to_owned))
 }
 
-/// Labels in a batch, or nil.
+/// Reads the labels in a batch, or nil.
 pub(super) fn decode_labels(
     reader: &mut Reader<'_>,
 ) -> Result<Option<BTreeMap<String, String>>, DecodeError> {
@@ -354,7 +355,7 @@ pub(super) fn decode_labels(
     Ok(Some(map))
 }
 
-/// Reads the address of an answer. A later version may give another form, which counts as none.
+/// Reads the address in an answer. A later version may send another form, which is read as no address.
 pub(super) fn lenient_address<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Address>, D::Error> {
@@ -362,7 +363,7 @@ pub(super) fn lenient_address<'de, D: Deserializer<'de>>(
     Ok(text.and_then(|text| Address::new(&text).ok()))
 }
 
-/// As [`lenient_address`], of labels.
+/// Reads the labels in an answer. As with [`lenient_address`], another form is read as no labels.
 pub(super) fn lenient_labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::Error> {
     let map = Option::<BTreeMap<String, String>>::deserialize(deserializer)?;
     Ok(Labels::new(map.unwrap_or_default()).unwrap_or_default())

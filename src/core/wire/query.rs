@@ -1,4 +1,4 @@
-//! Query requests: what a router asks.
+//! Query requests, which routers send.
 
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
@@ -15,13 +15,13 @@ use super::reader::{Reader, check_count, check_version, set_once};
 use super::subject::WorkerName;
 use super::writer::encode;
 
-/// The blocks that are asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`]
-/// chooses blocks of one.
+/// The blocks that are asked for, in one of four forms. Each form gives a prefix that starts at position 0, unless
+/// [`SingleQuery::positions`] chooses blocks of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryKey {
-    /// The prompt's tokens; the namespace's block size cuts them into blocks.
+    /// The prompt's tokens. The namespace's block size cuts them into blocks.
     Tokens {
-        /// The tokens. A tail that does not fill a block is not asked for.
+        /// The tokens. A tail that does not fill a block is ignored.
         tokens: Vec<Token>,
         /// Name of the LoRA adapter, if any.
         lora_name: Option<String>,
@@ -30,11 +30,11 @@ pub enum QueryKey {
     },
     /// The hash of each block's tokens.
     BlockHashes(Vec<BlockHash>),
-    /// The sequence hash of each block; needs no hashing in the daemon.
+    /// The sequence hash of each block. Needs no hashing in the daemon.
     ///
-    /// They must be one rolling chain: each names its whole prefix.
+    /// The hashes must be one rolling chain: each names its whole prefix.
     SequenceHashes(Vec<SequenceHash>),
-    /// The lineage hash of each block, each the child of the one before.
+    /// The lineage hash of each block. Each is the child of the hash before it.
     LineageHashes(Vec<PositionalLineageHash>),
 }
 
@@ -50,21 +50,22 @@ impl QueryKey {
     }
 }
 
-/// The options of a query: what its reply should have.
+/// The options of a query, which select the content of its reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueryOptions {
-    /// Answer only for these workers; for all where it is absent.
+    /// The workers to answer for. If absent, all workers.
     pub workers: Option<Vec<WorkerName>>,
-    /// At most this many holders, the best first; all where it is absent.
+    /// Most holders in the reply, the best first. If absent, all holders.
     pub limit: Option<u32>,
-    /// Leave out holders with fewer matched blocks; 1 where it is absent or 0. Where only bounds are known, those that have fewer
-    /// for certain.
+    /// Fewest matched blocks of a holder in the reply. Absent or 0 counts as 1. If only bounds are known, a holder is left out if it
+    /// certainly has fewer.
     pub min_blocks: u32,
-    /// Say where each holder dropped out.
+    /// Whether the reply tells where each holder dropped out.
     pub explain: bool,
-    /// Say how much each holder has on the device, and on device and host.
+    /// Whether the reply tells how many blocks each holder has on the device, and on device and host together.
     pub tiers: bool,
-    /// List, apart, who will have more of the prompt soon, by what routers have hinted.
+    /// Whether the reply lists, separately, the holders that will soon have more of the prompt, according to hints
+    /// from routers.
     pub predicted: bool,
 }
 
@@ -73,14 +74,14 @@ pub struct QueryOptions {
 pub struct SingleQuery {
     /// The blocks that are asked for.
     pub key: QueryKey,
-    /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
-    /// from one. The reply has bounds. [`SingleQuery::check`] says which fit; absent for whole prefixes.
+    /// For a compressed chain: the position of each hash in `key`, in ascending order. The hashes are then not a whole prefix, but chosen
+    /// blocks of one, and the reply has bounds. [`SingleQuery::check`] checks that the positions fit. Absent for whole prefixes.
     pub positions: Option<Vec<Position>>,
-    /// How many tokens the prompt has. A request always computes its last token, so that a prompt of whole blocks cannot reuse the last one.
-    /// Where it is absent, every block of hashes counts, and tokens are the whole prompt. Beside tokens it must not be less than they are: the
-    /// prompt goes on behind them.
+    /// Number of tokens of the prompt. A request always computes the prompt's last token, so a prompt of whole blocks cannot reuse its last
+    /// block. If absent, every block of a query by hashes counts, and the tokens of a query by tokens are the whole prompt. Beside tokens,
+    /// the number must not be less than theirs; if it is greater, the prompt continues after them.
     pub token_count: Option<u64>,
-    /// The options: what the reply should have.
+    /// The options, which select the content of the reply.
     pub options: QueryOptions,
 }
 
@@ -95,12 +96,13 @@ impl SingleQuery {
         }
     }
 
-    /// Whether the parts of the query fit together. Every decoded query does.
+    /// Checks that the parts of the query fit together. Every decoded query has passed this check.
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain`, `tiers` or `predicted` beside positions, and for a count of fewer tokens than there are. [`DecodeError::Positions`] for positions that do not fit
-    /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
+    /// [`DecodeError::Combination`] for `explain`, `tiers` or `predicted` beside positions, and for a `token_count` below the number of
+    /// tokens. [`DecodeError::Positions`] for positions that do not fit the hashes. [`DecodeError::BrokenChain`] for lineage hashes that
+    /// are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
         if let (Some(count), QueryKey::Tokens { tokens, .. }) = (self.token_count, &self.key)
             && count < tokens.len() as u64
@@ -136,14 +138,14 @@ pub enum QueryRequest {
 }
 
 impl QueryRequest {
-    /// The payload for a query subject.
+    /// Encodes the request as the payload for a query subject.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
     /// Decodes a payload within `limits`.
     ///
-    /// The limit on depth holds for each query; the limit on the message bounds them all together.
+    /// The limit on depth applies to each query. The limit on the message applies to all queries together.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let mut fields = QueryFields::default();
@@ -243,7 +245,7 @@ fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Si
         .collect()
 }
 
-/// Reads one query that stands within another message, where it is `what`.
+/// Reads a query within another message. Errors call the query `what`.
 pub(super) fn decode_query(
     reader: &mut Reader<'_>,
     what: &'static str,
@@ -257,25 +259,25 @@ pub(super) fn decode_query(
 /// A field of a query.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryField {
-    /// Its key.
+    /// The field's key.
     pub key: &'static str,
-    /// The kind of its value.
+    /// The kind of the field's value.
     pub kind: FieldKind,
-    /// The meaning, for the page of the contract.
+    /// The meaning, as the page of the contract gives it.
     pub meaning: &'static str,
 }
 
-/// The fields of a query: from each row follow how it is decoded, its line in the page of the contract, and how HTTP takes it.
+/// Defines the fields of a query. Each row determines how a field is decoded, its line in the page of the contract, and how HTTP takes it.
 macro_rules! query_fields {
     ($($key:ident: $type:ty, $meaning:literal;)+) => {
-        /// The fields of a query, in the order of the page.
+        /// The fields of a query, in the order of the page of the contract.
         pub const QUERY_FIELDS: &[QueryField] = &[$(QueryField {
             key: stringify!($key),
             kind: <$type as FieldValue>::KIND,
             meaning: $meaning,
         }),+];
 
-        /// The fields of one query, or of a request, as they come in.
+        /// The fields of one query, or of a request, as they are read.
         #[derive(Debug, Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct QueryFields {
@@ -298,12 +300,12 @@ macro_rules! query_fields {
                 reader.skip()
             }
 
-            /// Takes the value of the field `key` from a map of a format for people, such as JSON. False, and nothing is taken, where no
-            /// field of a query is called so.
+            /// Takes the value of the field `key` from a map of a format for people, such as JSON. Returns false, and takes nothing, if a
+            /// query has no such field.
             ///
             /// # Errors
             ///
-            /// The format's, where the value is not of the field's kind.
+            /// The format's error, if the value is not of the field's kind.
             pub fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
                 $(if key == stringify!($key) {
                     self.$key = map.next_value()?;
@@ -312,7 +314,7 @@ macro_rules! query_fields {
                 Ok(false)
             }
 
-            /// The bytes that the values take in a message, where each is within `limits`.
+            /// Checks each value against `limits`, and returns the bytes that the values take in a message.
             fn checked_bytes(&self, limits: &WireLimits) -> Result<usize, DecodeError> {
                 let mut bytes = 0;
                 $(if let Some(value) = &self.$key {
@@ -349,8 +351,8 @@ impl QueryFields {
             || self.lineage_hashes.is_some()
     }
 
-    /// Refuses fields that say nothing in a query of this form. Machines may send them, so that the contract can grow; a person has
-    /// made a mistake.
+    /// Refuses fields that mean nothing in a query of this form. Called for JSON only, where a person has made a mistake. MessagePack may
+    /// carry such fields, so that the contract can grow.
     fn refuse_strays(&self) -> Result<(), DecodeError> {
         let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
         if has_content_name && self.tokens.is_none() {
@@ -361,12 +363,12 @@ impl QueryFields {
         Ok(())
     }
 
-    /// The request that these fields are, of `v` and with these `queries` beside them, where all of it is within `limits`. A message that says
-    /// the same may be, too.
+    /// Makes a request from these fields, the version `v`, and for a batch the `queries`. All of it must be within `limits`, like a message
+    /// with the same content.
     ///
     /// # Errors
     ///
-    /// Those of [`QueryRequest::decode`].
+    /// The errors of [`QueryRequest::decode`].
     pub fn into_request_within(
         self,
         v: Option<u64>,
@@ -403,7 +405,7 @@ impl QueryFields {
     fn into_query(self) -> Result<SingleQuery, DecodeError> {
         let options = QueryOptions {
             workers: self.workers,
-            // A limit beyond 32 bits is no limit.
+            // A limit beyond 32 bits limits nothing.
             limit: self
                 .limit
                 .flatten()
@@ -449,7 +451,8 @@ impl QueryFields {
     }
 }
 
-/// Lineage hashes must be one chain from position 0, or a match of one would not prove the prefix of the next.
+/// Checks that lineage hashes are one chain from position 0. Otherwise a match of one hash would not prove the prefix
+/// of the next.
 fn check_chain(hashes: &[PositionalLineageHash]) -> Result<(), DecodeError> {
     let mut before: Option<&PositionalLineageHash> = None;
     for (index, hash) in hashes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The kinds of values that a query's fields have: how each is read from a message, and its limits.
+//! The kinds of values in a query's fields: how each kind is read from a message, and its limits.
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
@@ -30,14 +30,14 @@ pub enum FieldKind {
     Flag,
 }
 
-/// The values that a field may have.
+/// A type of values that a field may have.
 pub(super) trait FieldValue: Sized {
     const KIND: FieldKind;
 
-    /// Reads a value that is within `limits`.
+    /// Reads a value, which must be within `limits`.
     fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError>;
 
-    /// The bytes that the value takes in a message, if it is within `limits` as one that was read.
+    /// Checks the value against `limits` as [`Self::read`] does, and returns the bytes that it takes in a message.
     fn checked_bytes(&self, key: &'static str, limits: &WireLimits) -> Result<usize, DecodeError>;
 }
 

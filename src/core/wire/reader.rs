@@ -1,9 +1,9 @@
 //! A bounded cursor over MessagePack, without recursion.
 //!
-//! Payloads come from anyone who can publish, so limits are checked in front of every allocation. `rmp-serde` is not used, because it
-//! decodes into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp` crate defines.
+//! Payloads come from anyone who can publish, so limits are checked before every allocation. `rmp-serde` is not used, because it decodes
+//! into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp` crate defines.
 //!
-//! A list of hashes or tokens is one blob, or an array.
+//! A list of hashes or tokens comes as one blob or as an array.
 
 use rmp::Marker;
 
@@ -14,11 +14,11 @@ use super::error::DecodeError;
 /// One value, or the beginning of an array or map whose elements follow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
-    /// Nothing.
+    /// The MessagePack value nil.
     Nil,
     /// A boolean.
     Bool(bool),
-    /// An integer that is not negative, however it was encoded.
+    /// An integer that is not negative, in whatever encoding.
     Unsigned(u64),
     /// A negative integer.
     Negative(i64),
@@ -28,9 +28,9 @@ pub enum Value<'a> {
     Text(&'a [u8]),
     /// A blob.
     Blob(&'a [u8]),
-    /// The head of an array: so many values follow.
+    /// The head of an array. Contains the number of values that follow.
     Array(usize),
-    /// The head of a map: so many pairs of values follow.
+    /// The head of a map. Contains the number of pairs of values that follow.
     Map(usize),
     /// An extension value, which has been passed over.
     Extension,
@@ -53,13 +53,13 @@ impl Value<'_> {
     }
 }
 
-/// The error for a value of another type than its field.
+/// The error for a value whose type is not that of its field.
 pub(super) fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> DecodeError {
     DecodeError::wrong_type(field, expected, found)
 }
 
 impl DecodeError {
-    /// The error for a value of another type than its field.
+    /// The error for a value whose type is not that of its field.
     pub fn wrong_type(field: &'static str, expected: &'static str, found: Value<'_>) -> Self {
         Self::WrongType {
             field,
@@ -76,7 +76,7 @@ pub(super) trait Element: Sized {
     /// The type that the field takes, for error texts.
     const EXPECTED: &'static str;
 
-    /// The elements of a blob, whose length is a multiple of theirs.
+    /// The elements in a blob, whose length must be a multiple of an element's width.
     fn list_from_blob(field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError>;
 
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError>;
@@ -121,7 +121,7 @@ impl Element for Token {
     }
 }
 
-/// The lineage hash that a blob is.
+/// Reads a lineage hash from a blob.
 fn lineage_hash(field: &'static str, bytes: &[u8]) -> Result<PositionalLineageHash, DecodeError> {
     let ragged = || DecodeError::RaggedBlob {
         field,
@@ -154,7 +154,7 @@ impl Element for PositionalLineageHash {
 
 /// A cursor over one MessagePack payload. Methods that take `field` name it in their errors.
 ///
-/// It takes no memory and does not recurse. A clone is a bookmark: reading goes on from there.
+/// The cursor allocates no memory and does not recurse. A clone keeps its place: reading can go on from there again.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     input: &'a [u8],
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Oversized`] for a longer one.
+    /// [`DecodeError::Oversized`] if the payload is longer.
     pub fn new(payload: &'a [u8], bytes_max: usize) -> Result<Self, DecodeError> {
         if payload.len() > bytes_max {
             return Err(DecodeError::Oversized {
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// The [`DecodeError`] of the first entry that fails, or of what is no map with text keys.
+    /// The [`DecodeError`] of the first entry that fails. A [`DecodeError`] if the value is not a map with text keys.
     pub fn map(
         &mut self,
         field: &'static str,
@@ -207,11 +207,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads the head of an array of at most `count_max` elements.
+    /// Reads the head of an array of at most `count_max` elements, and returns their number.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is none, or has more.
+    /// [`DecodeError`] if the value is not an array, or has more elements.
     pub fn array(&mut self, field: &'static str, count_max: usize) -> Result<usize, DecodeError> {
         match self.value()? {
             Value::Array(count) => self.checked_count(field, count, count_max),
@@ -219,11 +219,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An unsigned integer.
+    /// Reads an unsigned integer.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is none.
+    /// [`DecodeError`] if the value has another type.
     pub fn unsigned(&mut self, field: &'static str) -> Result<u64, DecodeError> {
         if let Some(value) = self.plain_number() {
             return Ok(value);
@@ -234,11 +234,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An unsigned integer of 32 bits.
+    /// Reads an unsigned integer of at most 32 bits.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is none, or larger.
+    /// [`DecodeError`] if the value is not an unsigned integer, or is larger.
     pub fn unsigned_32(&mut self, field: &'static str) -> Result<u32, DecodeError> {
         let value = self.unsigned(field)?;
         u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
@@ -248,11 +248,11 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// An unsigned integer, or nil for none.
+    /// Reads an unsigned integer, or nil, which gives `None`.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is neither.
+    /// [`DecodeError`] if the value is neither.
     pub fn optional_unsigned(&mut self, field: &'static str) -> Result<Option<u64>, DecodeError> {
         if let Some(value) = self.plain_number() {
             return Ok(Some(value));
@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is none.
+    /// [`DecodeError`] if the value has another type.
     pub fn boolean(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         match self.value()? {
             Value::Bool(value) => Ok(value),
@@ -284,11 +284,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A text of at most `bytes_max` bytes, or nil for none.
+    /// Reads a text of at most `bytes_max` bytes, or nil, which gives `None`.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is neither, longer, or not UTF-8.
+    /// [`DecodeError`] if the value is neither, or the text is longer or not UTF-8.
     pub fn optional_text(
         &mut self,
         field: &'static str,
@@ -316,11 +316,11 @@ impl<'a> Reader<'a> {
         set_once(slot, field, text.map(str::to_owned))
     }
 
-    /// A text of at most `bytes_max` bytes.
+    /// Reads a text of at most `bytes_max` bytes.
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is none, longer, or not UTF-8.
+    /// [`DecodeError`] if the value is not a text, or is longer or not UTF-8.
     pub fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<&'a str, DecodeError> {
         let missing = DecodeError::WrongType {
             field,
@@ -341,7 +341,7 @@ impl<'a> Reader<'a> {
         set_once(slot, field, list)
     }
 
-    /// A list of at most `count_max` elements, as a blob or as an array.
+    /// Reads a list of at most `count_max` elements, as a blob or as an array.
     pub(super) fn list<T: Element>(
         &mut self,
         field: &'static str,
@@ -371,12 +371,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// How many bytes have been read.
+    /// Number of bytes that have been read.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Nothing may follow the top-level value.
+    /// Checks that nothing follows the top-level value.
     ///
     /// # Errors
     ///
@@ -388,11 +388,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// An announced count must be within its limit, and within what the bytes that are left can hold.
+    /// Checks an announced count against `count_max`, and returns it. [`Self::value`] has checked that the bytes left
+    /// can hold so many elements.
     ///
     /// # Errors
     ///
-    /// [`DecodeError::TooLong`] above the limit.
+    /// [`DecodeError::TooLong`] if the count is above the limit.
     pub fn checked_count(
         &self,
         field: &'static str,
@@ -412,7 +413,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next bytes, a number of them that is known when this is compiled.
+    /// Reads the next `WIDTH` bytes, a number that is known at compile time.
     #[inline]
     fn bytes<const WIDTH: usize>(&mut self) -> Result<[u8; WIDTH], DecodeError> {
         let rest = self.input.get(self.offset..).unwrap_or_default();
@@ -433,14 +434,15 @@ impl<'a> Reader<'a> {
         self.bytes().map(u16::from_be_bytes)
     }
 
-    /// A length or count. At most 32 bits, which every supported target can address.
+    /// Reads a length or count of 32 bits, which every supported target can address.
     #[inline]
     fn length_32(&mut self) -> Result<usize, DecodeError> {
         let length = u32::from_be_bytes(self.bytes()?);
         usize::try_from(length).map_err(|_| DecodeError::Truncated { offset: self.offset })
     }
 
-    /// How many elements an array or map has; more than the bytes left cannot be there.
+    /// Checks the number of elements of an array or map, and returns it. There cannot be more elements than bytes
+    /// left.
     #[inline]
     fn checked_by_bytes(&self, count: usize) -> Result<usize, DecodeError> {
         if count > self.input.len() - self.offset {
@@ -453,7 +455,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if the payload ends inside it, or it is not MessagePack.
+    /// [`DecodeError`] if the payload ends inside the value, or is not MessagePack.
     #[inline]
     pub fn value(&mut self) -> Result<Value<'a>, DecodeError> {
         let start = self.offset;
@@ -538,14 +540,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The type and the bytes of an extension value.
+    /// Passes over the type and the bytes of an extension value.
     fn extension(&mut self, length: usize) -> Result<Value<'a>, DecodeError> {
         self.take(1)?;
         self.take(length).map(|_| Value::Extension)
     }
 }
 
-/// Encoders may use a signed integer for a value that is not negative.
+/// Makes a value of a signed integer, which encoders may use for a number that is not negative.
 #[inline]
 fn signed(value: i64) -> Value<'static> {
     match u64::try_from(value) {
@@ -581,7 +583,7 @@ pub(super) fn set_once<T>(slot: &mut Option<T>, field: &'static str, value: T) -
     }
 }
 
-/// The version of the contract: 1 where it is left out.
+/// Checks that the contract's version is known. A version that is left out is 1.
 pub(super) fn check_version(version: Option<u64>) -> Result<(), DecodeError> {
     match version {
         None | Some(super::PROTOCOL_VERSION) => Ok(()),

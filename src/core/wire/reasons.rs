@@ -1,4 +1,4 @@
-//! Why a holder's state is not certain, as replies and metrics say it.
+//! Reasons for which a holder's state is not certain, as replies and metrics give them.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Tier;
 use super::query::QueryKey;
 
-/// Whether a text is one that enters the hashes.
+/// Whether a text enters the hashes: it is there and not empty.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
 
-/// Why a holder's state is not certain. The words are part of the wire contract.
+/// Reason for which a holder's state is not certain. The words are part of the wire contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum DegradedReason {
@@ -28,37 +28,42 @@ pub enum DegradedReason {
     UnknownParent = 1 << 3,
     /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the reported blocks.
     Capacity = 1 << 4,
-    /// Batches may have been lost since the last one that continued the count. The connection broke, messages were dropped,
-    /// or the state comes from a snapshot.
+    /// Batches may have been lost since the last batch that continued the count. The connection broke, messages were
+    /// dropped, or the state comes from a snapshot.
     Unverified = 1 << 5,
-    /// The publisher has been asked for what is missing, and the answer is not applied yet.
+    /// The publisher has been asked for the missing batches, and the answer is not applied yet.
     Resyncing = 1 << 6,
     /// Nothing has been heard of the holder for a while, not even a heartbeat.
     Stale = 1 << 7,
-    /// The publisher itself has missed events of the engine, and cannot get them again: until the engine clears or restarts.
+    /// The publisher itself has missed events of the engine, and cannot get them again. The reason stays until the
+    /// engine clears its cache or restarts.
     UpstreamGap = 1 << 8,
     /// The publisher itself has lost sight of the engine: the connection broke, or the engine is silent.
     UpstreamLost = 1 << 9,
-    /// Events that have been received, or that may have been sent, are not applied yet, and the oldest has waited for long.
+    /// Events that have been received, or that may have been sent, are not applied yet. The oldest of them has waited
+    /// for a long time.
     Behind = 1 << 10,
     /// A batch that must be seen whole was being applied while the query was answered.
     Changing = 1 << 11,
-    /// Batches of a lower epoch come: two publishers claim the holder. Nobody knows whose blocks it has.
+    /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the holder
+    /// has.
     Contested = 1 << 12,
-    /// The publisher does not know all groups of layers of the engine. What full attention has is known; what a request can reuse is not.
+    /// The publisher does not know all groups of layers of the engine. Known is what full attention has; unknown is what a request can
+    /// reuse.
     UnknownGroups = 1 << 13,
-    /// The engine's events do not tell salts: nothing is certain for a query with one.
+    /// The engine's events do not tell salts, so nothing is certain for a query with a salt.
     UntoldSalts = 1 << 14,
-    /// The engine's events do not tell, or not surely, which adapter a block is of: nothing is certain for a query with one.
+    /// The engine's events do not tell for certain which adapter a block belongs to. So nothing is certain for a
+    /// query with an adapter.
     UntoldAdapters = 1 << 15,
-    /// The engine hashes each block with the token behind it. Queries by tokens find its blocks. Queries by hashes do only where these are
-    /// computed so.
+    /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by hashes find them only
+    /// if the hashes are computed in the same way.
     LooksAhead = 1 << 16,
-    /// The publisher does not know all that the engine has on the host. What the device has is known.
+    /// The publisher does not know everything that the engine has on the host. It knows what the device has.
     HostGap = 1 << 17,
-    /// As [`Self::HostGap`], on a local disk. What device and host have is known.
+    /// Like [`Self::HostGap`], for a local disk. What the device and the host have is known.
     DiskGap = 1 << 18,
-    /// As [`Self::HostGap`], in remote storage. What nearer tiers have is known.
+    /// Like [`Self::HostGap`], for remote storage. What nearer tiers have is known.
     ExternalGap = 1 << 19,
 }
 
@@ -113,7 +118,8 @@ impl DegradedReason {
         }
     }
 
-    /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; the others describe the moment.
+    /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; all other reasons describe
+    /// the moment.
     pub fn is_lasting(self) -> bool {
         !self.is_of_the_moment()
             && !matches!(
@@ -122,33 +128,33 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync can remove the reason. A full holder stays full. A silent publisher does not answer. A publisher that
-    /// doubts its own state knows no more when it is asked.
+    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a silent publisher does not
+    /// answer; a publisher that doubts its own state learns nothing from being asked.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
             && !matches!(self, Self::Capacity | Self::Resyncing | Self::Stale)
     }
 
-    /// Whether the reason is about the moment of the query alone, and not about the holder.
+    /// Whether the reason is only about the moment of the query, and not about the holder.
     fn is_of_the_moment(self) -> bool {
         matches!(self, Self::Behind | Self::Changing)
     }
 
-    /// Whether the doubt is the publisher's own: it says so in an event, and takes it back in one.
+    /// Whether the doubt is the publisher's own, which it reports in an event and withdraws in another.
     pub fn is_upstream(self) -> bool {
         let is_of_all = matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups);
         is_of_all || self.is_of_some_queries()
     }
 
-    /// Whether the reason is one for some queries only: what the holder has is certain for all others.
+    /// Whether the reason counts for some queries only. For all other queries, what the holder has is certain.
     pub fn is_of_some_queries(self) -> bool {
         let is_of_a_form = matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead);
         is_of_a_form || self.tier().is_some()
     }
 
-    /// The tier of which the holder's blocks are in doubt, for reasons about one beyond the device. Such a reason is none for a query of which
-    /// nearer tiers have all blocks.
+    /// The tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such a reason does not count for a
+    /// query whose blocks are all in nearer tiers.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),
@@ -158,12 +164,13 @@ impl DegradedReason {
         }
     }
 
-    /// The reason for a doubt about what lies in `tier` alone; none for the device, whose blocks others stand behind.
+    /// The reason for a doubt about `tier` alone. `None` for a tier without such a reason: the device, about whose
+    /// blocks there are other reasons, and the tiers above [`Tier::EXTERNAL`].
     pub fn of_tier(tier: Tier) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.tier() == Some(tier))
     }
 
-    /// Whether the reason is one for a query by `key`, in whose answer the holder `is_listed` or not.
+    /// Whether the reason counts for a query by `key`. `is_listed` tells whether the query's answer lists the holder.
     fn concerns(self, key: &QueryKey, is_listed: bool) -> bool {
         let (has_salt, has_adapter, is_by_tokens) = match key {
             QueryKey::Tokens {
@@ -176,14 +183,14 @@ impl DegradedReason {
         match self {
             Self::UntoldSalts => has_salt,
             Self::UntoldAdapters => has_adapter,
-            // Hashes that find blocks there have been computed so.
+            // Hashes that find blocks of the holder were computed in the same way.
             Self::LooksAhead => !is_by_tokens && !is_listed,
             _ => true,
         }
     }
 }
 
-/// A set of reasons; empty when the state is certain. Travels as an array of words.
+/// A set of reasons. Empty if the state is certain. On the wire it is an array of words.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct DegradedReasons(u32);
 
@@ -198,14 +205,14 @@ impl DegradedReasons {
         Self(reason as u32)
     }
 
-    /// Whether the state is certain.
+    /// Whether there is no reason, that is, whether the state is certain.
     // serde's `skip_serializing_if` passes a reference.
     #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
     pub fn is_empty(&self) -> bool {
         self.0 == 0
     }
 
-    /// Whether there are reasons, and all are about the moment of the query alone.
+    /// Whether the set has reasons, and all of them are only about the moment of the query.
     pub fn are_of_the_moment(self) -> bool {
         !self.is_empty() && self.iter().all(DegradedReason::is_of_the_moment)
     }
@@ -215,29 +222,31 @@ impl DegradedReasons {
         self.0 & reason as u32 != 0
     }
 
-    /// The reasons that leave nothing certain for any query.
+    /// The reasons in the set that count for all queries.
     #[must_use]
     pub fn of_all_queries(self) -> Self {
         self.filtered(|reason| !reason.is_of_some_queries())
     }
 
-    /// The reasons that leave something uncertain for some queries only.
+    /// The reasons in the set that count for some queries only.
     #[must_use]
     pub fn of_some_queries(self) -> Self {
         self.filtered(DegradedReason::is_of_some_queries)
     }
 
-    /// The reasons that count for a query by `key`, in whose answer the holder `is_listed` or not.
+    /// The reasons in the set that count for a query by `key`. `is_listed` tells whether the query's answer lists the
+    /// holder.
     #[must_use]
     pub fn for_query(self, key: &QueryKey, is_listed: bool) -> Self {
-        // Mostly there is none.
+        // Most holders have no reason.
         match self.is_empty() {
             true => self,
             false => self.filtered(|reason| reason.concerns(key, is_listed)),
         }
     }
 
-    /// The reasons that say something of `tier` or nearer ones. Without any, all that lies there is known for certain.
+    /// The reasons in the set that concern `tier` or nearer tiers. If there are none, everything in these tiers is
+    /// known for certain.
     #[must_use]
     pub fn up_to(self, tier: Tier) -> Self {
         self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
@@ -249,7 +258,7 @@ impl DegradedReasons {
         self.filtered(DegradedReason::is_upstream)
     }
 
-    /// The set with all of `others` added.
+    /// The set with all reasons of `others` added.
     #[must_use]
     pub fn union(self, others: Self) -> Self {
         Self(self.0 | others.0)
@@ -287,7 +296,7 @@ impl DegradedReasons {
         self.0
     }
 
-    /// The set from a number; bits that mean nothing are dropped.
+    /// The set from a number. Bits without a meaning are dropped.
     pub fn from_bits(bits: u32) -> Self {
         Self(
             DegradedReason::ALL
@@ -331,7 +340,8 @@ impl<'de> Deserialize<'de> for DegradedReasons {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DegradedReasons, A::Error> {
                 let mut reasons = DegradedReasons::default();
                 while let Some(word) = list.next_element::<std::borrow::Cow<'de, str>>()? {
-                    // A later daemon may have reasons that this client does not know; `exact` says enough then.
+                    // A later daemon may have reasons that this client does not know. Then `exact` still tells that
+                    // the state is uncertain.
                     let known = DegradedReason::ALL
                         .into_iter()
                         .find(|reason| reason.as_str() == word);

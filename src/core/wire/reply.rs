@@ -1,4 +1,4 @@
-//! Replies: what the daemon answers.
+//! The daemon's replies to queries.
 
 use std::cmp::Reverse;
 
@@ -22,9 +22,9 @@ use super::writer::{encode, encode_into};
 pub struct DropOut {
     /// Position of the first block that the holder does not have.
     pub position: u32,
-    /// That block's lineage hash.
+    /// The block's lineage hash.
     pub lineage_hash: PositionalLineageHash,
-    /// How many holders do have that block.
+    /// Number of other holders that have the block.
     pub other_holders: u32,
 }
 
@@ -34,15 +34,15 @@ pub struct DropOut {
 pub enum Limit {
     /// Full attention: the holder lacks the next block.
     FullAttention,
-    /// A sliding window, which has lost its blocks there.
+    /// A sliding window, whose blocks at that place are gone.
     Window,
-    /// A recurrent state, of which there is none there.
+    /// A recurrent state, which the holder does not have at that place.
     State,
-    /// One of both, of a model that has both, or of which it is not known what it has.
+    /// A sliding window or a recurrent state: the model has both, or its layers are not known.
     WindowOrState,
     /// The last token of the prompt, which a request always computes.
     LastToken,
-    /// A limit that this release doesn't know.
+    /// A reason that this release does not know.
     #[serde(other)]
     Other,
 }
@@ -61,66 +61,70 @@ impl Limit {
     }
 }
 
-/// One holder of a prefix.
+/// One holder of a prefix of the query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderMatch {
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     pub rank: Rank,
-    /// How many leading blocks of the query it holds, without a hole. For a compressed chain this is the lower bound.
+    /// Number of leading blocks of the query that the holder has, without a hole. For a compressed chain this is the
+    /// lower bound.
     pub matched_blocks: u32,
-    /// The upper bound for a compressed chain. Absent where it equals `matched_blocks`.
+    /// The upper bound for a compressed chain. Absent if it equals `matched_blocks`.
     #[serde(default)]
     pub matched_blocks_max: Option<u32>,
-    /// How many leading blocks a request can reuse: up to the last resumable one within `matched_blocks`, and before the last token. Absent where
-    /// it equals `matched_blocks`. Of a compressed chain this is a lower bound.
+    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` that ends before the
+    /// prompt's last token. Absent if it equals `matched_blocks`. For a compressed chain this is a lower bound.
     #[serde(default)]
     pub usable_blocks: Option<u32>,
-    /// How many of `matched_blocks` it has on the device, up to the first that lies elsewhere; only with `tiers`.
+    /// Number of the `matched_blocks` that the holder has on the device, up to the first block that is elsewhere.
+    /// Only with `tiers`.
     #[serde(default)]
     pub device_blocks: Option<u32>,
-    /// As `device_blocks`, on device and host together.
+    /// The same as `device_blocks`, for device and host together.
     #[serde(default)]
     pub host_blocks: Option<u32>,
-    /// As `usable_blocks`, of `device_blocks`. Absent where it equals that.
+    /// Number of the `device_blocks` that a request can reuse, as `usable_blocks`. Absent if it equals
+    /// `device_blocks`.
     #[serde(default)]
     pub device_usable_blocks: Option<u32>,
-    /// As `usable_blocks`, of `host_blocks`. Absent where it equals that.
+    /// Number of the `host_blocks` that a request can reuse, as `usable_blocks`. Absent if it equals `host_blocks`.
     #[serde(default)]
     pub host_usable_blocks: Option<u32>,
-    /// Whether `matched_blocks` and what else is said of the holder are known for certain. Where they are not, `degraded` says why. Reasons
-    /// about a tier beyond the device leave what is said of nearer ones certain: see [`Self::is_exact_up_to`].
+    /// Whether `matched_blocks` and the other facts about the holder are known for certain. If not, `degraded` gives the reasons. A reason
+    /// about a tier beyond the device leaves the facts about nearer tiers certain: see [`Self::is_exact_up_to`].
     pub exact: bool,
-    /// Why the state is not certain; absent where it is.
+    /// The reasons for which the state is not certain. Absent if the state is certain.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// The point at which the holder dropped out; only with `explain`, and absent where it holds the whole query.
+    /// The point at which the holder dropped out. Only with `explain`, and absent if the holder has the whole query.
     #[serde(default)]
     pub dropped_out: Option<DropOut>,
-    /// Why no more blocks are usable; only with `explain`, and absent where the whole query is.
+    /// The reason why no more blocks are usable. Only with `explain`, and absent if the whole query is usable.
     #[serde(default)]
     pub limited_by: Option<Limit>,
-    /// The address for requests to it; absent where that is not known.
+    /// The address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
-    /// How it is labelled.
+    /// The holder's labels.
     #[serde(default, deserialize_with = "lenient_labels")]
     pub labels: Labels,
 }
 
-/// The shards that a reply was gathered from; only in replies that a gateway or a gathering client put together.
+/// The shards that a reply was gathered from. Only in replies that a gateway or a gathering client put together.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Gathered {
-    /// How many shards there are.
+    /// Number of shards.
     pub shards: u32,
-    /// The shards, from 0, that did not answer in time: nothing is known of their workers. Absent where all answered.
+    /// The shards, numbered from 0, that did not answer in time. Nothing is known of their workers. Absent if all
+    /// answered.
     #[serde(default)]
     pub missing: Vec<u32>,
 }
 
 impl Gathered {
-    /// The shards that are missing, in words: `shard 2 of 3`, or `shards 0 and 2 of 3`.
+    /// The missing shards in words: `shard 2 of 3`, or `shards 0 and 2 of 3`.
     pub fn missing_in_words(&self) -> String {
         let shards = self.shards;
         match self.missing.as_slice() {
@@ -139,64 +143,65 @@ impl Gathered {
 pub struct QueryReply {
     /// Version of the contract.
     pub v: u64,
-    /// How many blocks were asked for; of a compressed chain, how many it stands for.
+    /// Number of blocks that were asked for. For a compressed chain, the number of blocks that it stands for.
     pub query_blocks: u32,
-    /// Tokens in a block of the namespace; 0, or absent, in the reply of a daemon that does not say.
+    /// Tokens in a block of the namespace. 0 or absent if the daemon does not tell it.
     #[serde(default)]
     pub block_size: u32,
     /// The holders, in the order of [`ReplyOrder`].
     pub holders: Vec<HolderMatch>,
-    /// How many holders matched before `limit` cut the list.
+    /// Number of holders that matched before `limit` cut the list.
     pub holders_total: u32,
-    /// How many holders of the namespace a query in this form cannot find: their engines' hashes are not the contract's chain. Ask by
-    /// the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
+    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are not the contract's
+    /// chain. Query by the engine's own hashes, or set the namespace to `recompute`. Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// How many of the holders that were asked about are not in `holders`, while their state is not certain, or their batches are dropped: they
-    /// may hold more of the query than is known. Where it is 0, or absent, whoever is not in the list certainly belongs behind it.
+    /// Number of the holders asked about that are not in `holders`, but may hold more of the query than is known. Their state is not
+    /// certain, or their batches are dropped. If it is 0 or absent, every holder that is not in the list certainly belongs after the list.
     #[serde(default)]
     pub doubtful_holders: u32,
-    /// Which shards the reply was gathered from; absent in a daemon's own.
+    /// The shards that the reply was gathered from. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The first position chosen of a compressed chain. Holders without any chosen block are not found, and hold at most so many
-    /// leading blocks. Absent where it is 0.
+    /// The first chosen position of a compressed chain. A holder without any chosen block is not found, and holds at most this number of
+    /// leading blocks. Absent if it is 0.
     #[serde(default)]
     pub unseen_blocks_max: u32,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
-    /// applied.
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or absent if all
+    /// events are applied.
     #[serde(default)]
     pub behind_us: u64,
-    /// Holders that will have more of the prompt soon than is known of them, by what routers have hinted; only with `predicted`, the most blocks
-    /// first. It changes nothing of what else is said.
+    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only with `predicted`. The
+    /// holder with the most blocks comes first. The list changes nothing in the rest of the reply.
     #[serde(default)]
     pub predicted: Vec<PredictedHolder>,
 }
 
-/// A holder to which a router has sent a request with the same beginning, of which no event has told yet. Never exact.
+/// A holder to which a router has sent a request that begins with the same blocks. No event has reported these blocks
+/// yet. Never exact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PredictedHolder {
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     pub rank: Rank,
-    /// How many leading blocks of the query it should have soon.
+    /// Number of leading blocks of the query that the holder should have soon.
     pub blocks: u32,
-    /// The address for requests to it; absent where that is not known.
+    /// The address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
 }
 
 impl PredictedHolder {
-    /// Its place among those of a reply: the least comes first.
+    /// Sort key for the order in a reply; the least comes first.
     pub fn order(&self) -> (Reverse<u32>, &WorkerName, Rank) {
         (Reverse(self.blocks), &self.worker, self.rank)
     }
 }
 
 impl QueryReply {
-    /// Whether the answer is certain. Then every holder in it is exact, and nobody else may hold more than is known. All can be found in the
-    /// form of the query, and every shard has answered.
+    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may hold more than is known. The query's form
+    /// can find every holder, and every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
             && self.doubtful_holders == 0
@@ -209,7 +214,8 @@ impl QueryReply {
 }
 
 impl HolderMatch {
-    /// A holder whose state is certain, and of which nothing is known beside its blocks, all of them usable.
+    /// A holder whose state is certain, with `matched_blocks` blocks that are all usable. Nothing else is known of
+    /// it.
     pub fn new(worker: WorkerName, rank: Rank, matched_blocks: u32) -> Self {
         Self {
             worker,
@@ -230,7 +236,7 @@ impl HolderMatch {
         }
     }
 
-    /// The same, with this profile.
+    /// The same holder, with the address and labels of `profile`.
     #[must_use]
     pub fn with_profile(self, profile: Profile) -> Self {
         let Profile { address, labels } = profile;
@@ -241,7 +247,8 @@ impl HolderMatch {
         }
     }
 
-    /// Why no more of `query_blocks` are usable, of which at most `usable_max` can be; none where all are.
+    /// The reason why no more of the query's `query_blocks` blocks are usable, if at most `usable_max` can be. `None`
+    /// if all are usable.
     pub fn limit(&self, query_blocks: u32, usable_max: u32) -> Option<Limit> {
         let usable = self.usable();
         if usable < self.matched_blocks.min(usable_max) {
@@ -257,41 +264,44 @@ impl HolderMatch {
         }
     }
 
-    /// How many leading blocks a request can reuse.
+    /// Number of leading blocks that a request can reuse.
     pub fn usable(&self) -> u32 {
         self.usable_blocks.unwrap_or(self.matched_blocks)
     }
 
-    /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
+    /// Upper bound on the leading blocks that the holder has. Equals `matched_blocks` if that number is exact.
     pub fn blocks_max(&self) -> u32 {
         self.matched_blocks_max.unwrap_or(self.matched_blocks)
     }
 
-    /// Whether what is said of `tier` and those nearer is certain: of the device `device_blocks`, of the host `host_blocks`.
+    /// Whether the facts about `tier` and nearer tiers are certain: `device_blocks` for the device, `host_blocks` for
+    /// the host.
     pub fn is_exact_up_to(&self, tier: Tier) -> bool {
         self.exact || !self.degraded.is_empty() && self.degraded.up_to(tier).is_empty()
     }
 
-    /// Its place among the holders of a reply.
+    /// Sort key of the holder among the holders of a reply.
     pub fn order(&self) -> ReplyOrder<'_> {
         let blocks = [self.usable(), self.matched_blocks, self.blocks_max()];
         ReplyOrder::new(blocks, &self.worker, self.rank)
     }
 }
 
-/// A holder's place among the holders of a reply; the least comes first.
+/// Sort key of a holder among the holders of a reply. The least comes first.
 ///
-/// Most usable blocks first, then most matched blocks, then the highest upper bound, then worker and rank.
+/// The order is: most usable blocks first, then most matched blocks, then the highest upper bound, then worker and
+/// rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplyOrder<'a> {
-    /// Usable, matched, and how many are matched at most.
+    /// Number of usable blocks, of matched blocks, and the upper bound on matched blocks.
     blocks: Reverse<[u32; 3]>,
     worker: &'a WorkerName,
     rank: Rank,
 }
 
 impl<'a> ReplyOrder<'a> {
-    /// The place of a holder with so many usable blocks, so many matched, and at most so many.
+    /// The sort key of a holder. `blocks` are its usable blocks, its matched blocks, and the upper bound on matched
+    /// blocks.
     pub fn new(blocks: [u32; 3], worker: &'a WorkerName, rank: Rank) -> Self {
         Self {
             blocks: Reverse(blocks),
@@ -306,7 +316,7 @@ impl<'a> ReplyOrder<'a> {
 pub struct ErrorBody {
     /// The number; see [`ErrorCode`](super::ErrorCode).
     pub code: u16,
-    /// The text, which says what to change.
+    /// The text, which tells the client what to change.
     pub text: String,
 }
 
@@ -334,7 +344,7 @@ pub enum QueryResult {
 pub struct BatchReply {
     /// Version of the contract.
     pub v: u64,
-    /// One answer a query.
+    /// One answer per query.
     pub results: Vec<QueryResult>,
 }
 
@@ -490,11 +500,11 @@ serialize_entries!(
     BatchReply,
 );
 
-/// About what a holder takes in a reply, in bytes.
+/// Approximate size of a holder in a reply, in bytes.
 pub(super) const HOLDER_BYTES: usize = 80;
 
 impl QueryReply {
-    /// The reply as a MessagePack map.
+    /// Encodes the reply as a MessagePack map.
     pub fn encode(&self) -> Vec<u8> {
         let bytes = HOLDER_BYTES * (1 + self.holders.len());
         encode_into(Vec::with_capacity(bytes), self)
@@ -504,23 +514,23 @@ impl QueryReply {
     ///
     /// # Errors
     ///
-    /// What `rmp_serde` says of a payload that is no such reply.
+    /// The error of `rmp_serde` for a payload that is not such a reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         rmp_serde::from_slice(payload)
     }
 }
 
 impl BatchReply {
-    /// The reply as a MessagePack map.
+    /// Encodes the reply as a MessagePack map.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
-    /// Decodes a reply, with each holder's address and labels in every result.
+    /// Decodes a reply, and repeats each holder's address and labels in every result.
     ///
     /// # Errors
     ///
-    /// What `rmp_serde` says of a payload that is no such reply.
+    /// The error of `rmp_serde` for a payload that is not such a reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         let mut reply: Self = rmp_serde::from_slice(payload)?;
         reply.repeat_profiles();

@@ -1,4 +1,4 @@
-//! Which blocks of an event a request can resume behind.
+//! Marks on the blocks of an event: which of them a request can resume after.
 
 use std::ops::Range;
 
@@ -8,28 +8,31 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::error::DecodeError;
 
-/// Which of some blocks are resumable: a request can go on behind them, as every group of layers still has what it needs.
+/// Tells which blocks of a list are resumable. A request can continue after a resumable block, because every group of
+/// layers still has the state that it needs there.
 ///
-/// The default is all of them. Otherwise it is a list of run lengths, which alternate and begin with blocks that are not resumable. Blocks
-/// behind the last run are not. Of 1,000 blocks only the last: `[999, 1]`. None at all: `[]`.
+/// By default all blocks are resumable. Otherwise the value is a list of run lengths. Runs alternate, and the first is of blocks that are
+/// not resumable. Blocks after the last run are not resumable. Examples: of 1,000 blocks only the last is `[999, 1]`, and no block at all
+/// is `[]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Resumable(Option<Vec<u32>>);
 
 impl Resumable {
-    /// All blocks.
+    /// All blocks are resumable.
     pub const ALL: Self = Self(None);
 
-    /// No block.
+    /// No block is resumable.
     pub fn none() -> Self {
         Self(Some(Vec::new()))
     }
 
-    /// Run lengths as they travel: at most `blocks` together, and only the first may be 0.
+    /// Takes run lengths from the wire. Together they count at most `blocks` blocks, and only the first may be 0.
     ///
     /// # Errors
     ///
-    /// [`DecodeError::LengthMismatch`] for more blocks than there are, [`DecodeError::Combination`] for an empty run.
+    /// [`DecodeError::LengthMismatch`] if they count more blocks. [`DecodeError::Combination`] for an empty run after
+    /// the first.
     pub fn from_runs(runs: Vec<u32>, blocks: usize) -> Result<Self, DecodeError> {
         if runs.iter().skip(1).any(|run| *run == 0) {
             return Err(DecodeError::Combination(
@@ -46,7 +49,7 @@ impl Resumable {
         Ok(Self(Some(runs)))
     }
 
-    /// A flag a block, in their order.
+    /// Takes one flag per block, in the blocks' order.
     pub fn from_flags(flags: impl IntoIterator<Item = bool>) -> Self {
         let mut runs = Runs::default();
         flags.into_iter().for_each(|flag| runs.push(flag, 1));
@@ -58,12 +61,13 @@ impl Resumable {
         self.0.is_none()
     }
 
-    /// The run lengths as they travel; none where all blocks are resumable.
+    /// The run lengths for the wire. `None` if all blocks are resumable.
     pub fn runs(&self) -> Option<&[u32]> {
         self.0.as_deref()
     }
 
-    /// The stretches that so many blocks are cut into, each resumable or not, in their order and without a gap.
+    /// The ranges of equal blocks, resumable or not. Together they cover `blocks` blocks, in order and without a gap.
+    /// The flag tells whether a range's blocks are resumable.
     pub fn stretches(&self, blocks: usize) -> impl Iterator<Item = (Range<usize>, bool)> + '_ {
         let (mut runs, mut next, mut flag) = (self.0.as_deref().map(|runs| runs.iter()), 0, true);
         std::iter::from_fn(move || {
@@ -90,7 +94,7 @@ impl Resumable {
         })
     }
 
-    /// The same about a part of `blocks` blocks, counted from its first.
+    /// The marks of the range `part` of `blocks` blocks. In the result, blocks are counted from the range's first.
     #[must_use]
     pub fn part(&self, part: Range<usize>, blocks: usize) -> Self {
         if self.is_all() {
@@ -105,7 +109,7 @@ impl Resumable {
     }
 }
 
-/// Run lengths in the making.
+/// Builder of run lengths.
 #[derive(Default)]
 struct Runs {
     lengths: Vec<u32>,
@@ -119,7 +123,7 @@ impl Runs {
         }
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         self.has_gap |= !flag;
-        // Runs at even places are not resumable.
+        // Runs at even indices are not resumable.
         let is_next = (self.lengths.len() % 2 == 1) == flag;
         match self.lengths.last_mut() {
             Some(last) if !is_next => *last = last.saturating_add(blocks),
@@ -133,7 +137,7 @@ impl Runs {
         if !self.has_gap {
             return Resumable::ALL;
         }
-        // The rest is not resumable anyway.
+        // A last run of blocks that are not resumable need not be written.
         if self.lengths.len() % 2 == 1 {
             self.lengths.pop();
         }
@@ -141,19 +145,19 @@ impl Runs {
     }
 }
 
-/// Blocks that have become resumable, or are so no longer, in the batch's tier. Those that the holder does not have there are passed over.
+/// Blocks that have become resumable, or have ceased to be, in the batch's tier. Blocks that the holder does not have there are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResumableBlocks {
-    /// Sequence hashes, or engine hashes where the blocks were stored with them.
+    /// Sequence hashes. Engine hashes if the blocks were stored with engine hashes.
     pub hashes: Vec<SequenceHash>,
     /// Lineage hashes.
     pub lineage_hashes: Vec<PositionalLineageHash>,
-    /// Whether they are resumable from now on.
+    /// Whether the blocks are resumable from now on.
     pub resumable: bool,
 }
 
 impl ResumableBlocks {
-    /// Blocks called by sequence or engine hashes.
+    /// Blocks that are named by sequence or engine hashes.
     pub fn by_sequence(hashes: Vec<SequenceHash>, resumable: bool) -> Self {
         Self {
             hashes,

@@ -1,11 +1,11 @@
-//! Resynchronisation: how a daemon asks a publisher for what it has missed.
+//! Resynchronisation: a daemon asks a publisher for the batches that it has missed.
 //!
-//! The daemon sends a [`ResyncRequest`] with the cursor that it has applied everything up to. The publisher answers, on the
-//! request's reply subject, with one or more [`ResyncChunk`]s, numbered from 0; the last one is marked. Together they are either
-//! the batches after that cursor, as they were published, or the holder's full state. Every chunk repeats the cursor at which
-//! the daemon is when it has applied them all.
+//! The daemon sends a [`ResyncRequest`] with its cursor: the batch up to which it has applied everything. The publisher answers, on the
+//! request's reply subject, with one or more [`ResyncChunk`]s. They are numbered from 0, and the last one is marked. Together they are
+//! either the batches after that cursor, as they were published, or the holder's full state. Every chunk repeats the cursor that the daemon
+//! has reached when it has applied them all.
 //!
-//! A publisher that cannot answer now replies with the error headers of the contract instead.
+//! A publisher that cannot answer now replies with the contract's error headers instead.
 
 use super::batch::EventBatch;
 use super::cursor::BatchCursor;
@@ -16,19 +16,20 @@ use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
 use super::writer::encode;
 
-/// A daemon's question: what has come after `cursor`?
+/// A daemon's request for everything that has come after `cursor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResyncRequest {
-    /// The rank that the question is about; the subject says so too.
+    /// The rank that the request is about. The subject names it too.
     pub rank: Rank,
-    /// Up to here the daemon has applied everything. Batch number 0 of epoch 0 stands for nothing.
+    /// The batch up to which the daemon has applied everything. Number 0 of epoch 0 means that it has applied
+    /// nothing.
     pub cursor: BatchCursor,
-    /// Whether the daemon's state is so damaged that only the full state helps.
+    /// Whether only the full state helps, because the daemon's state is too damaged.
     pub full: bool,
 }
 
 impl ResyncRequest {
-    /// The payload for a resync subject.
+    /// Encodes the request as the payload for a resync subject.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
@@ -37,7 +38,7 @@ impl ResyncRequest {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is no request of this version.
+    /// [`DecodeError`] if the payload is not a request of this version.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut rank, mut epoch, mut seq, mut full) = (None, None, None, None, None);
@@ -69,12 +70,12 @@ impl Message for ResyncRequest {
     }
 }
 
-/// The kind of an answer: what its chunks are together.
+/// The kind of an answer, that is, of all its chunks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResyncAnswerKind {
-    /// The batches after the request's cursor, in order; none if the daemon has missed nothing.
+    /// The batches after the request's cursor, in order. No batches if the daemon has missed nothing.
     Missing,
-    /// All that the holder has, parents before children. What the daemon had goes.
+    /// The holder's full state, parents before children. It replaces the state that the daemon had.
     Full,
 }
 
@@ -95,39 +96,39 @@ impl ResyncAnswerKind {
 pub struct ResyncChunk {
     /// The rank that the answer is about.
     pub rank: Rank,
-    /// The daemon's cursor when it has applied the whole answer. The same in every chunk.
+    /// The daemon's cursor after it has applied the whole answer. The same in every chunk.
     pub cursor: BatchCursor,
     /// The kind of the answer. The same in every chunk.
     pub kind: ResyncAnswerKind,
     /// Number of the chunk, from 0 without a gap.
     pub number: u32,
-    /// Whether it is the last one.
+    /// Whether the chunk is the last one.
     pub is_last: bool,
-    /// When the batch at `cursor` was made, as that batch says. Later batches with lower numbers are then of a publisher that restarted
-    /// in the same epoch; earlier ones are redeliveries.
+    /// Time at which the batch at `cursor` was made, as that batch tells it. The time classifies batches with lower numbers. A batch made
+    /// later comes from a publisher that restarted in the same epoch. A batch made earlier is a redelivery.
     pub time_us: Option<u64>,
-    /// The block size with which the publisher has computed the sequence hashes of a full state from the blocks' content. Absent where
-    /// the hashes are the names of its events.
+    /// The block size with which the publisher has computed the sequence hashes of a full state from the blocks' content. Absent if the
+    /// hashes are the names in its events.
     pub recomputed_block_size: Option<u32>,
-    /// Encoded event batches. In a full state they have [`stored`](super::Event::Stored) events only, and their `seq` means
-    /// nothing.
+    /// Encoded event batches. In a full state they contain [`stored`](super::Event::Stored) events only, and their
+    /// `seq` has no meaning.
     pub batches: Vec<Vec<u8>>,
 }
 
-/// Longest word of `kind` that is looked at.
+/// Longest word that is read as a `kind`, in bytes.
 const KIND_BYTES_MAX: usize = 64;
 
 impl ResyncChunk {
-    /// The payload for the request's reply subject.
+    /// Encodes the chunk as the payload for the request's reply subject.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
-    /// Decodes a payload within `limits`. The batches in it are left as they are; see [`Self::decode_batches`].
+    /// Decodes a payload within `limits`. The batches in it stay encoded; see [`Self::decode_batches`].
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] if it is no chunk of this version.
+    /// [`DecodeError`] if the payload is not a chunk of this version.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut rank, mut epoch, mut seq) = (None, None, None, None);
@@ -163,11 +164,11 @@ impl ResyncChunk {
         })
     }
 
-    /// The batches in the chunk, in their order.
+    /// Decodes the batches in the chunk, in their order.
     ///
     /// # Errors
     ///
-    /// The [`DecodeError`] of the first that is no batch.
+    /// The [`DecodeError`] of the first payload that is not a batch.
     pub fn decode_batches(&self, limits: &WireLimits) -> Result<Vec<EventBatch>, DecodeError> {
         self.batches
             .iter()
@@ -209,7 +210,7 @@ fn decode_blobs(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Vec<
         .collect()
 }
 
-/// The batch that a message names; both its numbers are required.
+/// The cursor that a message gives. Both of its numbers are required.
 fn given_cursor(epoch: Option<u64>, seq: Option<u64>) -> Result<BatchCursor, DecodeError> {
     Ok(BatchCursor {
         epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,

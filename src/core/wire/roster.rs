@@ -1,20 +1,22 @@
-//! Rosters: what a replica that serves tells one that starts, so that the second knows when it has caught up.
+//! Rosters: lists of the holders that a serving replica knows. A starting replica asks for the roster, to learn when
+//! it has caught up.
 //!
-//! `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries: only daemons that take queries subscribe
-//! to it, so "no responders" says that nobody serves. Pages of holders in their order; the next page begins behind the last.
+//! The subject is `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries. Only daemons that take queries
+//! subscribe to it, so the error "no responders" means that no replica serves. A roster comes in pages of holders, in their order; the next
+//! page begins after the last holder of the page before.
 
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 use super::subject::{NamespaceName, Rank, WorkerName};
 
-/// Most holders in one page; keeps a page far below what a NATS server takes.
+/// Most holders in one page. Keeps a page far below the largest message that a NATS server takes.
 pub const ROSTER_PAGE_MAX: usize = 2048;
 
-/// Which page of the roster is asked for.
+/// Request for one page of the roster.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct RosterRequest {
-    /// The last holder of the page before; the first page where it is absent.
+    /// The last holder of the page before. If absent, the first page is requested.
     #[serde(default)]
     pub after: Option<RosterKey>,
 }
@@ -26,7 +28,7 @@ pub struct RosterKey {
     pub namespace: NamespaceName,
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     pub rank: Rank,
 }
 
@@ -35,7 +37,7 @@ pub struct RosterKey {
 pub struct RosterHolder {
     /// The holder's key.
     pub key: RosterKey,
-    /// Whether its state is certain there.
+    /// Whether the holder's state is certain in the serving replica.
     pub exact: bool,
 }
 
@@ -46,7 +48,7 @@ pub struct RosterReply {
     pub v: u64,
     /// The holders, in their order.
     pub holders: Vec<RosterHolder>,
-    /// Whether there is a page behind this one.
+    /// Whether another page follows.
     pub more: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Profiles in replies to several queries: each is said once, and repeated where the reply is read.
+//! Profiles in replies to several queries. Each profile is written once, and copied to the other results when the
+//! reply is read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,7 +8,7 @@ use super::reply::{BatchReply, HolderMatch, QueryReply, QueryResult};
 use super::status::StatusReply;
 
 impl HolderMatch {
-    /// Its address and labels.
+    /// The holder's address and labels.
     pub fn profile(&self) -> Profile {
         Profile {
             address: self.address.clone(),
@@ -25,14 +26,14 @@ impl HolderMatch {
 }
 
 impl QueryReply {
-    /// Leaves all addresses and labels out, for want of room.
+    /// Removes all addresses and labels, if there is no room for them.
     pub fn drop_profiles(&mut self) {
         self.holders.iter_mut().for_each(HolderMatch::drop_profile);
     }
 }
 
 impl StatusReply {
-    /// Leaves all addresses and labels out, for want of room.
+    /// Removes all addresses and labels, if there is no room for them.
     pub fn drop_profiles(&mut self) {
         for holder in &mut self.holders {
             (holder.address, holder.labels) = (None, Labels::NONE);
@@ -49,12 +50,12 @@ impl BatchReply {
         replies.flat_map(|reply| &mut reply.holders)
     }
 
-    /// Leaves all addresses and labels out, for want of room.
+    /// Removes all addresses and labels, if there is no room for them.
     pub fn drop_profiles(&mut self) {
         self.holders_mut().for_each(HolderMatch::drop_profile);
     }
 
-    /// Leaves the profile of a holder out of every result but the first that has one of that holder.
+    /// Removes a holder's profile from every result except the first that has the holder's profile.
     pub fn say_profiles_once(&mut self) {
         let mut said = HashSet::new();
         for holder in self.holders_mut().filter(|holder| holder.has_profile()) {
@@ -64,7 +65,7 @@ impl BatchReply {
         }
     }
 
-    /// Says the profiles in every result again that [`Self::say_profiles_once`] left out.
+    /// Copies the profiles back to every result from which [`Self::say_profiles_once`] removed them.
     pub fn repeat_profiles(&mut self) {
         let mut said = HashMap::new();
         for holder in self.holders_mut() {

@@ -1,7 +1,7 @@
-//! Shards: how the workers are divided among daemons.
+//! Shards: the division of the workers among daemons.
 //!
-//! With `count` shards, a worker belongs to shard `XXH3-64(name as UTF-8, seed 1337) mod count`, in every namespace. The rule is
-//! part of the contract, so that anyone can compute where a worker's blocks are known.
+//! With `count` shards, a worker belongs to shard `XXH3-64(name as UTF-8, seed 1337) mod count`, in every namespace. The rule is part of
+//! the contract, so that anyone can compute which shard knows a worker's blocks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ const SHARD_SEED: u64 = 1337;
     "{text:?} is not a shard; write its index, from 0, and how many there are, at most {SHARDS_MAX}: 0/3"
 )]
 pub struct ShardError {
-    /// The text.
+    /// The text as given, shortened.
     text: String,
 }
 
@@ -37,17 +37,17 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Shard `index`, from 0, of `count`; none unless `index` is below `count` and `count` at most [`SHARDS_MAX`].
+    /// Shard `index`, from 0, of `count`. `None` unless `index` is below `count` and `count` at most [`SHARDS_MAX`].
     pub fn new(index: u32, count: u32) -> Option<Self> {
         (index < count && count <= SHARDS_MAX).then_some(Self { index, count })
     }
 
-    /// Which of the shards it is, from 0.
+    /// The shard's index, from 0.
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// How many shards there are; at least 1.
+    /// Number of shards, at least 1.
     pub fn count(self) -> u32 {
         self.count
     }

@@ -1,4 +1,4 @@
-//! Replies to status requests: how far a daemon has followed the holders of a namespace.
+//! Replies to status requests: how far a daemon has applied the events of a namespace's holders.
 
 use serde::Deserialize;
 
@@ -9,39 +9,40 @@ use super::reply::{Gathered, HOLDER_BYTES, write_age, write_reasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::encode_into;
 
-/// How far the daemon has followed one holder.
+/// The state of one holder: how far the daemon has applied its events, and whether it is certain.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderStatusReply {
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank.
+    /// The worker's data-parallel rank.
     pub rank: Rank,
     /// Epoch of the last batch applied.
     pub epoch: u64,
     /// Number of the last batch applied.
     pub seq: u64,
-    /// Blocks that it holds.
+    /// Number of blocks that the holder has.
     pub blocks: u64,
-    /// Stored events that wait for their parent.
+    /// Number of stored events that wait for their parent.
     pub parked_events: u32,
     /// Whether the engine's hashes are not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// How far the epoch lies ahead of the daemon's clock, in seconds. Absent where it is 0, or no more than clocks may differ by.
+    /// Seconds by which the epoch is ahead of the daemon's clock. 0 or absent if it is not ahead, or by no more than clocks may differ.
     #[serde(default)]
     pub epoch_ahead_s: u64,
-    /// Whether its state is certain.
+    /// Whether the holder's state is certain.
     pub exact: bool,
-    /// Why it is not; absent where it is.
+    /// The reasons for which the state is not certain. Absent if the state is certain.
     #[serde(default)]
     pub degraded: DegradedReasons,
-    /// Since when it is not, in microseconds since the Unix epoch; absent where it is, and where that is not known.
+    /// Time from which the state has not been certain, in microseconds since the Unix epoch. Absent if the state is
+    /// certain, or the time is not known.
     #[serde(default)]
     pub since_us: Option<u64>,
-    /// The address for requests to it; absent where that is not known.
+    /// The address for requests to the holder. Absent if it is not known.
     #[serde(default, deserialize_with = "lenient_address")]
     pub address: Option<Address>,
-    /// How it is labelled.
+    /// The holder's labels.
     #[serde(default, deserialize_with = "lenient_labels")]
     pub labels: Labels,
 }
@@ -53,30 +54,31 @@ pub struct StatusReply {
     pub v: u64,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Distinct blocks that some holder can be asked for.
+    /// Number of distinct blocks in the index: the blocks that some holder has, and the blocks missing in the middle
+    /// before them.
     pub distinct_blocks: u64,
-    /// Batches, of all namespaces, that have been received but not applied yet.
+    /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
-    /// Number of holders of which it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no
-    /// configuration names the namespace. Absent where it is 0.
+    /// Number of holders of which it is not known whether their blocks have `block_size` tokens. Their publishers do not tell the size, and
+    /// the configuration does not name the namespace. Absent if it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
-    /// How many holders there was no place for: they are left out. Absent where it is 0.
+    /// Number of holders that are left out, because there was no place for them. Absent if it is 0.
     #[serde(default)]
     pub refused_holders: u32,
     /// All holders, by worker and rank.
     pub holders: Vec<HolderStatusReply>,
-    /// Which shards the reply was gathered from; absent in a daemon's own.
+    /// The shards that the reply was gathered from. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
-    /// applied.
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or absent if all
+    /// events are applied.
     #[serde(default)]
     pub behind_us: u64,
 }
 
 impl StatusReply {
-    /// The reply as a MessagePack map.
+    /// Encodes the reply as a MessagePack map.
     pub fn encode(&self) -> Vec<u8> {
         let bytes = HOLDER_BYTES * (1 + self.holders.len());
         encode_into(Vec::with_capacity(bytes), self)
@@ -86,14 +88,14 @@ impl StatusReply {
     ///
     /// # Errors
     ///
-    /// What `rmp_serde` says of a payload that is no such reply.
+    /// The error of `rmp_serde` for a payload that is not such a reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
         rmp_serde::from_slice(payload)
     }
 }
 
 impl StatusReply {
-    /// Whether the state of everybody is certain, and nobody is left out.
+    /// Whether the state of every holder is certain, no holder is left out, and no shard is missing.
     pub fn is_exact(&self) -> bool {
         let is_whole = |gathered: &Gathered| gathered.missing.is_empty();
         self.refused_holders == 0

@@ -1,5 +1,5 @@
-//! The subjects of the contract, under a configurable prefix, and the names that are tokens of them: namespaces and workers. A worker and
-//! a rank are a holder.
+//! The subjects of the contract, under a configurable prefix, and the names that are tokens in them: namespaces and workers. A worker and a
+//! rank together name a holder.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::admin::AdminCommand;
 
-/// Why a text is not a name.
+/// Why a text cannot be a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The text has no characters.
@@ -66,7 +66,7 @@ macro_rules! name_type {
                 Self::bounded(text, NAME_BYTES_MAX)
             }
 
-            /// As [`Self::new`], with a lower limit on the length in bytes.
+            /// Checks as [`Self::new`] does, with a lower limit on the length, in bytes.
             pub fn bounded(text: &str, bytes_max: usize) -> Result<Self, NameError> {
                 check(text, bytes_max)?;
                 Ok(Self(Arc::from(text)))
@@ -119,7 +119,7 @@ name_type! {
 }
 
 name_type! {
-    /// A worker: one inference server. With a data-parallel rank it is a holder.
+    /// A worker: one inference server. A worker and a data-parallel rank together name a holder.
     WorkerName
 }
 
@@ -128,12 +128,12 @@ pub type Rank = u32;
 
 /// A holder of blocks: a worker and one of its data-parallel ranks.
 ///
-/// Orders by worker, then rank; replies break ties in this order.
+/// Ordered by worker, then by rank. Replies break ties in this order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderId {
     /// The worker.
     pub worker: WorkerName,
-    /// The data-parallel rank, 0 where the engine has only one.
+    /// The data-parallel rank. 0 if the engine has only one.
     pub rank: Rank,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for HolderId {
     }
 }
 
-/// Why a subject or a prefix is not one of the contract's.
+/// Why a subject or a prefix does not fit the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// The subject does not have the contract's shape.
@@ -182,7 +182,7 @@ pub struct Subjects {
     hint: String,
 }
 
-/// The token that stands for all namespaces; no name.
+/// Token that stands for all namespaces. It is not a valid name, so no namespace is called that.
 const ALL_NAMESPACES: &str = "~all";
 
 impl Subjects {
@@ -205,8 +205,8 @@ impl Subjects {
         })
     }
 
-    /// The same subjects, with the shards' own for queries and status requests. Every shard answers a request on them; one daemon answers
-    /// a request on the plain subjects.
+    /// The same subjects, except that queries and status requests have the shards' subjects. Every shard answers a request on a shards'
+    /// subject; one daemon answers a request on a plain subject.
     #[must_use]
     pub fn of_shards(&self) -> Self {
         Self {
@@ -216,7 +216,7 @@ impl Subjects {
         }
     }
 
-    /// The subject on which daemons say which namespaces they know.
+    /// The subject on which daemons report which namespaces they know.
     pub fn namespaces(&self) -> String {
         format!("{}{ALL_NAMESPACES}", self.status)
     }
@@ -226,12 +226,12 @@ impl Subjects {
         subject.strip_prefix(&self.status) == Some(ALL_NAMESPACES)
     }
 
-    /// The subject of rosters: replicas that answer in `queue_group` tell there which holders they know.
+    /// The subject of rosters, where replicas that answer in `queue_group` report which holders they know.
     pub fn roster(&self, queue_group: &str) -> String {
         format!("{}roster.{queue_group}", self.root)
     }
 
-    /// The subject on which bridges of `group` say for which holders they speak.
+    /// The subject on which bridges of `group` report the holders for which they publish.
     pub fn bridges(&self, group: &str) -> String {
         format!("{}bridges.{group}", self.root)
     }
@@ -241,12 +241,12 @@ impl Subjects {
         format!("{}admin.{}", self.root, command.as_str())
     }
 
-    /// All subjects of commands.
+    /// Pattern of all subjects of commands.
     pub fn all_admin(&self) -> String {
         format!("{}admin.*", self.root)
     }
 
-    /// The command of a subject.
+    /// The command that `subject` is for. `None` if it is not a subject of a command.
     pub fn parse_admin(&self, subject: &str) -> Option<AdminCommand> {
         let token = subject.strip_prefix(&self.root)?.strip_prefix("admin.")?;
         AdminCommand::of_token(token)
@@ -257,12 +257,12 @@ impl Subjects {
         format!("{}{namespace}.{worker}", self.events)
     }
 
-    /// All events subjects.
+    /// Pattern of all events subjects.
     pub fn all_events(&self) -> String {
         format!("{}>", self.events)
     }
 
-    /// The subject on which the publisher of one rank of `worker` is asked for what a daemon has missed.
+    /// The subject on which a daemon asks the publisher of one rank of `worker` for the batches that it has missed.
     pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
         format!("{}{namespace}.{worker}.{rank}", self.resync)
     }
@@ -272,48 +272,49 @@ impl Subjects {
         format!("{}{namespace}", self.query)
     }
 
-    /// The subject on which routers tell what their requests about `namespace` have found.
+    /// The subject on which routers report the outcomes of their requests about `namespace`.
     pub fn outcome(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.outcome)
     }
 
-    /// All subjects of outcomes.
+    /// Pattern of all subjects of outcomes.
     pub fn all_outcomes(&self) -> String {
         format!("{}*", self.outcome)
     }
 
-    /// The namespace that an outcome's subject is about.
+    /// The namespace in an outcome's subject.
     pub fn parse_outcome(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.outcome, subject, name_bytes_max)
     }
 
-    /// The subject on which routers tell where they have sent requests about `namespace`.
+    /// The subject on which routers report to which workers they have sent requests about `namespace`.
     pub fn hint(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.hint)
     }
 
-    /// All subjects of hints.
+    /// Pattern of all subjects of hints.
     pub fn all_hints(&self) -> String {
         format!("{}*", self.hint)
     }
 
-    /// The namespace that a hint's subject is about.
+    /// The namespace in a hint's subject.
     pub fn parse_hint(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.hint, subject, name_bytes_max)
     }
 
-    /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.
+    /// Pattern of all query subjects. Ends in `>`, so that a malformed subject is answered with an error, not with
+    /// silence.
     pub fn all_queries(&self) -> String {
         format!("{}>", self.query)
     }
 
-    /// A subject within [`Self::all_queries`] that carries no request: `~` is in no name. A daemon that leaves its queue group publishes
-    /// fillers there, and daemons ignore them.
+    /// A subject within [`Self::all_queries`] that carries no request, as no name contains `~`. A daemon that leaves its queue group
+    /// publishes filler messages there, and daemons ignore them.
     pub fn query_filler(&self) -> String {
         format!("{}~", self.query)
     }
 
-    /// As [`Self::query_filler`], within [`Self::all_statuses`].
+    /// The same as [`Self::query_filler`], within [`Self::all_statuses`].
     pub fn status_filler(&self) -> String {
         format!("{}~", self.status)
     }
@@ -323,18 +324,19 @@ impl Subjects {
         format!("{}{namespace}", self.status)
     }
 
-    /// All status subjects.
+    /// Pattern of all status subjects.
     pub fn all_statuses(&self) -> String {
         format!("{}>", self.status)
     }
 
-    /// Whether a reply may go to `subject`: whoever asks chooses it, and must not speak with the rights of whoever answers. So it may be
-    /// neither one of these subjects nor one of the server's own, which begin with `$`.
+    /// Whether a reply may go to `subject`, which the asker has chosen. The reply is published with the rights of the answering process,
+    /// and the asker must not gain them. So `subject` may be neither a subject of this contract nor one of the server's own, which begin
+    /// with `$`.
     pub fn may_reply_to(&self, subject: &str) -> bool {
         !subject.starts_with('$') && !subject.starts_with(&self.root)
     }
 
-    /// The namespace and worker an events subject speaks for.
+    /// The namespace and the worker in an events subject.
     pub fn parse_events(
         &self,
         subject: &str,
@@ -358,12 +360,12 @@ impl Subjects {
         ))
     }
 
-    /// The namespace a query subject asks about.
+    /// The namespace in a query's subject.
     pub fn parse_query(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.query, subject, name_bytes_max)
     }
 
-    /// The namespace a status subject asks about.
+    /// The namespace in a status request's subject.
     pub fn parse_status(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
         Self::parse_tail(&self.status, subject, name_bytes_max)
     }

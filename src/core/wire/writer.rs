@@ -1,4 +1,4 @@
-//! MessagePack into a byte vector.
+//! Writer of MessagePack into a byte vector.
 
 use std::convert::Infallible;
 
@@ -8,22 +8,23 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::entries::{Entries, ListElement, Message, count_entries};
 
-/// Texts of fewer bytes have their length in their marker.
+/// Texts with fewer bytes than this have their length in their marker.
 const SHORT_TEXT: u8 = 32;
 
-/// A message as MessagePack.
+/// Encodes a message as MessagePack.
 pub(super) fn encode(message: &impl Message) -> Vec<u8> {
     encode_into(Vec::new(), message)
 }
 
-/// As [`encode`], behind what `bytes` has. A caller that knows the length gives a vector with that capacity.
+/// Encodes as [`encode`] does, and appends to `bytes`. A caller that knows the length passes a vector with that
+/// capacity.
 pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
     let mut writer = Writer { bytes };
     writer.message(message);
     writer.bytes
 }
 
-/// Writes values one after the other. Writing to memory cannot fail, so the results of `rmp` are dropped.
+/// Writes values to memory, one after the other. That cannot fail, so the results of `rmp` are dropped.
 struct Writer {
     bytes: Vec<u8>,
 }
@@ -35,7 +36,7 @@ impl Writer {
         let _ = encode::write_array_len(&mut self.bytes, elements);
     }
 
-    /// A text. Keys and names are short: their length is in the marker.
+    /// Writes a text. Keys and names are short, so their length is in the marker.
     #[inline]
     fn word(&mut self, text: &str) {
         match u8::try_from(text.len()) {
@@ -70,7 +71,7 @@ impl Entries for Writer {
     fn number(&mut self, key: &'static str, value: u64) -> Result<(), Infallible> {
         self.word(key);
         match u8::try_from(value) {
-            // Such a number is its own marker.
+            // A number below 0x80 is its own marker.
             Ok(value @ ..0x80) => self.bytes.push(value),
             _ => {
                 let _ = encode::write_uint(&mut self.bytes, value);

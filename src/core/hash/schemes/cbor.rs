@@ -1,12 +1,12 @@
-//! Canonical CBOR (RFC 8949, 4.2), which is hashed as it is written.
+//! Writer of canonical CBOR (RFC 8949, 4.2), whose bytes go straight into a hash function.
 
-/// Takes the bytes, one part behind the other.
+/// A hash function that takes bytes piece by piece.
 pub(super) trait Sink {
     /// Takes the next bytes.
     fn take(&mut self, bytes: &[u8]);
 }
 
-/// Writes items into a sink.
+/// Writes CBOR items into a sink.
 pub(super) struct Cbor<S>(pub(super) S);
 
 impl<S: Sink> Cbor<S> {
@@ -32,18 +32,18 @@ impl<S: Sink> Cbor<S> {
         self.0.take(text.as_bytes());
     }
 
-    /// The head of a list of so many items.
+    /// Writes the head of a list of `items` items, which the caller writes next.
     pub(super) fn list(&mut self, items: usize) {
         self.head(Self::LIST, items as u64);
     }
 
-    /// A list of tokens.
+    /// Writes a list of tokens.
     pub(super) fn tokens(&mut self, tokens: &[u32]) {
         self.list(tokens.len());
         tokens.iter().for_each(|token| self.unsigned(u64::from(*token)));
     }
 
-    /// The head of a map of so many entries.
+    /// Writes the head of a map of `entries` entries, which the caller writes next.
     pub(super) fn map(&mut self, entries: usize) {
         self.head(Self::MAP, entries as u64);
     }
@@ -52,7 +52,7 @@ impl<S: Sink> Cbor<S> {
         self.0.take(&[Self::NIL]);
     }
 
-    /// The head of an item, as short as it can be.
+    /// Writes the head of an item, as short as possible: its major type and its value or length.
     fn head(&mut self, major: u8, value: u64) {
         let bytes = value.to_be_bytes();
         let (additional, width) = match value {

@@ -1,16 +1,17 @@
-//! The chains of llm-d's router, as `pkg/kvcache/kvblock` of llm-d-router has them.
+//! The hash chains of llm-d's router, as `pkg/kvcache/kvblock` of llm-d-router computes them.
 
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 use super::super::block::Token;
 use super::cbor::{Cbor, Sink};
 
-/// The hash before the first block, by XXH64.
+/// The hash that the first block follows, by XXH64.
 pub(super) fn xxh64_root(seed: &[u8], model: &str) -> u64 {
     xxh64_step(xxh64(seed, 0), &[], &[model])
 }
 
-/// XXH64 over the parent and the tokens, little-endian, and each text behind its length as little-endian u64.
+/// XXH64 over the parent, the tokens and the extra texts. Numbers are little-endian; each text comes after its length
+/// as a u64.
 pub(super) fn xxh64_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 {
     let mut hasher = Xxh64::new(0);
     hasher.update(&parent.to_le_bytes());
@@ -28,7 +29,7 @@ pub(super) fn xxh64_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 
     hasher.digest()
 }
 
-/// The hash before the first block, by FNV-64a over CBOR.
+/// The hash that the first block follows, by FNV-64a over CBOR.
 pub(super) fn cbor_fnv_root(seed: &[u8], model: &str) -> u64 {
     let mut hasher = Fnv64a::default();
     hasher.take(seed);
@@ -38,7 +39,8 @@ pub(super) fn cbor_fnv_root(seed: &[u8], model: &str) -> u64 {
     payload.0.0
 }
 
-/// FNV-64a over the canonical CBOR of the parent, the tokens, and nil or the texts, each a map of `Hash` to it.
+/// FNV-64a over the canonical CBOR of a list of three: the parent, the tokens and the extra texts. Each text is
+/// written as a map from `Hash` to the text. Without texts, nil stands in their place.
 pub(super) fn cbor_fnv_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 {
     let mut payload = of_three(parent);
     payload.tokens(tokens);
@@ -56,7 +58,7 @@ pub(super) fn cbor_fnv_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u
     payload.0.0
 }
 
-/// A list of three that begins with `parent`.
+/// Starts a list of three items and writes `parent` as the first.
 fn of_three(parent: u64) -> Cbor<Fnv64a> {
     let mut payload = Cbor(Fnv64a::default());
     payload.list(3);
@@ -64,7 +66,7 @@ fn of_three(parent: u64) -> Cbor<Fnv64a> {
     payload
 }
 
-/// FNV-1a of 64 bits, byte by byte.
+/// FNV-1a of 64 bits, computed byte by byte.
 struct Fnv64a(u64);
 
 impl Default for Fnv64a {

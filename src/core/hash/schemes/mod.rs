@@ -1,22 +1,28 @@
-//! Rolling hashes of other systems, for namespaces that speak theirs instead of the contract's.
+//! Rolling hashes of other systems, for namespaces that use them instead of the contract's hash. Each is called a
+//! scheme.
 //!
 //! | scheme | one step of the chain | before the first block |
 //! |---|---|---|
-//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | the step from XXH64 of the seed, without tokens, with the model's name as the one text |
-//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | the step from FNV-64a of the seed, with the model's name |
-//! | `sglang` | SHA-256 of the parent's whole digest and the tokens; the hash is its first 8 bytes | nothing; with a salt, its digest |
-//! | `vllm-sha256-cbor` | SHA-256 of the canonical CBOR of `[parent's whole digest, tokens, extras]`; the hash is its last 8 bytes | SHA-256 of the CBOR of the seed |
+//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | a step from XXH64 of the seed: no tokens, the model's name as the one text |
+//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
+//! | `sglang` | first 8 bytes of SHA-256 of the parent's digest and the tokens | nothing; with a salt, the salt's digest |
+//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of the canonical CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
 //!
-//! The first two are of llm-d's router, whose keys of blocks they are: `hashAlgorithm`, `hashSeed` and the name that a request asks for. An
-//! adapter's name stands in place of the model's. Extra texts of a block are the identifiers of its images in their order, and behind them,
-//! with the first block, the salt.
+//! A digest is all 32 bytes of SHA-256.
 //!
-//! The others are names in engines' events: of SGLang's pages, by which its router asks, and of vLLM's blocks with `sha256_cbor`. A step takes more
-//! than a hash, so it goes on from the engine's names. What an adapter's are made of is not told by the events: a key of SGLang, the path of the adapter
-//! with vLLM. An engine of SGLang that guesses several tokens ahead (EAGLE) hashes pairs.
+//! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and on the model name in
+//! a request. For a request with an adapter, the adapter's name stands in place of the model's. The extra texts of a block are the
+//! identifiers of its images, in their order. With the first block, the salt follows them.
 //!
-//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Tests: `schemes_meet_the_vectors_of_llm_d`,
-//! `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`, with values of their own code.
+//! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same names; vLLM's events
+//! name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event has only 8 bytes. So such a chain cannot be
+//! continued from one of its hashes, and the daemon uses the names that the engine sends. The hashes of an adapter's blocks contain
+//! something that the events do not tell: a key with SGLang, the path of the adapter with vLLM. An SGLang engine that guesses several
+//! tokens ahead (EAGLE) hashes pairs of tokens.
+//!
+//! A chain of a scheme has no block hashes: a step takes the tokens themselves. The tests
+//! `schemes_meet_the_vectors_of_llm_d`, `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`
+//! compare with values that the other systems' own code computed.
 
 mod cbor;
 mod llmd;
@@ -45,7 +51,7 @@ pub enum SchemeAlgorithm {
 }
 
 impl SchemeAlgorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 4] = [
         Self::LlmdXxh64,
         Self::LlmdCborFnv,
@@ -53,7 +59,7 @@ impl SchemeAlgorithm {
         Self::VllmSha256Cbor,
     ];
 
-    /// A stable word, part of names of namespaces.
+    /// Stable name of the algorithm, which is part of the names of namespaces.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LlmdXxh64 => "llm-d-xxh64",
@@ -63,22 +69,23 @@ impl SchemeAlgorithm {
         }
     }
 
-    /// Whether it is one of llm-d's router.
+    /// Whether llm-d's router uses the algorithm.
     pub fn is_of_llmd(self) -> bool {
         matches!(self, Self::LlmdXxh64 | Self::LlmdCborFnv)
     }
 }
 
-/// The rolling hash that a namespace speaks in place of the contract's. As text `llm-d-xxh64`, or `llm-d-xxh64:SEED`.
+/// The rolling hash that a namespace uses in place of the contract's. Its text is `llm-d-xxh64`, or with a seed
+/// `llm-d-xxh64:SEED`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scheme {
-    /// The algorithm of its hashes.
+    /// The algorithm of the scheme's hashes.
     pub algorithm: SchemeAlgorithm,
-    /// The seed, a text; empty where there is none.
+    /// The seed, a text. Empty if there is none.
     pub seed: String,
 }
 
-/// A text names no scheme.
+/// A text that names no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed, sglang, and vllm-sha256-cbor, with :SEED where \
@@ -91,7 +98,7 @@ impl FromStr for Scheme {
 
     fn from_str(text: &str) -> Result<Self, UnknownScheme> {
         let (word, seed) = match text.split_once(':') {
-            // One scheme has one text.
+            // Each scheme has exactly one text: no seed means no colon.
             Some((_, "")) => return Err(UnknownScheme),
             Some((word, seed)) => (word, seed),
             None => (text, ""),
@@ -118,7 +125,7 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// The chains of one model in a scheme.
+/// The hash chains of one model in a scheme.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemeChains {
     scheme: Scheme,
@@ -126,7 +133,7 @@ pub struct SchemeChains {
 }
 
 impl SchemeChains {
-    /// The chains of `model`, under the name that requests ask for.
+    /// The chains of `model`, which is the model name that requests give.
     pub fn new(scheme: Scheme, model: impl Into<String>) -> Self {
         Self {
             scheme,
@@ -139,7 +146,8 @@ impl SchemeChains {
         self.scheme.algorithm
     }
 
-    /// The chains as steps from one hash to the next; none where a step takes more than the hash, and goes on from the engine's names.
+    /// Steps from one hash to the next. `None` if the previous hash alone is not enough to compute the next one; then only the engine's
+    /// names continue a chain.
     pub fn steps(&self) -> Option<SchemeSteps<'_>> {
         self.scheme
             .algorithm
@@ -147,12 +155,12 @@ impl SchemeChains {
             .then_some(SchemeSteps { chains: self })
     }
 
-    /// Whether it is known how an adapter's blocks are hashed.
+    /// Whether the way in which an adapter's blocks are hashed is known.
     pub fn knows_adapters(&self) -> bool {
         self.steps().is_some()
     }
 
-    /// The hashes of the full blocks of a prompt without images. A tail that does not fill a block has none.
+    /// The hashes of the full blocks of a prompt without images. A tail that does not fill a block gets no hash.
     pub fn sequence_hashes(
         &self,
         tokens: &[Token],
@@ -160,7 +168,7 @@ impl SchemeChains {
         lora_name: Option<&str>,
         cache_salt: Option<&str>,
     ) -> Vec<SequenceHash> {
-        // An empty salt is none.
+        // An empty salt counts as no salt.
         let mut salt = cache_salt.filter(|salt| !salt.is_empty());
         let size = block_size.as_usize();
         let Some(steps) = self.steps() else {
@@ -174,19 +182,20 @@ impl SchemeChains {
         let mut last = steps.root(lora_name);
         let blocks = tokens.chunks_exact(size);
         let step = |tokens| {
-            // The salt is with the first block alone.
+            // Only the first block is hashed with the salt.
             last = steps.next(last, tokens, salt.take().as_slice());
             last
         };
         blocks.map(step).collect()
     }
 
-    /// Whether there are engines of the scheme that hash each token with the one behind it.
+    /// Whether some engines of the scheme hash each token together with the token after it.
     pub fn may_look_ahead(&self) -> bool {
         self.algorithm() == SchemeAlgorithm::Sglang
     }
 
-    /// The same, as engines have them that hash each token with the one behind it; none where the scheme has no such engines.
+    /// The hashes of the full blocks of a prompt, for an engine that hashes each token together with the token after it. `None` if the
+    /// scheme has no such engines.
     pub fn hashes_ahead(
         &self,
         tokens: &[Token],
@@ -199,14 +208,15 @@ impl SchemeChains {
     }
 }
 
-/// The chains of a scheme in which each hash follows from the one before.
+/// Hash chains of a scheme in which each hash can be computed from the previous one.
 #[derive(Debug, Clone, Copy)]
 pub struct SchemeSteps<'a> {
     chains: &'a SchemeChains,
 }
 
 impl SchemeSteps<'_> {
-    /// The hash that the first block of a sequence follows: of the adapter where there is one, else of the model.
+    /// The hash that the first block of a sequence follows. It is computed from the adapter's name if there is one,
+    /// else from the model's.
     pub fn root(&self, lora_name: Option<&str>) -> SequenceHash {
         let SchemeChains { scheme, model } = self.chains;
         let name = lora_name.filter(|name| !name.is_empty()).unwrap_or(model);
@@ -217,8 +227,8 @@ impl SchemeSteps<'_> {
         })
     }
 
-    /// The hash of the block with `tokens` that follows `before`, which is [`Self::root`] for the first. `extras` tell it from others with the
-    /// same tokens.
+    /// The hash of the block with `tokens` that follows the hash `before`. For the first block, `before` is [`Self::root`]. `extras`
+    /// distinguish the block from other blocks with the same tokens.
     pub fn next(&self, before: SequenceHash, tokens: &[Token], extras: &[&str]) -> SequenceHash {
         SequenceHash(match self.chains.scheme.algorithm {
             SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_step(before.as_u64(), tokens, extras),

@@ -1,15 +1,16 @@
-//! The chain of SGLang's pages, as its radix cache and its router hash them.
+//! The hash chain of SGLang's pages, as its radix cache and its router compute it.
 
 use sha2::{Digest, Sha256};
 
 use super::super::block::Token;
 use super::super::sequence::SequenceHash;
 
-/// The bytes that are digested before a salt.
+/// Bytes that are digested in front of a salt.
 const SALT_DOMAIN: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// The hash of each full page of `tokens`: the first bytes of SHA-256 over the page before it, whole, and the tokens. With `ahead` of 1 each token
-/// is hashed with the one behind it, so that the last token begins no page.
+/// The hash of each full page of `tokens`: the first 8 bytes of SHA-256 over the whole digest of the page before and the page's tokens. If
+/// `ahead` is 1, each token is hashed together with the token after it. Then the last token of `tokens` only ends a pair, and counts for no
+/// page.
 pub(super) fn pages(
     tokens: &[Token],
     page_size: usize,

@@ -2,7 +2,7 @@
 
 use super::ForestError;
 
-/// Appends a number, 7 bits a byte, the lowest first.
+/// Appends a number, 7 bits per byte, the lowest bits first.
 pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
     loop {
         let [lowest, ..] = number.to_le_bytes();
@@ -15,7 +15,7 @@ pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
     }
 }
 
-/// Takes numbers from bytes of which nothing is known.
+/// Takes numbers from untrusted bytes.
 #[derive(Debug)]
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
@@ -42,7 +42,7 @@ impl Bytes<'_> {
         Err(ForestError::NumberTooLarge)
     }
 
-    /// A number of at most `most`.
+    /// Takes a number, which must be at most `most`. Errors call it `what`.
     pub(super) fn at_most(&mut self, most: usize, what: &'static str) -> Result<usize, ForestError> {
         let number = self.number()?;
         usize::try_from(number)

@@ -1,4 +1,4 @@
-//! Writing a forest.
+//! Writer of a forest.
 
 use crate::hash::SequenceHash;
 use crate::index::{HolderPart, WalkedRun};
@@ -9,14 +9,14 @@ use super::{
     BEGINS, CANDIDATES_MAX, ENDS, EXCEPT, FRAME_BYTES, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX,
 };
 
-/// Whether a run was written.
+/// The outcome of adding a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
     /// The run is written.
     Taken,
-    /// No holder has blocks of it and the whole path before it. The runs below it must be skipped.
+    /// No holder has blocks of the run and the whole path before it. The runs below it must be skipped.
     Unheld,
-    /// Its path has more blocks, runs and holders than a reader takes. The runs below it must be skipped.
+    /// The run's path has more blocks, runs and holders than a reader takes. The runs below it must be skipped.
     TooWide,
 }
 
@@ -25,25 +25,25 @@ pub enum Pushed {
 pub struct ForestFrame {
     /// The payload.
     pub payload: Vec<u8>,
-    /// Runs in it.
+    /// Number of runs in the frame.
     pub runs: u64,
-    /// Their blocks.
+    /// Number of blocks of these runs.
     pub blocks: u64,
 }
 
-/// Turns runs, in the order of a walk, into frames. Takes memory for a frame and for the path.
+/// Turns runs, in the order of a walk, into frames. Takes memory for one frame and for the path.
 #[derive(Debug)]
 pub struct ForestEncoder {
     /// The holders' numbers, sorted.
     holders: Vec<u32>,
     outline: Outline<Encoded>,
     path: Vec<Level>,
-    /// Runs on the path, plus their holders.
+    /// Number of runs on the path, plus their holders.
     path_entries: usize,
     frame: Frame,
     full: Option<ForestFrame>,
     is_begun: bool,
-    /// A frame is closed when it has this many bytes.
+    /// Bytes from which a frame is closed.
     pub(super) frame_bytes: usize,
 }
 
@@ -51,13 +51,13 @@ pub struct ForestEncoder {
 #[derive(Debug)]
 struct Level {
     start: usize,
-    /// How many of its blocks children can still branch off.
+    /// Number of the run's blocks that children can still branch off.
     len: usize,
-    /// The holders' parts of it, by their numbers.
+    /// The holders' parts of the run, sorted by the holders' numbers.
     parts: Vec<HolderPart>,
 }
 
-/// A run, but for its pops.
+/// An encoded run, without the number of levels to pop after it.
 #[derive(Debug)]
 struct Encoded {
     columns: Vec<u8>,
@@ -75,11 +75,11 @@ struct Frame {
     candidates: usize,
 }
 
-/// A candidate by its place among the candidates, and how many blocks it has.
+/// A candidate's index among the candidates, and the part of the run that it has.
 type Taken = (usize, HolderPart);
 
 impl ForestEncoder {
-    /// A forest of these holders; their numbers are those that they have in the file.
+    /// Begins a forest of `holders`, given by their numbers in the file.
     pub fn new(mut holders: Vec<u32>) -> Self {
         holders.sort_unstable();
         holders.dedup();
@@ -95,10 +95,10 @@ impl ForestEncoder {
         }
     }
 
-    /// Adds a run. `parts` are what holders have of it, sorted by the holders' numbers. The run's parent is the last run of the next smaller
-    /// depth. To be followed by [`take_frame`](Self::take_frame).
+    /// Adds a run. `parts` are the holders' parts of it, sorted by the holders' numbers. The run's parent is the last run of the next
+    /// smaller depth. Call [`take_frame`](Self::take_frame) after each call.
     ///
-    /// Blocks of a holder that lacks an earlier block are left out.
+    /// Leaves out a holder's blocks if the holder lacks an earlier block.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
         self.leave_to(run.depth.saturating_sub(1));
         let Some(branch) = self.branch(run) else {
@@ -137,12 +137,12 @@ impl ForestEncoder {
         Pushed::Taken
     }
 
-    /// A frame that is full, if there is one.
+    /// Takes the frame that has become full, if there is one.
     pub fn take_frame(&mut self) -> Option<ForestFrame> {
         self.full.take()
     }
 
-    /// The last frame.
+    /// Ends the forest, and returns the frames that have not been taken. The last one ends the forest.
     pub fn finish(mut self) -> Vec<ForestFrame> {
         if let Some(last) = std::mem::take(&mut self.outline).finish() {
             self.append(last);
@@ -152,7 +152,8 @@ impl ForestEncoder {
         frames
     }
 
-    /// The offset of the block that a run branches off; inner none at position 0, outer none where the parent has no such block.
+    /// The offset, in the parent run, of the block that a run branches off. `Some(None)` at position 0. `None` if the parent has no such
+    /// block.
     fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
         match self.path.last() {
             _ if self.path.len() + 1 != run.depth => None,
@@ -164,7 +165,7 @@ impl ForestEncoder {
         }
     }
 
-    /// How many candidates there are, and the parts of those that have blocks of the run.
+    /// Returns the number of candidates, and the parts of the candidates that have blocks of the run.
     fn take_parts(&self, branch: Option<usize>, parts: &[HolderPart], len: usize) -> (usize, Vec<Taken>) {
         let mut candidates = 0;
         let mut taken = Vec::new();
@@ -172,7 +173,7 @@ impl ForestEncoder {
         let mut consider = |number: u32| {
             while parts.next_if(|part| part.holder < number).is_some() {}
             if let Some(part) = parts.next_if(|part| part.holder == number) {
-                // No longer than the run, which is no longer than a frame can say.
+                // No longer than the run, and no longer than a frame can express.
                 let most = u16::try_from(len.min(RUN_BLOCKS_MAX)).unwrap_or(u16::MAX);
                 let blocks = part.blocks.min(most);
                 if blocks > 0 {
@@ -198,7 +199,7 @@ impl ForestEncoder {
             if let Some(level) = self.path.pop() {
                 self.path_entries -= 1 + level.parts.len();
             }
-            // As many are open in the outline as are on the path.
+            // The outline has as many open levels as the path has runs.
             let left = self.outline.leave();
             debug_assert!(left.is_ok(), "the outline follows the path");
         }
@@ -253,7 +254,7 @@ impl Frame {
     }
 }
 
-/// Writes which of the candidates have how much of a run, in the shorter form.
+/// Writes how many blocks of a run each candidate has, in the shorter of the two forms.
 fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[Taken]) {
     let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
     let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();

@@ -4,7 +4,8 @@ use crate::trie::OutlineError;
 
 use super::{CANDIDATES_MAX, PARTS_MAX, PATH_ENTRIES_MAX};
 
-/// Why the payload of a forest frame is not valid. Its checksum was right, so the writer was at fault and not the disk.
+/// Why the payload of a forest frame is not valid. Its checksum was right, so the fault is the writer's and not the
+/// disk's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ForestError {
     /// The payload ends in the middle.
@@ -13,7 +14,7 @@ pub enum ForestError {
     /// A number needs more than 64 bits.
     #[error("a number is too large")]
     NumberTooLarge,
-    /// A number is larger than what it counts.
+    /// A number is larger than is possible there.
     #[error("{what} is {number}, and at most {most} is possible")]
     OutOfRange {
         /// The things that the number counts.
@@ -23,13 +24,13 @@ pub enum ForestError {
         /// The largest that would be possible.
         most: usize,
     },
-    /// The flags are not those of a frame that can come here.
+    /// The flags do not fit the frame's place: a forest begins once, continues, and ends once.
     #[error("the flags {flags:#x} cannot come here: a forest begins once, goes on, and ends once")]
     Flags {
         /// The frame's first byte.
         flags: u8,
     },
-    /// The pops lead nowhere.
+    /// The numbers of levels to pop make no forest.
     #[error(transparent)]
     Outline(#[from] OutlineError),
     /// No holder has the last block of a run.
@@ -41,15 +42,15 @@ pub enum ForestError {
     /// A path needs more memory than a reader grants.
     #[error("a path has more than {PATH_ENTRIES_MAX} blocks, runs and holders")]
     TooWide,
-    /// A frame gives more to holders than a reader takes at once.
+    /// A frame has more parts of holders, or more candidates, than a reader takes at once.
     #[error("a frame has more than {PARTS_MAX} parts of holders, or {CANDIDATES_MAX} candidates for them")]
     TooManyParts,
-    /// The hashes are more or fewer than the runs have blocks.
+    /// The frame has more or fewer hashes than its runs have blocks.
     #[error("the runs have {blocks} blocks, and {bytes} bytes of hashes follow; 8 are needed for each")]
     Hashes {
         /// Blocks of all runs of the frame.
         blocks: usize,
-        /// Bytes behind them.
+        /// Bytes of hashes that follow the runs.
         bytes: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Reading a forest from an untrusted file.
+//! Reader of a forest in an untrusted file.
 
 use crate::hash::{Position, SequenceHash};
 use crate::index::{HolderPart, RestoredRun};
@@ -12,9 +12,9 @@ use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENT
 pub struct ForestChunk {
     runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
-    /// By holder; of each in the order of the runs.
+    /// Sorted by holder. The parts of one holder are in the order of the runs.
     parts: Vec<Part>,
-    /// How many holders were looked at for them.
+    /// Number of candidates that were looked at to find the parts.
     candidates: usize,
 }
 
@@ -22,7 +22,7 @@ pub struct ForestChunk {
 struct ForestRun {
     position: u32,
     parent: Option<SequenceHash>,
-    /// The index of its first hash.
+    /// The index of the run's first hash.
     first: usize,
     len: u16,
 }
@@ -35,24 +35,24 @@ struct Part {
 }
 
 impl ForestChunk {
-    /// How many runs there are.
+    /// Number of runs.
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// How many distinct blocks there are.
+    /// Number of distinct blocks.
     pub fn blocks(&self) -> usize {
         self.hashes.len()
     }
 
-    /// About how many bytes the chunk takes in memory.
+    /// Approximate bytes that the chunk takes in memory.
     pub fn bytes(&self) -> usize {
         self.runs.len() * size_of::<ForestRun>()
             + self.hashes.len() * 8
             + self.parts.len() * size_of::<Part>()
     }
 
-    /// The runs of each holder, by the holder's number. Parents come before children.
+    /// The runs of each holder, with the holder's number in the file. Parents come before children.
     pub fn holders(&self) -> impl Iterator<Item = (u32, impl Iterator<Item = RestoredRun<'_>>)> {
         let by_holder = self.parts.chunk_by(|one, other| one.holder == other.holder);
         by_holder.filter_map(|parts| {
@@ -72,7 +72,7 @@ impl ForestChunk {
     }
 }
 
-/// Follows the forests of one file from frame to frame.
+/// Reads the forests of one file from frame to frame.
 #[derive(Debug, Default)]
 pub(in super::super) struct ForestReader {
     forest: Option<Forest>,
@@ -85,7 +85,7 @@ struct Forest {
     holders: Vec<u32>,
     outline: OutlineReader,
     levels: Vec<Level>,
-    /// Runs on the path, plus their holders.
+    /// Number of runs on the path, plus their holders.
     path_entries: usize,
     /// The hashes on the path.
     path: Vec<SequenceHash>,
@@ -95,7 +95,7 @@ struct Forest {
 #[derive(Debug)]
 struct Level {
     start: usize,
-    /// How many of its blocks children can still branch off.
+    /// Number of the run's blocks that children can still branch off.
     len: usize,
     parts: Vec<HolderPart>,
 }
@@ -106,7 +106,8 @@ impl ForestReader {
         self.forest.is_some()
     }
 
-    /// Reads a frame's payload; `holders` is how many walked holders the file has named so far.
+    /// Reads a frame's payload. `holders` is the number of holders with blocks in a forest that the file has named so
+    /// far.
     pub(in super::super) fn read(
         &mut self,
         payload: &[u8],
@@ -166,7 +167,7 @@ impl Forest {
         let mut blocks = 0;
         let count = bytes.number()?;
         for run in 0..count {
-            // A run has several bytes of a payload that is shorter than that.
+            // A run takes several bytes of the payload, which is too short for 2^32 runs.
             let number = u32::try_from(run).map_err(|_| ForestError::Cut)?;
             let len = self.read_run(bytes, number, blocks, &mut chunk)?;
             blocks += len;
@@ -180,12 +181,12 @@ impl Forest {
             .hashes
             .extend(hashes.iter().map(|hash| SequenceHash(u64::from_le_bytes(*hash))));
         self.find_parents(&mut chunk);
-        // Stable: each holder's parts stay in the order of the runs.
+        // The sort is stable, so each holder's parts stay in the order of the runs.
         chunk.parts.sort_by_key(|part| part.holder);
         Ok(chunk)
     }
 
-    /// Reads a run's columns; gives its length.
+    /// Reads a run's fields, and returns its length in blocks.
     fn read_run(
         &mut self,
         bytes: &mut Bytes<'_>,
@@ -232,7 +233,8 @@ impl Forest {
         Ok(len)
     }
 
-    /// The position of the next run, and the holders that can have some of it.
+    /// Reads where the next run branches off. Returns its position, and its candidates: the holders that can have
+    /// blocks of it.
     fn candidates(&mut self, bytes: &mut Bytes<'_>) -> Result<(usize, Vec<u32>), ForestError> {
         let Some(parent) = self.levels.last_mut() else {
             return Ok((0, self.holders.clone()));
@@ -245,7 +247,7 @@ impl Forest {
         Ok((parent.start + branch + 1, candidates.collect()))
     }
 
-    /// Follows the path through the hashes, to tell which one each run follows.
+    /// Finds the parent hash of each run: the last hash on the path before it.
     fn find_parents(&mut self, chunk: &mut ForestChunk) {
         for run in &mut chunk.runs {
             self.path.truncate(run.position as usize);
@@ -256,7 +258,8 @@ impl Forest {
     }
 }
 
-/// How many blocks of a run each candidate has.
+/// Reads a run's changes, and returns how many of its `len` blocks each holder has. Candidates without a block are
+/// left out.
 fn read_changes(
     bytes: &mut Bytes<'_>,
     len: usize,

@@ -1,4 +1,4 @@
-//! Tests of forests: what is written reads back without holes, and nothing else makes trouble.
+//! Tests of forests: everything that is written reads back without holes, and other input is refused without harm.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

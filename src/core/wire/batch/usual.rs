@@ -1,7 +1,8 @@
-//! The short way to read a batch, as [`EventBatch::encode`] writes it: keys in its order, numbers in their usual forms.
+//! The fast path for batches in the usual form, which [`EventBatch::encode`] writes: keys in its order, numbers in
+//! their usual forms.
 //!
-//! Each key is compared where it is expected, and nothing is looked up. What is otherwise in anything, or wrong, is read again from its
-//! beginning by the decoder for all forms. The outcome is always that decoder's; the fuzz tests compare.
+//! Each key is compared at the place where it is expected; nothing is looked up. A batch or an event in another form, or with a mistake, is
+//! read again from its beginning by the decoder for all forms. So the outcome is always that decoder's; the fuzz tests compare the two.
 
 use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;
@@ -12,13 +13,14 @@ use crate::wire::resumable::{Resumable, ResumableBlocks};
 
 use super::{EventBatch, Tier};
 
-/// The batch without its events, and how many follow, which are the rest of the payload.
+/// Reads a batch up to its events. Returns it without events, and the number of events, which are the rest of the
+/// payload. `None` if the batch is not in the usual form.
 pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     let entries = reader.short_map()?;
     let epoch = reader.behind(b"\xa1v\x01\xa5epoch")?.plain_number()?;
     let seq = reader.behind(b"\xa3seq")?.plain_number()?;
     let rank = u32::try_from(reader.behind(b"\xa4rank")?.plain_number()?).ok()?;
-    // With the version and the events.
+    // Five entries are always there: the version, the epoch, the number, the rank and the events.
     let (mut read, mut time_us, mut tier, mut block_size) = (5, None, Tier::DEVICE, None);
     if let Some(reader) = reader.behind(b"\xa7time_us") {
         (time_us, read) = (Some(reader.plain_number()?), read + 1);
@@ -45,7 +47,7 @@ pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     (read == entries && seq > 0).then_some((batch, count))
 }
 
-/// The next event, in whichever form.
+/// Reads the next event, in whatever form.
 pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Event, DecodeError> {
     let mut ahead = reader.clone();
     match plain_event(&mut ahead, limits) {
@@ -57,7 +59,8 @@ pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Even
     }
 }
 
-/// An event that names blocks by sequence hashes and has nothing beside them but which are resumable.
+/// Reads an event in the usual form: it names blocks by sequence hashes, and has nothing besides except which blocks
+/// are resumable. `None` for another form.
 fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
     const HASHES: &str = "sequence_hashes";
     let entries = reader.short_map()?;

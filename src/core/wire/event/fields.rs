@@ -16,7 +16,7 @@ use super::{
     BlockContent, BlockNames, DOUBTS, Event, EventType, RemovedBlocks, StoredBlocks, TYPE_BYTES_MAX,
 };
 
-/// All fields that an event of any type may have; keys come in any order, so the type may come last.
+/// All fields that an event of any type may have. Keys come in any order, so the type may come last.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct EventFields {
@@ -25,7 +25,7 @@ pub(super) struct EventFields {
     position: Option<Option<u64>>,
     sequence_hashes: Option<Vec<SequenceHash>>,
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    // Written as other hashes are; turned into plain numbers in place.
+    // Read as other hashes are, and turned into plain numbers in place.
     engine_hashes: Option<Vec<SequenceHash>>,
     block_hashes: Option<Vec<BlockHash>>,
     tokens: Option<Vec<Token>>,
@@ -35,7 +35,8 @@ pub(super) struct EventFields {
     resumable: Option<RunsOrFlag>,
 }
 
-/// The value of `resumable`: run lengths of stored blocks, or what is said of all blocks of an event.
+/// The value of `resumable`: run lengths in an event of stored blocks, or one boolean for all blocks of an event of
+/// type `resumable`.
 #[derive(Deserialize)]
 #[serde(
     untagged,
@@ -103,8 +104,8 @@ impl EventFields {
         }
     }
 
-    /// Refuses fields that an event of this type does not have. Machines may send them, so that the contract can grow; a person has
-    /// made a mistake.
+    /// Refuses fields that an event of this type does not have. Called for JSON only, where a person has made a mistake. MessagePack may
+    /// carry such fields, so that the contract can grow.
     pub(super) fn refuse_strays(&self) -> Result<(), DecodeError> {
         let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
         let has_stored_fields = self.parent.is_some()
@@ -241,7 +242,7 @@ impl EventFields {
         })
     }
 
-    /// Blocks that are named one by one.
+    /// Makes the event of blocks that are named one by one.
     fn into_removed(self) -> Result<RemovedBlocks, DecodeError> {
         if self.sequence_hashes.is_none() && self.lineage_hashes.is_none() {
             return Err(DecodeError::Missing {
@@ -255,7 +256,8 @@ impl EventFields {
     }
 }
 
-/// The publisher's own doubts. A word that is not known is an error: nobody could say of the holder that it is exact.
+/// The publisher's own doubts. An unknown word is an error: with a doubt that the daemon does not understand, it
+/// could not call the holder exact.
 struct Doubts(DegradedReasons);
 
 impl Doubts {
@@ -281,7 +283,7 @@ impl Doubts {
 }
 
 impl<'de> Deserialize<'de> for Doubts {
-    /// As strict as [`Self::decode`]; replies read the same words leniently.
+    /// Reads the words as strictly as [`Self::decode`]. Replies read the same words leniently.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
         let mut reasons = DegradedReasons::default();
@@ -292,7 +294,8 @@ impl<'de> Deserialize<'de> for Doubts {
     }
 }
 
-/// A start that can be placed: position 0 has no parent, every other has one, and the last block has a position too.
+/// Checks the start of stored blocks: position 0 has no parent, and every other position has one. The last block's
+/// position must be in range too.
 pub(in crate::wire) fn check_start(
     parent: Option<SequenceHash>,
     position: Option<Position>,

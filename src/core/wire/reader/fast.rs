@@ -1,11 +1,11 @@
-//! The fast paths of the cursor, because much of a payload may be so: read short keys and plain numbers, pass over values that nobody asks
-//! for, and read arrays of small numbers.
+//! The fast paths of the cursor, for the values that make up much of a payload. They read short keys and plain numbers, pass over values
+//! that nobody asks for, and read arrays of small numbers.
 
 use rmp::Marker;
 
 use super::{DecodeError, Reader, Value};
 
-/// Bytes of each value that begins with the index, marker included; 0 where that depends on more than the marker.
+/// Bytes of a value, marker included, indexed by its marker. 0 if the number depends on more than the marker.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -37,7 +37,7 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Bytes of each unsigned integer of at most 32 bits, by its marker; 0 for all other markers.
+/// Bytes of an unsigned integer of at most 32 bits, marker included, indexed by its marker. 0 for all other markers.
 const NUMBER_WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -54,7 +54,7 @@ const NUMBER_WIDTHS: [u8; 256] = {
     widths
 };
 
-/// How far such an integer has to be shifted down in the four bytes behind its marker.
+/// Bits by which the four bytes after the marker are shifted down to give such an integer, indexed by its marker.
 const NUMBER_SHIFTS: [u8; 256] = {
     let mut shifts = [0; 256];
     shifts[0xcc] = 24;
@@ -63,7 +63,7 @@ const NUMBER_SHIFTS: [u8; 256] = {
 };
 
 impl<'a> Reader<'a> {
-    /// The next value if it is a text of fewer than 32 bytes, which need not be UTF-8; none, and nothing is read, where it is another.
+    /// Reads the next value if it is a text of fewer than 32 bytes, which need not be UTF-8. Otherwise reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_text(&mut self) -> Option<&'a [u8]> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
@@ -75,7 +75,8 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// The cursor behind `expected`, if that comes next; none, and nothing is read, where it does not.
+    /// Moves past the bytes `expected` if they come next, and returns the cursor. Otherwise reads nothing and returns
+    /// `None`.
     #[inline]
     pub(in crate::wire) fn behind<const LENGTH: usize>(
         &mut self,
@@ -89,13 +90,14 @@ impl<'a> Reader<'a> {
         Some(self)
     }
 
-    /// How many entries the next value has if it is a map with fewer than 16; none, and nothing is read, where it is another.
+    /// Reads the head of a map with fewer than 16 entries, and returns their number. For another value reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_map(&mut self) -> Option<usize> {
         self.short_count(Marker::FixMap(0).to_u8())
     }
 
-    /// How many elements the next value has if it is an array with fewer than 16; none, and nothing is read, where it is another.
+    /// Reads the head of an array with fewer than 16 elements, and returns their number. For another value reads nothing and returns
+    /// `None`.
     #[inline]
     pub(in crate::wire) fn short_array(&mut self) -> Option<usize> {
         self.short_count(Marker::FixArray(0).to_u8())
@@ -109,7 +111,7 @@ impl<'a> Reader<'a> {
         (count < 16).then_some(usize::from(count))
     }
 
-    /// The next value if it is an unsigned integer in one of its usual forms; none, and nothing is read, where it is another.
+    /// Reads the next value if it is an unsigned integer in one of its usual forms. Otherwise reads nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn plain_number(&mut self) -> Option<u64> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
@@ -126,8 +128,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Passes over one value with all that it contains. Takes no memory and does not recurse: every value left to
-    /// pass costs at least a byte of the payload.
+    /// Passes over one value with everything in it. Takes no memory and does not recurse: the values left to pass are
+    /// only counted, and each costs at least one byte of the payload.
     ///
     /// # Errors
     ///
@@ -159,14 +161,14 @@ impl Reader<'_> {
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] at the first that is none. What was read before stays in the list.
+    /// [`DecodeError`] at the first value that is not such an integer. The integers before it stay in the list.
     pub fn unsigned_32_list(
         &mut self,
         field: &'static str,
         count: usize,
         list: &mut Vec<u32>,
     ) -> Result<(), DecodeError> {
-        // Each takes a byte at least.
+        // Each takes at least one byte.
         self.checked_by_bytes(count)?;
         let start = list.len();
         list.resize(start + count, 0);
@@ -185,8 +187,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The next value if it is an unsigned integer of at most 32 bits, far enough from the end. There is no branch on how it is encoded, as
-    /// no processor could guess that of tokens.
+    /// Reads the next value if it is an unsigned integer of at most 32 bits, and at least 5 bytes are left. Otherwise reads nothing and
+    /// returns `None`. No branch depends on the encoding, as no processor could predict the encodings of tokens.
     #[inline]
     fn small_number(&mut self) -> Option<u32> {
         let bytes = self.input.get(self.offset..)?.first_chunk::<5>()?;
@@ -196,7 +198,8 @@ impl Reader<'_> {
             return None;
         }
         self.offset += usize::from(width);
-        // One byte is the value itself. Otherwise it follows, and what follows it is shifted out.
+        // A value of one byte is the marker itself. A longer value follows the marker, and the bytes after it are
+        // shifted out.
         let following = u32::from_be_bytes([a, b, c, d]) >> NUMBER_SHIFTS[usize::from(marker)];
         Some(if width == 1 { u32::from(marker) } else { following })
     }

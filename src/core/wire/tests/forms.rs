@@ -1,4 +1,5 @@
-//! The other forms a publisher or router may choose: arrays for blobs, keys in any order, keys nobody knows yet.
+//! Tests of the other forms that a publisher or router may choose: arrays for blobs, keys in any order, keys that are
+//! not known yet.
 
 use proptest::prelude::*;
 use rmp::encode;

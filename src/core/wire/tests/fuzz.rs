@@ -1,5 +1,5 @@
-//! A seeded mutation fuzzer over every decoder: nothing panics, and what decodes is encoded to something that decodes to the
-//! same.
+//! A seeded mutation fuzzer over every decoder. It checks that no decoder panics, and that everything decoded is
+//! encoded to something that decodes to the same.
 
 use fastrand::Rng;
 use proptest::strategy::{Strategy, ValueTree};

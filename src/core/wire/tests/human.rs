@@ -1,4 +1,4 @@
-//! Messages as JSON: what is written is read back, and mistakes are named.
+//! Tests of messages as JSON: everything written is read back, and mistakes are named.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Every limit: what is just within it is taken, one more is refused.
+//! Tests of every limit: a message just within it is taken, and one element more is refused.
 
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
 
