@@ -92,7 +92,7 @@
 //! 2. lanes
 //! 3. admin listener
 //! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
-//! 5. newest snapshot: that of the Object Store, where it is newer
+//! 5. newest snapshot: that of the Object Store, if it is newer than the newest file
 //! 6. operators' commands
 //! 7. events
 //! 8. resyncs

@@ -183,7 +183,7 @@ impl Book {
         Some(entry.changes.inexact_since_s())
     }
 
-    /// Notes the holders that have gone, and forgets those that went long ago.
+    /// Notes the holders that have gone, and forgets holders that went long ago.
     fn end_look(&mut self, now_s: u64) {
         let Self {
             holders,

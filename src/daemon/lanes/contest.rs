@@ -9,7 +9,7 @@ use super::holder::{Context, Holder};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// After so long without a batch of a lower epoch, its publisher counts as gone: publishers send something every second.
+/// Time without a batch of a lower epoch after which its publisher counts as gone. Publishers send something every second.
 const SILENT_US: u64 = 3_000_000;
 /// A batch of a lower epoch that was made longer ago than this may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
@@ -33,7 +33,7 @@ impl Lower {
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
     }
 
-    /// Whether the other publisher has been silent at `listening_us` for so long that a contest is over.
+    /// Whether a contest is over at `listening_us`: the other publisher has been silent for 3 seconds.
     fn is_over(&self, listening_us: u64) -> bool {
         self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
     }

@@ -1,5 +1,5 @@
-//! How far the index is behind what has been received, and which batches are half applied. By namespace, for queries, without a lock
-//! where nothing is wrong.
+//! The *flow* of each namespace, for queries: how far the index is behind the received messages, and which batches are half applied.
+//! Reading it takes no lock while nothing is wrong.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -193,7 +193,7 @@ mod tests {
         let (long, short) = (Duration::from_secs(2), Duration::from_secs(600));
         let (stood_still, heard_us) = freshness(Some(Duration::from_secs(1)), long);
         assert_eq!(stood_still.came_us(), heard_us);
-        // What came since is new again once the broker has been heard.
+        // Later messages are new again once the broker has been heard.
         stood_still.heard(now_us());
         assert!(stood_still.came_us() > heard_us);
         // Where nobody asks, where the silence is allowed, and where the events are not followed, it has come now.

@@ -222,8 +222,8 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one has
-    /// been applied. An answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
+    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one
+    /// has been applied. An answer to a resync that is under way may be older than the dropped batch: the holder waits for it no longer.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -337,8 +337,8 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are those that the publisher
-    /// told.
+    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are exactly the blocks that the
+    /// publisher told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);

@@ -169,7 +169,7 @@ impl Holder {
         // The answer mends or replaces the state, and with it the reasons for doubt. `Resyncing` stands for them until that is done.
         // Missing batches do not bring back evicted blocks.
         let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
-        // What came after the question may have come after the answer.
+        // Doubts that came after the question may have come after the answer.
         let later = held.doubts();
         if self
             .tracker

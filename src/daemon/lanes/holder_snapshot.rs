@@ -174,7 +174,7 @@ impl Holder {
         }
     }
 
-    /// Compares the holder with its dump: `before` and `dumped` are what it was before the walk over the index.
+    /// Compares the holder with its dump. `before` and `dumped` describe the holder before the walk over the index.
     pub(super) fn revisit(
         &mut self,
         before: &WalkedHolder,

@@ -56,7 +56,7 @@ pub(crate) enum Job {
         generation: StreamGeneration,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
-    /// Compare a holder with what was dumped of it, after a walk over the index.
+    /// Compare a holder with its dump, after a walk over the index.
     Revisit {
         holder: HolderKey,
         before: Box<(WalkedHolder, HolderFrame)>,
@@ -229,7 +229,7 @@ pub(crate) enum ResyncStep {
     },
 }
 
-/// The holders of one lane, and what it needs to apply jobs to them.
+/// The holders of one lane, and the parts that the lane needs to apply jobs to them.
 pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
     /// Holders whose blocks come in a snapshot's forests, by their numbers there. Filled only while a snapshot is restored.

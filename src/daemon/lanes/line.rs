@@ -133,7 +133,7 @@ impl Assignments {
         }
     }
 
-    /// The lane of `worker`: the one it has, or the one with the fewest workers.
+    /// Returns the lane of `worker`. A worker without a lane gets the lane with the fewest workers.
     pub(crate) fn assign(&self, worker: &WorkerKey) -> (LaneId, InFlight) {
         let entry = self.by_worker.entry(worker.clone());
         let assignment = match entry {

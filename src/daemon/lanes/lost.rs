@@ -1,4 +1,4 @@
-//! Messages that were dropped because the queue of their lane was full: what is known of them, and the doubts that follow.
+//! Messages that were dropped because the queue of their lane was full: the marks that stand for them, and the doubts that follow.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sequence tracking: what the numbers on batches prove about one holder's state.
+//! Sequence tracking: from the numbers on batches to proofs about one holder's state.
 //!
 //! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
 //! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.

@@ -168,7 +168,7 @@ impl LanePool {
         self.dump(lane, after, false, generation).await
     }
 
-    /// As [`Self::dump_next`], with the blocks of every holder.
+    /// Dumps as [`Self::dump_next`] does, but with the blocks of every holder.
     pub async fn dump_next_with_blocks(
         &self,
         lane: usize,
@@ -303,7 +303,7 @@ impl Lane {
         }
     }
 
-    /// Compares a holder with what was dumped of it.
+    /// Compares a holder with its dump.
     pub(super) fn revisit(
         &mut self,
         key: &HolderKey,

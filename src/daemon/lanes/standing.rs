@@ -1,6 +1,6 @@
 //! The states of a holder on its lane, and what leads from one to another.
 //!
-//! What becomes of the blocks:
+//! State of the blocks, by the change:
 //!
 //! | | `Replaced` | `Missed` | `CountRestarted` | `EpochEnded` | `Released` |
 //! |---|---|---|---|---|---|
@@ -9,7 +9,7 @@
 //! | `Recounted` | `Whole` | `Recounted` | `Recounted` | `Outlived` | `Recounted` |
 //! | `Outlived` | `Whole` | `Outlived` | `Recounted`, cleared | `Outlived` | `Torn`, cleared |
 //!
-//! What the publisher is good for:
+//! State of the publisher, by the news of its answers:
 //!
 //! | | `Answered` | `Failed` | `Refused` | `Reconsidered` |
 //! |---|---|---|---|---|
@@ -41,7 +41,7 @@ pub(super) enum BlocksChange {
     CountRestarted,
     /// An epoch has begun whose first batches are missing.
     EpochEnded,
-    /// The batches that were held are applied without what is missing before them.
+    /// The held batches are applied without the missing batches before them.
     Released,
 }
 

@@ -28,7 +28,7 @@ impl Tally {
         counted.batches.add(batch);
     }
 
-    /// Counts what has been added.
+    /// Counts the batches that have been added.
     pub(super) fn count(&self) {
         self.0.borrow_mut().count();
     }

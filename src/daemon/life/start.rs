@@ -201,7 +201,7 @@ fn spawn_traces(shared: &Shared, upkeep: &Stage) -> Option<Tracer> {
 }
 
 fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
-    // What people ask on the page is not part of the sample.
+    // Queries that people make on the page are not part of the sample.
     let answerer = Answerer::new(
         Arc::clone(&shared.namespaces),
         Arc::clone(&shared.trust),

@@ -14,7 +14,7 @@ pub(super) enum Prospect {
     Silent,
 }
 
-/// Every so many items, the worst prospect comes first, so that no item waits for ever.
+/// Period, in items taken, at which the worst prospect comes first. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
 /// Items that wait to be taken. Within a prospect the workers take turns, one item each, whatever the number of their items.

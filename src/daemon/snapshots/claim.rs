@@ -66,7 +66,7 @@ pub(super) enum ClaimError {
         /// The daemon that said so.
         instance: String,
     },
-    /// The server did not do what was asked, in its words.
+    /// The server refused or failed, in its words.
     Failed(String),
 }
 

@@ -1,5 +1,5 @@
-//! Snapshots: writing what the lanes dump to files, bringing the newest good file back at start, and exchanging files with the NATS
-//! Object Store. The file format is in [`kvatlas_core::snapshot`].
+//! Snapshots: writing the lanes' dumps to files, restoring the newest good file at start, and exchanging files with the NATS Object
+//! Store. The file format is in [`kvatlas_core::snapshot`].
 //!
 //! | file | subject |
 //! |---|---|
@@ -25,8 +25,8 @@
 //! # Holders in a forest
 //!
 //! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them later, run by run, at
-//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after it. Replaying the
-//! stream makes it converge:
+//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after the cursor.
+//! Replaying the stream makes it converge:
 //!
 //! - A block that a later batch names is settled by that batch, as the replay is in order.
 //! - A block that no later batch names has not changed since the cursor, and the walk has found it.

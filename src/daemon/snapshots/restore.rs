@@ -25,7 +25,7 @@ use kvatlas_process::storage::open_regular;
 pub struct Restored {
     /// The file.
     pub path: PathBuf,
-    /// The totals of what it holds.
+    /// The totals of its content.
     pub totals: SnapshotTotals,
     /// When it was begun, in microseconds since the Unix epoch.
     pub created_us: u64,

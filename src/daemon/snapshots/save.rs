@@ -57,7 +57,7 @@ pub struct Saved {
     pub path: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// The totals of what it holds.
+    /// The totals of its content.
     pub totals: SnapshotTotals,
     /// How long writing took.
     pub elapsed: Duration,

@@ -12,8 +12,8 @@
 //! 3. A message that came on both subscriptions is a duplicate by its number.
 //!
 //! The server may refuse the subscription, or take the right to it away while it stands. It says so in an error on the connection. Each
-//! such refusal is an incident, too. The source then subscribes again and again, until the server has the subscription and says nothing
-//! against it for as long as two round trips take.
+//! such refusal is an incident, too. The source then subscribes again and again. It stops when the server has the subscription and has
+//! said nothing against it for as long as two round trips take.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -77,7 +77,8 @@ pub(super) struct Notices {
     pub(super) refusals: watch::Receiver<u64>,
     /// Most messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
-    /// Count of the messages that the connection has received and the source has not taken. The source tells it what it takes.
+    /// Count of the messages that the connection has received and the source has not taken. The source reports here each message that it
+    /// takes.
     pub(super) intake: Arc<Intake>,
     /// Opens trace spans; `None` without a collector.
     pub(super) tracer: Option<Tracer>,
@@ -150,7 +151,7 @@ impl CoreNatsSource {
                     self.close(&mut inbox, old).await;
                 }
                 beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
-                    // What came before the pulse is in the buffer, or has been handed over.
+                    // Messages that came before the pulse are in the buffer, or have been handed over.
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                     pulse.confirm(sent_us);
                 },

@@ -20,8 +20,8 @@ use super::{
 pub(crate) struct FoundHolder {
     /// The holder's id.
     pub(crate) id: HolderId,
-    /// Number of leading blocks that count, in whichever tiers. By the settings, these are the blocks that a request can reuse, or those
-    /// that full attention has.
+    /// Number of leading blocks that count, in whichever tiers. By the settings, these are the blocks that a request can reuse, or the
+    /// blocks that full attention has.
     pub(crate) blocks: u32,
     /// The same count for its blocks on the device alone, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
