@@ -76,7 +76,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// [`LoggingError`] if other code than kvatlas set up the log. Nothing has changed then.
+    /// [`LoggingError`] if kvatlas has not set up the log, or if the new level cannot be parsed. Nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<ReloadReport, LoggingError> {
         let mut in_force = self.in_force.lock();
         let changed = in_force.changed_settings(config);
