@@ -34,20 +34,18 @@
 //!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
 //!    of the stream, which tells messages from before a loss from those after it.
 //! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
-//!    and the worker from the subject:
-//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). What comes next from the same worker is known by its subject.
+//!    and the worker from the subject: [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). Further messages on the
+//!    same subject reuse the sender that was found.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes it, together with what else has come. What came of one worker together is one job. Where the queue is
-//!    full, messages of core NATS are dropped by
-//!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
-//!    [`JobSender::send`](lanes::queue::JobSender::send) waits: here is the back-pressure.
+//! 4. The lane's queue takes the message, together with the others that have come. Messages of one worker that come together are one job.
+//!    While the queue is full, messages of core NATS are dropped by [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop).
+//!    With JetStream, [`JobSender::send`](lanes::queue::JobSender::send) waits: this is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
 //! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
 //!    `reader.rs`. If it fails, the worker's holders are degraded.
-//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks
-//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply, skip, or hold it
-//!    until missing batches have come.
+//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what
+//!    the batch's number means: apply the batch, skip it, or hold it until missing batches have come.
 //! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its reply says which
 //!    blocks were rejected, and the holder turns that into reasons for doubt.
 //!
@@ -58,9 +56,9 @@
 //! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
 //! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
 //!
-//! Beside the way, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
-//! `lanes/position.rs` notes how far the stream has been handed over. Short keys and numbers are read in `core/wire/reader/fast.rs`, and
-//! keys that the contract does not know are passed over there.
+//! Outside these steps, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `kvatlas_telemetry` count, and
+//! `lanes/position.rs` notes how far the stream has been handed over. `core/wire/reader/fast.rs` reads short keys and numbers, and passes
+//! over keys that the contract does not know.
 //!
 //! # The way of one query
 //!
@@ -72,7 +70,7 @@
 //!    ([`Subjects::parse_query`](kvatlas_core::wire::Subjects::parse_query)) and decodes the request
 //!    ([`QueryRequest::decode`](kvatlas_core::wire::QueryRequest::decode)).
 //! 4. [`PositionalIndexer::find_chain`](kvatlas_core::index::PositionalIndexer::find_chain) searches the index, without a lock.
-//!    [`find_bounds`](kvatlas_core::index::PositionalIndexer::find_bounds) does so for blocks chosen from a chain.
+//!    [`find_bounds`](kvatlas_core::index::PositionalIndexer::find_bounds) does the same for blocks chosen from a chain.
 //! 5. The answerer orders the holders, adds each holder's reasons for doubt, and encodes the
 //!    [`QueryReply`](kvatlas_core::wire::QueryReply).
 //! 6. [`Responder::send`](queries::responder::Responder::send) sends it, or an error in its place.
@@ -83,7 +81,7 @@
 //! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
 //! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
 //!
-//! Beside the way, `kvatlas_telemetry::QueryMetrics` counts. A gateway takes requests the same way, and then asks the shards:
+//! Outside these steps, `kvatlas_telemetry::QueryMetrics` counts. A gateway takes requests the same way, and then asks the shards:
 //! [`Gateway::run`](queries::gateway::Gateway::run).
 //!
 //! # Start and stop
@@ -94,14 +92,15 @@
 //! 2. lanes
 //! 3. admin listener
 //! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
-//! 5. newest snapshot: that of the Object Store, where it is newer
+//! 5. newest snapshot: that of the Object Store, if it is newer than the newest file
 //! 6. operators' commands
 //! 7. events
 //! 8. resyncs
 //! 9. queries
 //!
-//! Queries are served once events are followed. Before, the index is compared with that of a replica that serves: it must know as much,
-//! or have had the time to learn it. [`kvatlas_process::admin::Latch`] lists what readiness waits for.
+//! Queries are served once events are followed and the index has been compared with that of a replica that serves. The own index must
+//! know as much as the replica's, or must have had the time to learn as much. [`kvatlas_process::admin::Latch`] lists what readiness
+//! waits for.
 //!
 //! A gateway has no index. It skips the HTTP listener, the snapshot, events, resyncs and the comparison.
 //!

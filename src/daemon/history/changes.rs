@@ -4,25 +4,25 @@ use std::collections::VecDeque;
 
 use kvatlas_core::wire::DegradedReasons;
 
-/// Seconds in which changes are kept by the second.
+/// Age in seconds up to which changes are kept by the second.
 const BY_SECOND_S: u64 = 60 * 60;
-/// Seconds in which they are kept by the minute.
+/// Age in seconds up to which changes are kept by the minute.
 const BY_MINUTE_S: u64 = 24 * 60 * 60;
-/// Most changes of a holder: one that changes all the time is known for a shorter time.
+/// Most changes of a holder. The history of a holder that changes all the time reaches back less far.
 const CHANGES_MAX: usize = 256;
 
 /// A holder's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Exact where there is no reason.
+    /// The reasons for doubt; exact if there is none.
     Known(DegradedReasons),
     /// The holder was removed.
     Gone,
-    /// No daemon was there to look.
+    /// No daemon was running to look.
     Unwatched,
 }
 
-/// Bits beyond those of reasons.
+/// Number for [`State::Gone`], a bit beyond those of reasons.
 const GONE: u32 = 1 << 31;
 const UNWATCHED: u32 = 1 << 30;
 
@@ -48,7 +48,7 @@ impl State {
     }
 }
 
-/// A state, and from when on, in seconds since the Unix epoch.
+/// A state, and the time from which the holder had it, in seconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) at_s: u64,
@@ -68,7 +68,7 @@ impl Changes {
         self.0.back().copied()
     }
 
-    /// Notes the state at a time. Returns how many changes there are more than before; fewer where old ones have gone.
+    /// Notes the state at a time. Returns by how much the number of changes has grown; negative if old changes have gone.
     pub(super) fn note(&mut self, at_s: u64, state: State) -> isize {
         if self.last().is_some_and(|last| last.state == state) {
             return 0;
@@ -81,12 +81,13 @@ impl Changes {
         self.0.len().cast_signed() - before.cast_signed()
     }
 
-    /// Makes room for another one.
+    /// Drops the oldest change, to make room for another.
     pub(super) fn drop_first(&mut self) {
         self.0.pop_front();
     }
 
-    /// Since when the holder has not been exact, where it is not: while nobody looked it counts as it was before.
+    /// Returns since when the holder has not been exact, or `None` if its last state is not one of doubt. While no daemon looked, the
+    /// holder counts as in the state before.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {
@@ -99,7 +100,8 @@ impl Changes {
         self.last().filter(|last| last.state.is_inexact()).and(since)
     }
 
-    /// Keeps one change a minute of those that are older than an hour, and of those older than a day the last one: it says how the day began.
+    /// Makes old changes coarser. Of changes older than an hour, the last of each minute stays. Of changes older than a day, only the
+    /// last stays: it says how the day began.
     fn compact(&mut self, now_s: u64) {
         let (by_minute, forgotten) = (
             now_s.saturating_sub(BY_SECOND_S),

@@ -1,6 +1,7 @@
 //! The history in a file, so that it outlives the daemon.
 //!
-//! A MessagePack value and behind it its xxh3 hash, little-endian. What cannot be read is left out, and said: a history is worth no failed start.
+//! The file has a MessagePack value, and behind it the value's xxh3 hash, little-endian. A file that cannot be read is reported and left
+//! out: a start must not fail for its history.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,20 +11,20 @@ use kvatlas_core::wire::{HolderId, NamespaceName, Rank, WorkerName};
 use super::History;
 use super::changes::State;
 
-/// The version of the form.
+/// The version of the file's form.
 const VERSION: u64 = 1;
 /// Bytes of the hash.
 const HASH_BYTES: usize = 8;
-/// Most bytes of a file that is read: as many as the bounds allow.
+/// Most bytes of a file that is read: as many as the bounds on the history allow.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a file has no history.
+/// Why a file's history cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HistoryError {
     /// The file is cut off, or damaged.
     #[error("its hash is not that of its content")]
     Damaged,
-    /// The file has another form.
+    /// The file has another form than this version writes.
     #[error("it is none that this version writes: {0}")]
     Form(String),
 }
@@ -42,19 +43,19 @@ struct SavedHolder {
     namespace: NamespaceName,
     worker: WorkerName,
     rank: Rank,
-    /// Seconds since the Unix epoch, and the state as a number.
+    /// Pairs of a time in seconds since the Unix epoch and the state as a number.
     changes: Vec<(u64, u32)>,
 }
 
 impl Saved {
-    /// The content of a file.
+    /// Makes the content of a file.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, HistoryError> {
         let mut bytes = rmp_serde::to_vec(self).map_err(|error| HistoryError::Form(error.to_string()))?;
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
         Ok(bytes)
     }
 
-    /// The history in a file.
+    /// Reads the history in a file's content.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, HistoryError> {
         let (content, hash) = bytes
             .split_last_chunk::<HASH_BYTES>()
@@ -72,7 +73,7 @@ impl Saved {
 }
 
 impl History {
-    /// The history as it is now.
+    /// Returns the history as it is now.
     pub(crate) fn save(&self, now_s: u64) -> Saved {
         let book = self.book.lock();
         let holders = book.holders.iter().flat_map(|(namespace, holders)| {
@@ -94,7 +95,7 @@ impl History {
         }
     }
 
-    /// Takes over what was saved. Nobody has looked since then.
+    /// Takes over a saved history. From its saving on, its holders count as unwatched.
     pub(crate) fn restore(&self, saved: Saved) {
         let mut book = self.book.lock();
         for SavedHolder {

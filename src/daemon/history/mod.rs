@@ -1,9 +1,11 @@
-//! When holders were exact, and when and why they were not: an hour by the second, a day by the minute.
+//! History of states: when holders were exact, and when and why they were not. The last hour is kept by the second, the last day by the
+//! minute.
 //!
-//! A look at all holders each second notes the states that have changed. With a snapshot directory a file there has the history, so that it
-//! outlives the daemon.
+//! A look at all holders each second notes the states that have changed. With a snapshot directory, a file there keeps the history, so
+//! that it outlives the daemon.
 //!
-//! All is bounded: changes of a holder ([`changes`]), of all together, and holders. What there is no room for is counted.
+//! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A holder without room
+//! is counted.
 
 mod changes;
 mod file;
@@ -24,9 +26,9 @@ pub(crate) use file::{FILE_BYTES_MAX, Saved};
 
 use changes::{Change, Changes, State};
 
-/// Most holders that have a history, those that have gone too.
+/// Most holders that have a history, including those that have gone.
 const HOLDERS_MAX: usize = 65_536;
-/// Most changes of all holders: 16 MiB.
+/// Most changes of all holders together: 16 MiB.
 const CHANGES_MAX: usize = 1 << 20;
 /// Seconds after which a holder that has gone is forgotten.
 const GONE_S: u64 = 24 * 60 * 60;
@@ -48,11 +50,11 @@ struct Book {
 #[derive(Debug, Default)]
 struct Entry {
     changes: Changes,
-    /// The last look that has seen the holder.
+    /// Number of the last look that has seen the holder.
     seen: u64,
 }
 
-/// A change, as it is shown.
+/// A change of state, as the admin listener shows it.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShownChange {
     at_us: u64,
@@ -82,7 +84,7 @@ fn microseconds(seconds: u64) -> u64 {
 }
 
 impl History {
-    /// A history in which nothing has happened.
+    /// Makes an empty history.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             book: Mutex::default(),
@@ -107,7 +109,7 @@ impl History {
         self.metrics.file_failed(error);
     }
 
-    /// The changes of a holder, the oldest first.
+    /// Returns the changes of a holder, the oldest first.
     pub(crate) fn of(&self, namespace: &NamespaceName, holder: &HolderId) -> Vec<ShownChange> {
         let book = self.book.lock();
         let entry = book
@@ -128,7 +130,8 @@ pub(crate) struct Look<'h> {
 }
 
 impl Look<'_> {
-    /// Notes why a holder is not exact, if it is not. Tells its status since when.
+    /// Notes a holder that exists, with the reasons for which it is not exact, if any. Stores in its status since when it has not been
+    /// exact.
     pub(crate) fn saw(&mut self, namespace: &NamespaceName, record: &HolderRecord, reasons: DegradedReasons) {
         let noted = self
             .book
@@ -138,7 +141,7 @@ impl Look<'_> {
         record.status.inexact_since_us.store(since_us);
     }
 
-    /// Ends the look: all holders that there are have been seen.
+    /// Ends the look, in which all holders that exist have been seen.
     pub(crate) fn end(mut self) {
         self.book.end_look(self.now_s);
         self.metrics.dropped(self.dropped);
@@ -146,7 +149,8 @@ impl Look<'_> {
 }
 
 impl Book {
-    /// Notes a holder's state, and gives since when it is not exact. None where there is no room for one that is new.
+    /// Notes a holder's state. Returns since when the holder has not been exact, in seconds; the inner `None` if it is exact. Returns the
+    /// outer `None` if the holder is new and there is no room for it.
     fn note(
         &mut self,
         namespace: &NamespaceName,
@@ -179,7 +183,7 @@ impl Book {
         Some(entry.changes.inexact_since_s())
     }
 
-    /// Notes who has gone, and forgets who went long ago.
+    /// Notes the holders that have gone, and forgets holders that went long ago.
     fn end_look(&mut self, now_s: u64) {
         let Self {
             holders,

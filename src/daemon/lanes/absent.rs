@@ -1,9 +1,9 @@
 //! The memory of workers and ranks without a holder, of all lanes, for a while:
 //!
-//! - Who has sent a message that could not be decoded. It may have overtaken the first batch of a holder, and then nothing else shows that it
-//!   was lost. No worker is forgotten early, however many there are: each leaves marks in a table, and who has all its marks from others
-//!   is doubted for nothing.
-//! - Who has said goodbye. A batch of before that comes again would make a holder that nobody publishes for.
+//! - Workers that have sent a message that could not be decoded. Such a message may have overtaken the first batch of a holder, and then
+//!   nothing else shows that it was lost. The memory is a Bloom filter: each worker leaves four marks in a table, and no worker is
+//!   forgotten early, however many there are. A worker that has all its marks from other workers is doubted for nothing.
+//! - Holders that have said goodbye. A redelivered batch from before the goodbye would otherwise make a holder that nobody publishes for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -21,9 +21,9 @@ use super::line::WorkerKey;
 use super::liveness::ListeningClock;
 use super::sequence::HighWater;
 
-/// For how long all that is remembered: no batch comes so much later than one that overtook it.
+/// Time for which both are remembered, in microseconds. No batch comes so much later than a batch that overtook it.
 const REMEMBERED_US: u64 = 60_000_000;
-/// Most goodbyes that are remembered; of more, the first are forgotten.
+/// Most goodbyes that are remembered. Beyond that, the first ones are forgotten.
 const GOODBYES_MAX: usize = 65_536;
 /// Places of the table of marks: as many as 16 bits of a hash can name.
 const MARKS: usize = 1 << 16;
@@ -41,7 +41,7 @@ pub(super) struct Absent {
 #[derive(Debug, Default)]
 struct Goodbyes {
     by_holder: BTreeMap<HolderKey, Goodbye>,
-    /// In the order in which they came.
+    /// The goodbyes in the order in which they came, each with its time.
     order: VecDeque<(u64, HolderKey)>,
 }
 
@@ -61,17 +61,17 @@ impl Absent {
         }
     }
 
-    /// Counts the time since the last look, if messages could be heard.
+    /// Counts the time since the last look, if messages could be received.
     pub(super) fn look(&self, is_listening: bool) {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// The time in which messages could be heard, in microseconds: silence is measured in it.
+    /// The time in which messages could be received, in microseconds: silence is measured in it.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }
 
-    /// A message of a worker could not be decoded.
+    /// Notes that a message of a worker could not be decoded.
     pub(super) fn note_undecodable(&self, worker: &WorkerKey) {
         self.note_undecodable_at(worker, now_us());
     }
@@ -81,12 +81,13 @@ impl Absent {
         self.is_in_doubt_at(worker, now_us())
     }
 
-    /// A holder has said goodbye. These are its batches so far.
+    /// Notes that a holder has said goodbye. `known` is the high-water marks of its batches.
     pub(super) fn note_goodbye(&self, holder: HolderKey, known: HighWater) {
         self.goodbyes.lock().note(holder, known, now_us());
     }
 
-    /// Why a batch that is for no holder is to be dropped: it came before its publisher's goodbye.
+    /// Returns why a batch without a holder is to be dropped: it is from before its publisher's goodbye. Returns `None` if it is to be
+    /// taken.
     pub(super) fn is_over(&self, holder: &HolderKey, batch: &EventBatch) -> Option<DropReason> {
         self.goodbyes.lock().is_over(holder, batch, now_us())
     }

@@ -19,7 +19,7 @@ pub(crate) fn now_us() -> u64 {
     u64::try_from(micros).unwrap_or_default().max(1)
 }
 
-/// The clocks of a lane. They are read once for all that happens at the end of one job and the beginning of the next.
+/// The clocks of a lane. One reading serves the end of one job and the beginning of the next.
 pub(super) struct LaneClock {
     started: Instant,
     /// When the turn began: in nanoseconds since the lane was started, and in microseconds since the Unix epoch.
@@ -37,13 +37,13 @@ impl LaneClock {
         }
     }
 
-    /// A turn begins.
+    /// Notes that a turn begins.
     pub(super) fn begin_turn(&mut self) {
         self.lap();
         self.turn = (self.now_ns.get(), unix_time_us());
     }
 
-    /// Reads the time; says how much has passed since it was read last.
+    /// Reads the time. Returns how much has passed since it was read last.
     pub(super) fn lap(&self) -> Duration {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let before_ns = self.now_ns.replace(now_ns);

@@ -12,7 +12,7 @@ use super::line::WorkerKey;
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {
-    /// Carries a command out on holders of a worker, behind the batches that have come before; says how many there were.
+    /// Carries out a command on holders of a worker, after the batches that have come before it. Returns the number of these holders.
     pub(crate) async fn command(&self, of: &AdminHolder, command: HolderCommand) -> Result<u64, PoolError> {
         let worker = WorkerKey {
             namespace: of.namespace.clone(),
@@ -56,7 +56,7 @@ impl Lane {
                 }
             }
         }
-        // Who asked may have gone.
+        // The caller may have gone.
         let _ = job.reply.send(count);
         self.finish(&job.worker, job.in_flight);
     }

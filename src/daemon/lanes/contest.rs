@@ -1,4 +1,4 @@
-//! Two publishers that claim one holder: batches of a lower epoch come beside those of the one that is believed.
+//! Two publishers that claim one holder: batches of a lower epoch come beside those of the publisher that is believed.
 //!
 //! A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have one name. Either way nobody knows
 //! whose blocks the holder has. It is *contested* until a higher epoch begins, or until the publisher that is believed goes on alone.
@@ -9,31 +9,31 @@ use super::holder::{Context, Holder};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// After so long without a batch of a lower epoch, its publisher counts as gone: publishers send something every second.
+/// Time without a batch of a lower epoch after which its publisher counts as gone. Publishers send something every second.
 const SILENT_US: u64 = 3_000_000;
-/// A batch of a lower epoch that was made so long ago may be one that comes again.
+/// A batch of a lower epoch that was made longer ago than this may be a redelivery.
 const FRESH_US: u64 = 10_000_000;
 
-/// Batches of lower epochs that have come.
+/// Record of the batches of lower epochs that have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Lower {
-    /// The last one.
+    /// Epoch and number of the last such batch.
     last: BatchCursor,
-    /// When it came, in microseconds of listening.
+    /// When the last such batch came, in microseconds of listening.
     last_us: u64,
-    /// How many have come in this contest; 0 where there is none.
+    /// Number of such batches in this contest; 0 while there is no contest.
     batches: u64,
 }
 
 impl Lower {
-    /// Whether a batch tells of another publisher that lives, at `unix_us`. One that was made long ago does so only together with the one before
-    /// it, of which it is the continuation: the other publisher's clock may be behind.
+    /// Whether a batch shows at `unix_us` that another publisher is alive. A batch that was made long ago may be a redelivery. It shows
+    /// so only if it continues the last such batch, for the other publisher's clock may be behind, or if a contest is on.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
     }
 
-    /// Whether the other publisher has been silent at `listening_us` for so long that a contest is over.
+    /// Whether a contest is over at `listening_us`: the other publisher has been silent for 3 seconds.
     fn is_over(&self, listening_us: u64) -> bool {
         self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
     }
@@ -63,7 +63,7 @@ impl Holder {
         };
         if is_alive {
             self.degrade(DegradedReason::Contested);
-            // Somebody is heard of, though not the one that is believed.
+            // Some publisher is heard of, though not the one that is believed.
             self.writer.status().recover(DegradedReason::Stale);
         }
     }
@@ -73,7 +73,8 @@ impl Holder {
         self.lower.batches > 0
     }
 
-    /// The doubt that stays where the publisher that is believed replaces or clears its state: the other one's blocks are as unknown as before.
+    /// Returns the reason `Contested` during a contest, else no reason. This doubt stays when the believed publisher replaces or clears
+    /// its state: the other publisher's blocks are as unknown as before.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),
@@ -99,7 +100,8 @@ impl Holder {
         }
     }
 
-    /// Says where a new epoch lies ahead of the clock. Its publisher's next process may have the right time, and then a lower epoch.
+    /// Logs a new epoch that lies ahead of the clock. The publisher's next process may have the right time, and would then have a lower
+    /// epoch.
     pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
         let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);
         if ahead_s > 0 {

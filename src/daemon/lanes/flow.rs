@@ -1,5 +1,5 @@
-//! How far the index is behind what has been received, and which batches are half applied. By namespace, for queries, without a lock
-//! where nothing is wrong.
+//! The *flow* of each namespace, for queries: how far the index is behind the received messages, and which batches are half applied.
+//! Reading it takes no lock while nothing is wrong.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Batches that are remembered after they have been applied. A search that saw more of them end counts as one that may have seen parts of
-/// any.
+/// Most steps that are remembered. If more steps end during a search, the search counts as one that may have seen parts of any batch.
 const STEPS_REMEMBERED: usize = 256;
 
 /// The flows of all namespaces.
@@ -29,7 +28,7 @@ impl Flows {
         }
     }
 
-    /// The flow of a namespace; made if it does not exist.
+    /// Returns the flow of a namespace, and makes it if it does not exist.
     pub(super) fn of(&self, namespace: &NamespaceName) -> Arc<NamespaceFlow> {
         if let Some(found) = self.get(namespace) {
             return found;
@@ -41,7 +40,7 @@ impl Flows {
         Arc::clone(&made)
     }
 
-    /// The flow of a namespace; none where no event has come.
+    /// Returns the flow of a namespace, or `None` if no event has come.
     pub(crate) fn get(&self, namespace: &NamespaceName) -> Option<Arc<NamespaceFlow>> {
         let found = self.by_namespace.get(namespace)?;
         Some(Arc::clone(&found))
@@ -65,7 +64,7 @@ pub(crate) struct NamespaceFlow {
 struct LaneWaits {
     /// When the oldest message came; 0 where none waits.
     oldest_us: AtomicU64,
-    /// Since when each line waits, and its number. The lane's queue changes it, while it is locked.
+    /// The lines that wait, as pairs of the time since which the line waits and its number. Changed while the lane's queue is locked.
     lines: Mutex<BTreeSet<(u64, u64)>>,
 }
 
@@ -77,7 +76,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// The oldest message of `line` that waits came at `since_us`, and before this call at `before_us`; 0 is none.
+    /// Notes when the oldest waiting message of `line` came: at `since_us` now, at `before_us` before this call. 0 means that none waits.
     pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
         let Some(waits) = self.lanes.get(lane) else {
             return;
@@ -104,7 +103,7 @@ impl NamespaceFlow {
         numbers
     }
 
-    /// When the oldest message came that is not applied yet; none where none waits.
+    /// Returns when the oldest message came that is not applied yet, or `None` if none waits.
     pub(super) fn oldest_us(&self) -> Option<u64> {
         let lanes = self
             .lanes
@@ -114,10 +113,11 @@ impl NamespaceFlow {
     }
 }
 
-/// The batches that must be seen whole or not at all: a search in between sees a state that its holder never had.
+/// The steps of a namespace. A *step* is a batch that must be seen whole or not at all: a search in the middle of it sees a state that
+/// its holder never had.
 ///
-/// `changes` counts every beginning and every end of such a batch. A search that finds the same count before and after, and none begun,
-/// has seen none in parts.
+/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search that finds the same count
+/// before and after, and no step open before, has seen no batch in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     changes: AtomicU64,
@@ -127,9 +127,9 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct RecentSteps {
-    /// In the order in which they began. `ended_at` is the count at the end; none while the batch is being applied.
+    /// Steps in the order in which they began. `ended_at` is the change counter at the end; `None` while the batch is being applied.
     steps: VecDeque<Step>,
-    /// The latest end of those that have been forgotten.
+    /// The largest `ended_at` of the steps that have been forgotten.
     forgotten_until: u64,
 }
 
@@ -140,7 +140,7 @@ struct Step {
     ended_at: Option<u64>,
 }
 
-/// A batch that is being applied. It ends when this is dropped.
+/// A step that is under way. The step ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct OpenStep {
     flow: Arc<NamespaceFlow>,
@@ -161,12 +161,12 @@ pub(crate) enum SeenInParts {
     Nobody,
     /// The listed holders.
     These(Vec<HolderId>),
-    /// Any: more batches ended than are remembered.
+    /// Any holder: more steps ended than are remembered.
     Any,
 }
 
 impl NamespaceFlow {
-    /// Begins a batch of `holder` that must be seen whole.
+    /// Begins a step of `holder`: a batch that must be seen whole.
     pub(super) fn begin_step(self: &Arc<Self>, holder: &HolderId) -> OpenStep {
         let steps = &self.steps;
         let mut recent = steps.recent.lock();
@@ -180,7 +180,7 @@ impl NamespaceFlow {
             begun_at,
             ended_at: None,
         });
-        // What is written to the index from here on is seen after the count.
+        // Whoever sees a later write to the index also sees the count.
         fence(Ordering::Release);
         OpenStep {
             flow: Arc::clone(self),
@@ -191,7 +191,7 @@ impl NamespaceFlow {
     /// Marks the moment before a search.
     pub(crate) fn mark_search(&self) -> SearchMark {
         let steps = &self.steps;
-        // The count first: a batch that begins in between shows in the one or in the other.
+        // The count is read first: a step that begins between the two reads shows in one of them.
         let changes = steps.changes.load(Ordering::Acquire);
         SearchMark {
             changes,
@@ -199,7 +199,7 @@ impl NamespaceFlow {
         }
     }
 
-    /// The holders that a search that began at `mark` may have seen in parts.
+    /// Returns which holders a search may have seen in parts, if it began at `mark` and ends now.
     pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
         fence(Ordering::Acquire);
         let steps = &self.steps;
@@ -225,7 +225,7 @@ impl NamespaceFlow {
 }
 
 impl RecentSteps {
-    /// Forgets the oldest batch that has been applied.
+    /// Forgets the oldest step that has ended.
     fn forget_oldest(&mut self) {
         let oldest = self.steps.iter().position(|step| step.ended_at.is_some());
         let forgotten = oldest.and_then(|index| self.steps.remove(index));

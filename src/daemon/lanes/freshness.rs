@@ -25,9 +25,9 @@ use super::line::{Assignments, WorkerKey};
 pub(crate) struct Freshness {
     flows: Arc<Flows>,
     assignments: Arc<Assignments>,
-    /// Beyond this, holders are behind; never where it is absent. In microseconds.
+    /// Age beyond which holders are behind, in microseconds; `None` means never.
     behind_after_us: Option<u64>,
-    /// All events that the broker had sent at this time have been handed to the lanes; 0 while the events are not followed.
+    /// Time until which all events that the broker had sent have been handed to the lanes; 0 while the events are not followed.
     heard_us: AtomicU64,
     /// Since when messages of the stream are known that have not been read; 0 where there are none.
     unread_since_us: AtomicU64,
@@ -57,19 +57,19 @@ impl Freshness {
         Self::new(flows, assignments, None)
     }
 
-    /// All events that the broker had sent at `at_us` have been handed to the lanes. With 0, nothing is known of the broker: another doubt
-    /// stands for that.
+    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. 0 says that nothing is known of the
+    /// broker: another doubt stands for that.
     pub(crate) fn heard(&self, at_us: u64) {
         self.heard_us.store(at_us, Ordering::Release);
     }
 
-    /// Messages of the stream have been known since `since_us` and are not read yet; 0 where there are none.
+    /// Notes that messages of the stream have been known since `since_us` and are not read yet; 0 if there are none.
     pub(crate) fn set_unread(&self, since_us: u64) {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// When a message that is handed over now may have come. After a standstill it may have waited in the socket since the last time that
-    /// the broker was heard.
+    /// Returns when a message that is handed over now may have come. After a standstill it may have waited in the socket since the broker
+    /// was last heard.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -80,13 +80,13 @@ impl Freshness {
         if is_heard { now_us } else { heard_us }
     }
 
-    /// How often the pulse is to be felt; never where nobody asks.
+    /// Interval at which the pulse is sent; `None` if there is no limit on the age of the state.
     pub(crate) fn pulse_interval(&self) -> Option<Duration> {
         let behind_after = Duration::from_micros(self.behind_after_us?);
         Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
     }
 
-    /// How old the state of a namespace is now. To be asked before a search.
+    /// Measures how old the state of a namespace is now. To be called before a search.
     pub(crate) fn look(&self, namespace: &NamespaceName) -> Look<'_> {
         let flow = self.flows.get(namespace);
         let now_us = now_us();
@@ -133,8 +133,8 @@ pub(crate) struct Look<'f> {
     /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    /// The numbers of the lines whose events waited for too long, in order. From before a search: a wait may end after the search did not see
-    /// the events that had waited.
+    /// Numbers of the workers' lines whose events waited for too long, in order. Taken before the search: a wait may end after a search
+    /// that did not see the waiting events.
     lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }
@@ -153,7 +153,7 @@ impl Look<'_> {
         line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
     }
 
-    /// Whether somebody's state was older than is allowed.
+    /// Whether any holder's state was older than is allowed.
     pub(crate) fn is_anybody_behind(&self) -> bool {
         self.is_everybody_behind || !self.lines_behind.is_empty()
     }
@@ -163,7 +163,7 @@ impl Look<'_> {
         self.flow.as_ref().map(|flow| flow.mark_search())
     }
 
-    /// The holders that a search that began at `mark` may have seen in parts.
+    /// Returns which holders a search may have seen in parts, if it began at `mark` and ends now.
     pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
         match (&self.flow, mark) {
             (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
@@ -193,7 +193,7 @@ mod tests {
         let (long, short) = (Duration::from_secs(2), Duration::from_secs(600));
         let (stood_still, heard_us) = freshness(Some(Duration::from_secs(1)), long);
         assert_eq!(stood_still.came_us(), heard_us);
-        // What came since is new again once the broker has been heard.
+        // Later messages are new again once the broker has been heard.
         stood_still.heard(now_us());
         assert!(stood_still.came_us() > heard_us);
         // Where nobody asks, where the silence is allowed, and where the events are not followed, it has come now.

@@ -50,7 +50,7 @@ pub(super) struct Held {
     lane_bytes: Arc<AtomicUsize>,
     /// When holding began, in microseconds on the lane's clock.
     pub(super) since_us: u64,
-    /// The resync whose answer the batches wait for; none while none has begun.
+    /// The resync whose answer the batches wait for; `None` before a resync begins.
     pub(super) resync: Option<ResyncNumber>,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
@@ -60,9 +60,9 @@ pub(super) struct Held {
 /// Messages that were dropped while batches were held.
 #[derive(Debug, Default)]
 struct Dropped {
-    /// The reasons for doubt that they give.
+    /// The reasons for doubt that the dropped messages give.
     doubts: DegradedReasons,
-    /// How many held batches came before the last of them.
+    /// Number of held batches that came before the last dropped message.
     behind: usize,
 }
 
@@ -87,7 +87,7 @@ impl Held {
         }
     }
 
-    /// A resync begins: what its answer says is not older than what has come so far.
+    /// Notes that a resync begins. Its answer is not older than what has come so far, so doubts are collected anew.
     pub(super) fn begin(&mut self, number: ResyncNumber, now_us: u64) {
         self.resync = Some(number);
         self.since_us = now_us;
@@ -102,7 +102,7 @@ impl Held {
         }
     }
 
-    /// Notes messages that were dropped behind the batches that are held; nothing where `doubts` is empty.
+    /// Notes that messages were dropped after the batches that are held. Does nothing if `doubts` is empty.
     pub(super) fn note_dropped(&mut self, doubts: DegradedReasons) {
         if !doubts.is_empty() {
             self.dropped.doubts = self.dropped.doubts.union(doubts);
@@ -115,7 +115,7 @@ impl Held {
         self.batches.is_empty()
     }
 
-    /// The reasons that have come since the resync began. Its answer can be older.
+    /// Reasons for doubt that have come since the resync began. The answer can be older than these reasons.
     pub(super) fn doubts(&self) -> DegradedReasons {
         self.doubts
     }
@@ -124,7 +124,7 @@ impl Held {
     pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
         let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
         let on_lane = self.lane_bytes.load(Ordering::Relaxed);
-        // A single one is held however long it is: a message of any size may come behind a gap.
+        // The holder's bound does not apply to a single batch: a message of any size may come behind a gap.
         let has_room = self.batches.is_empty() || self.bytes + bytes <= limits.bytes_per_holder_max;
         if !has_room || on_lane + bytes > limits.bytes_max {
             return Err(NoRoom(received));
@@ -156,7 +156,7 @@ impl Drop for Held {
     }
 }
 
-/// Whether a reason stands for a message that was dropped: its number is not known, nor what it said.
+/// Whether a reason stands for a message that was dropped: neither its number nor its content is known.
 pub(super) fn is_of_dropped(reason: DegradedReason) -> bool {
     matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
 }

@@ -19,7 +19,7 @@ use super::sequence::{Admission, HighWater, ReceivedBatch, SequenceTracker, curs
 use super::standing::{BlocksChange, BlocksState, PublisherChange, PublisherState};
 use super::tally::Tally;
 
-/// Whether a holder is still there after a job.
+/// Tells whether a holder still exists after a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     Stays,
@@ -34,7 +34,7 @@ pub(super) struct Clocks {
     pub(super) monotonic_us: u64,
     /// Microseconds since the Unix epoch.
     pub(super) unix_us: u64,
-    /// Microseconds in which messages could be heard.
+    /// Microseconds so far during which messages could be received.
     pub(super) listening_us: u64,
 }
 
@@ -55,22 +55,23 @@ pub(crate) struct Holder {
     pub(super) tracker: SequenceTracker,
     pub(super) blocks: BlocksState,
     pub(super) publisher: PublisherState,
-    /// How many resyncs there were.
+    /// Number of resyncs that have begun.
     pub(super) resyncs: u64,
-    /// Batches that wait for missing ones before them; none where nothing is missing.
+    /// Batches that wait for missing batches before them; `None` while nothing is waited for.
     pub(super) held: Option<Held>,
-    /// While a batch is applied that was received earlier: the doubts that came after it. It cannot end them.
+    /// Reasons for doubt that came after the batch that is being applied had been received. That batch cannot end them. Empty unless a
+    /// batch is applied later than it was received.
     pub(super) later_doubts: DegradedReasons,
-    /// Batches of lower epochs that have come beside those that are applied.
+    /// Record of the dropped batches whose epoch is lower than that of the applied ones.
     pub(super) lower: Lower,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
-    /// The high-water mark: what has been received in the newest epoch. An answer that ends before it is not believed, nor does a batch
-    /// before it confirm anything.
+    /// The high-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before the mark is not
+    /// believed. A batch before the mark confirms nothing.
     pub(super) high_water: HighWater,
     /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
-    /// The epoch in which the address and labels were told.
+    /// Epoch whose batches told the address and labels.
     pub(super) profile_epoch: u64,
 }
 
@@ -102,7 +103,8 @@ impl Holder {
         holder
     }
 
-    /// A new process may have blocks of another size. Where the namespace has taken its size from its batches, each of them says it.
+    /// Notes whether the block size is known before any batch tells it: a new process may have blocks of another size. The size is known
+    /// if the namespace has taken it from batches, since then each batch tells its size.
     fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
@@ -120,7 +122,8 @@ impl Holder {
         }
     }
 
-    /// Notes the address and labels, where they are `told` in this epoch. Those of an earlier epoch are another process's.
+    /// Stores the address and labels if a batch has `told` them. Otherwise a new epoch clears the old ones, which belong to another
+    /// process.
     pub(super) fn note_profile(&mut self, told: Option<Profile>, epoch: u64) {
         if told.is_some() || self.profile_epoch != epoch {
             self.writer.status().set_profile(told.unwrap_or_default());
@@ -137,7 +140,7 @@ impl Holder {
         self.held.is_some()
     }
 
-    /// Takes a batch: by its number it is applied, skipped, or held.
+    /// Takes a batch, and applies, skips or holds it according to its number.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         let has_begun_again = self.note_received(&received.batch);
@@ -160,7 +163,7 @@ impl Holder {
         let mut batch = received.batch;
         let before = self.tracker.cursor();
         let next = cursor_of(&batch);
-        // Ends when the batch has been applied.
+        // The step ends when the batch has been applied.
         let _step = self.begin_step(&batch);
         match self.tracker.admit(next) {
             Admission::Next => {}
@@ -180,8 +183,8 @@ impl Holder {
             }
         }
         self.settle_contest(context);
-        // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are
-        // exact at every step. But a batch that came late confirms nothing: what overtook it may have been dropped.
+        // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are exact
+        // at every step. But a batch that came late confirms nothing: a batch that overtook it may have been dropped.
         if next >= self.high_water.seen {
             self.writer.status().confirm(received.generation);
         }
@@ -192,8 +195,9 @@ impl Holder {
         afterwards
     }
 
-    /// Begins a batch that queries must see whole or not at all. Half done, it shows a state that the holder never had, and
-    /// no lower bound of the state before or after it. None for other batches.
+    /// Begins a *step* if queries must see `batch` whole or not at all, because it both takes blocks away and adds some. Half applied,
+    /// such a batch shows a state that the holder never had. That state is not even a lower bound of the state before or after. Returns
+    /// `None` for all other batches.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| match event {
             Event::Removed(_) | Event::Cleared => true,
@@ -202,7 +206,7 @@ impl Holder {
             Event::Resumable(blocks) => !blocks.resumable,
             Event::Doubted(_) | Event::Goodbye => false,
         };
-        // What is doubted is as much a part of the new state as what is stored.
+        // A doubt belongs to the new state as much as a stored block.
         let stores = |event: &Event| match event {
             Event::Stored(_) | Event::Doubted(_) => true,
             Event::Resumable(blocks) => blocks.resumable,
@@ -218,8 +222,8 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one has
-    /// been applied. An answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
+    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one
+    /// has been applied. An answer to a resync that is under way may be older than the dropped batch: the holder waits for it no longer.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -233,7 +237,7 @@ impl Holder {
         self.release(context)
     }
 
-    /// Raises the high-water marks. Says whether numbering restarted without a new epoch, of which it takes note.
+    /// Raises the high-water marks. If numbering restarted without a new epoch, begins the new count and returns true.
     fn note_received(&mut self, batch: &EventBatch) -> bool {
         let is_numbered_anew = self.high_water.is_numbered_anew(batch);
         self.high_water.note(batch);
@@ -270,7 +274,7 @@ impl Holder {
         self.writer.clear();
         self.forget_size();
         self.end_contest();
-        // Also where there are none: the stream may be in doubt, and this batch ends that.
+        // Done even if there are no reasons: the stream may be in doubt, and this batch ends that doubt.
         self.replace_reasons(context);
         self.note_epoch(next.epoch, context);
         self.note_blocks(BlocksChange::Replaced);
@@ -285,7 +289,7 @@ impl Holder {
         }
     }
 
-    /// Takes note of what happens to the blocks, and clears them where that ends them.
+    /// Applies `change` to the state of the blocks, and clears the blocks if the table of transitions says so.
     pub(super) fn note_blocks(&mut self, change: BlocksChange) {
         let (state, is_cleared) = self.blocks.after(change);
         self.blocks = state;
@@ -294,7 +298,7 @@ impl Holder {
         }
     }
 
-    /// Takes note of what is learnt of the publisher's answers.
+    /// Applies `change` to the state of the publisher: news of whether it answers.
     pub(super) fn note_publisher(&mut self, change: PublisherChange) {
         self.publisher = self.publisher.after(change);
     }
@@ -322,7 +326,8 @@ impl Holder {
     ///
     /// - A resync that is under way, silence, and another publisher.
     /// - The doubts that came after the batch that replaces the state.
-    /// - A message that could not be decoded, while the publisher may be asked: it may have overtaken the batch. The answer settles it.
+    /// - A message that could not be decoded, while the publisher may be asked. That message may be newer than the batch and have
+    ///   overtaken it. The publisher's answer settles the doubt.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
         kept = kept.union(self.contested());
@@ -332,7 +337,8 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Notes what the publisher itself doubts. The blocks are those that it told, and so are whole.
+    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are exactly the blocks that the
+    /// publisher told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
@@ -346,7 +352,8 @@ impl Holder {
         }
     }
 
-    /// Takes note that the publisher is alive, also by what cannot be taken: else its holder would count as gone, and be in no answer.
+    /// Takes note that the publisher is alive. Messages that cannot be taken count, too: otherwise the holder would count as gone, and be
+    /// in no answer.
     pub(super) fn hear(&mut self, clocks: Clocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);
@@ -394,12 +401,12 @@ impl Holder {
         self.time_out_holding(context)
     }
 
-    /// How silent the holder is. A stale holder is degraded, one that counts as gone is counted.
+    /// Returns how silent the holder is. Degrades a stale holder, and counts a holder that is gone.
     pub(super) fn check_liveness(&self, limits: &LivenessLimits, context: Context<'_>) -> Silence {
         let silence = silence(self.heard_us, context.clocks.listening_us, limits);
         match silence {
             Silence::Alive => {}
-            // Where another publisher is heard of, the doubt has a name of its own.
+            // While another publisher is heard of, the holder is `Contested` instead.
             Silence::Stale if self.is_contested() => {}
             Silence::Stale => self.degrade(DegradedReason::Stale),
             Silence::Gone => self
@@ -409,19 +416,20 @@ impl Holder {
         silence
     }
 
-    /// Degrades the holder: a batch of its worker could not be decoded. What is asked for already may be older than that batch.
+    /// Degrades the holder: a batch of its worker could not be decoded. An answer that has been asked for already may be older than that
+    /// batch.
     pub(super) fn note_undecodable(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Undecodable);
         self.hear(clocks);
     }
 
-    /// Degrades the holder: a batch of an epoch that is not believed was dropped. If it was right, the blocks are outdated.
+    /// Degrades the holder: a batch of an epoch that is not believed was dropped. If that epoch was right, the blocks are outdated.
     pub(super) fn note_unbelieved(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Gap);
         self.hear(clocks);
     }
 
-    /// Degrades the holder for something that the answer to a resync under way need not know of.
+    /// Degrades the holder for a reason that the answer to a resync under way may not cover.
     fn doubt(&mut self, reason: DegradedReason) {
         if let Some(held) = &mut self.held {
             held.note_doubt(reason);
@@ -458,7 +466,7 @@ impl Holder {
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Counts once that there is no room for some of the holder's blocks, whether an event or eviction found out.
+    /// Counts once that there is no room for some of the holder's blocks, whether an event or an eviction showed it.
     fn count_shortage(&mut self) {
         let is_short = self.is_short();
         if is_short && !self.is_known_short {

@@ -17,7 +17,7 @@ pub struct ResyncAnswer {
     pub kind: ResyncAnswerKind,
     /// The holder's cursor once the answer has been applied.
     pub cursor: BatchCursor,
-    /// When the batch at the cursor was made, in microseconds since the Unix epoch; none where the publisher does not say.
+    /// When the batch at the cursor was made, in microseconds since the Unix epoch; `None` if the publisher does not say.
     pub time_us: Option<u64>,
     /// The missing batches without a gap, or batches that store all the holder's blocks.
     pub batches: Vec<EventBatch>,
@@ -27,9 +27,9 @@ pub struct ResyncAnswer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResyncBegun {
     pub(crate) number: ResyncNumber,
-    /// All batches up to this one have been applied.
+    /// Epoch and number of the last applied batch. All batches up to it have been applied.
     pub(crate) cursor: BatchCursor,
-    /// The newest batch that has been received. An answer that ends before it contradicts it.
+    /// The newest batch that has been received. An answer that ends before this batch contradicts it.
     pub(crate) seen: BatchCursor,
     /// Whether only the full state helps.
     pub(crate) full: bool,
@@ -55,7 +55,7 @@ impl Holder {
     ) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
-            // The first batch of a new epoch: its state does not depend on held batches. Those that overtook it continue it.
+            // The first batch of a new epoch: its state does not depend on held batches. Held batches that overtook it continue it.
             Admission::NewEpoch { missed: 0 } => {
                 let overtaking = self.held.take();
                 let afterwards = match (self.apply_now(received, context), overtaking) {
@@ -89,7 +89,7 @@ impl Holder {
         }
     }
 
-    /// Holds a batch with missing ones before it, so that those can be applied first.
+    /// Holds a batch that has missing batches before it, so that the missing ones can be applied first.
     pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
@@ -144,7 +144,7 @@ impl Holder {
         let cursor = self.tracker.cursor().unwrap_or_default();
         let (cursor, full) = match self.blocks {
             BlocksState::Recounted => (BatchCursor { seq: 0, ..cursor }, true),
-            // Of blocks that were forgotten for want of room, no batch tells again.
+            // No batch tells again of blocks that were forgotten for want of room.
             state => (cursor, state != BlocksState::Whole || self.is_short()),
         };
         ResyncBegun {
@@ -169,7 +169,7 @@ impl Holder {
         // The answer mends or replaces the state, and with it the reasons for doubt. `Resyncing` stands for them until that is done.
         // Missing batches do not bring back evicted blocks.
         let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
-        // What came after the question may have come after the answer.
+        // Doubts that came after the question may have come after the answer.
         let later = held.doubts();
         if self
             .tracker
@@ -182,7 +182,7 @@ impl Holder {
         let kept = match answer.kind {
             // Blocks that were left out meanwhile are part of a full state: their events came before the question.
             ResyncAnswerKind::Full => resyncing.union(later.filtered(is_of_dropped)),
-            // Nor do they take back what the publisher has said of itself before them.
+            // Missing batches do not take back what the publisher has said of itself before them.
             ResyncAnswerKind::Missing => {
                 let own = self.writer.status().own_reasons();
                 let kept = resyncing.with(DegradedReason::Capacity).union(later);
@@ -195,7 +195,7 @@ impl Holder {
         let doubts = later.filtered(is_of_dropped);
         let afterwards =
             self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
-        // What is held is received once more.
+        // The held batches are received once more, and raise the mark again.
         self.high_water.seen = cursor;
         let afterwards = match afterwards {
             Afterwards::Stays => self.apply_held(held, context),
@@ -241,7 +241,7 @@ impl Holder {
             return Afterwards::Stays;
         }
         for batch in answer.batches {
-            // It may come once more on the events subject, and is no restart then.
+            // The batch may come once more on the events subject. Then it must not look like a restart.
             self.high_water.note(&batch);
             let received = ReceivedBatch {
                 batch,
@@ -255,7 +255,7 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Applies what came before these `doubts`, and cannot end them.
+    /// Runs `apply` for batches that came before these `doubts`, and so cannot end them.
     fn before_doubts(
         &mut self,
         doubts: DegradedReasons,
@@ -267,7 +267,7 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches; at a gap, the rest is held again. Those of an epoch that ended behind them are dropped.
+    /// Applies the held batches. At a gap, the rest is held again. Batches of an epoch that has ended since are dropped.
     fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
         let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
@@ -291,7 +291,7 @@ impl Holder {
     fn end_resync(&mut self) -> bool {
         let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
         let left = self.writer.replace_reasons(kept);
-        // What the publisher doubts itself, asking it again does not help.
+        // Asking the publisher again does not help against its own doubts.
         !left.filtered(|reason| !reason.is_upstream()).is_empty()
     }
 
@@ -312,8 +312,8 @@ impl Holder {
         self.release(context)
     }
 
-    /// Takes note that an answer contradicts what was received. Nobody knows which of the two is right: only a full state that ends no
-    /// earlier than all that was received settles it.
+    /// Takes note that an answer contradicts the batches received. Nobody knows which of the two is right. Only a full state settles it
+    /// that ends no earlier than the newest batch received.
     pub(super) fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
         self.note_blocks(BlocksChange::Missed);
@@ -326,7 +326,7 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches. They belong to a count that has ended; a resync that waits for their turn is superseded.
+    /// Drops the held batches: they belong to a count that has ended. A resync that is under way for them is superseded.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.held.take() else { return };
         for (received, _) in held.into_batches() {

@@ -23,7 +23,7 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// The events, in order, each with its tier.
     events: Vec<(Tier, Event)>,
-    /// A regular holder, whose blocks a walk over the index finds. Then there are no events.
+    /// Set for a regular holder: a walk over the index finds its blocks, and `events` is empty.
     pub walked: Option<WalkedHolder>,
 }
 
@@ -113,8 +113,8 @@ impl Holder {
         if !lasting.filtered(|reason| !reason.is_upstream()).is_empty() {
             self.note_blocks(BlocksChange::Missed);
         }
-        // A stream redelivers batches that are part of the snapshot. Without the time they look like those of a publisher whose numbering
-        // restarted.
+        // A stream redelivers batches that are part of the snapshot. If the time is unknown, the largest number keeps them from looking
+        // like a restart of the publisher's numbering.
         self.high_water = HighWater {
             seen: cursor,
             made_us: frame.made_us.unwrap_or(u64::MAX),
@@ -174,7 +174,7 @@ impl Holder {
         }
     }
 
-    /// Compares the holder with its dump: `before` and `dumped` are what it was before the walk over the index.
+    /// Compares the holder with its dump. `before` and `dumped` describe the holder before the walk over the index.
     pub(super) fn revisit(
         &mut self,
         before: &WalkedHolder,
@@ -208,11 +208,11 @@ impl Holder {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if self.held.as_ref().is_some_and(|held| !held.is_empty()) {
-            // Held batches are not dumped, and the stream is read on behind them. As if they had been unreadable: what comes late behind
-            // them does not make up for them.
+            // Held batches are not dumped, and the stream is read on behind them. So they count as unreadable: batches behind them do not
+            // make up for them.
             reasons = reasons.with(DegradedReason::Undecodable);
         }
-        // What was told in an epoch that has ended is another process's.
+        // A profile that was told in an ended epoch belongs to another process.
         let Profile { address, labels } = match self.profile_epoch == cursor.epoch {
             true => self.writer.status().profile(),
             false => Profile::default(),

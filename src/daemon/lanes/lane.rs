@@ -49,14 +49,14 @@ pub(crate) enum Job {
     RestoreForest(Arc<ForestChunk>),
     /// The snapshot ends here: no further part of a forest follows.
     EndRestore,
-    /// Dump the first holder behind `after`; with all its blocks, or without those that a walk over the index finds.
+    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are left out, unless `with_blocks` is set.
     DumpNext {
         after: Option<HolderKey>,
         with_blocks: bool,
         generation: StreamGeneration,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
-    /// Compare a holder with what was dumped of it, after a walk over the index.
+    /// Compare a holder with its dump, after a walk over the index.
     Revisit {
         holder: HolderKey,
         before: Box<(WalkedHolder, HolderFrame)>,
@@ -67,12 +67,12 @@ pub(crate) enum Job {
     Resync(Box<ResyncJob>),
     /// Do what an operator wants.
     Command(CommandJob),
-    /// Time out what has waited for too long, and look for silent holders.
+    /// Time out events and held batches that have waited for too long, and look for silent holders.
     Tick {
-        /// Whether messages can be heard now.
+        /// Whether messages can be received now.
         is_listening: bool,
     },
-    /// Answer: all jobs before this one are done.
+    /// Reply that all jobs before this one are done.
     Barrier(oneshot::Sender<()>),
 }
 
@@ -108,7 +108,7 @@ impl LaneTimes {
     }
 }
 
-/// The sender of messages that are on their way to the lane.
+/// A worker with messages on their way to the lane, with its namespace and metrics.
 pub(crate) struct Sender {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
@@ -121,7 +121,7 @@ pub(crate) struct BatchesJob {
     pub(super) sender: Arc<Sender>,
     pub(super) payloads: Payloads,
     pub(super) generation: StreamGeneration,
-    /// Ends with the job, which then is a single message.
+    /// Trace span that ends with the job. A job with a span is a single message.
     pub(super) span: Option<OpenSpan>,
 }
 
@@ -172,32 +172,32 @@ pub(crate) struct RestoreJob {
 /// The role of a snapshot's frame for its holder.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Begins a holder, which is confirmed in this generation.
+    /// Begins a holder. If it was not in doubt, it counts as confirmed in this generation.
     Holder(HolderFrame, StreamGeneration),
-    /// Begins a holder whose blocks were stored under other settings than the namespace has now: it comes without them.
+    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its blocks.
     Refused(HolderFrame),
     /// Has blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
-    /// The rest of the holder of this rank cannot be read: forget the holder, since it never was in this state.
+    /// Forgets the holder of this rank: the rest of it cannot be read, and it never was in this half-restored state.
     Abandon(Rank),
 }
 
 /// The commands that change holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HolderCommand {
-    /// Forget them, their epochs and numbers included.
+    /// Forget the holders, with their epochs and batch numbers.
     Forget,
-    /// Doubt them, so that their publishers are asked for the full state.
+    /// Doubt the holders, so that their publishers are asked for the full state.
     Doubt,
 }
 
 /// A command about a worker of the lane.
 pub(crate) struct CommandJob {
     pub(super) worker: WorkerKey,
-    /// One rank; all where it is absent.
+    /// Rank to act on; all ranks if `None`.
     pub(super) rank: Option<Rank>,
     pub(super) command: HolderCommand,
-    /// How many holders it was carried out on.
+    /// Receives the number of holders that the command was carried out on.
     pub(super) reply: oneshot::Sender<u64>,
     pub(super) in_flight: InFlight,
 }
@@ -213,7 +213,7 @@ pub(crate) struct ResyncJob {
 /// The steps of a resync.
 #[derive(Debug)]
 pub(crate) enum ResyncStep {
-    /// Hold batches from now on, and answer what to ask the publisher for. No answer where there is no such holder.
+    /// Hold batches from now on, and reply what to ask the publisher for. No reply comes if there is no such holder.
     Begin(oneshot::Sender<ResyncBegun>),
     /// Apply the publisher's answer to the request that was made in this generation of the stream.
     Finish {
@@ -222,17 +222,17 @@ pub(crate) enum ResyncStep {
         generation: StreamGeneration,
         reply: oneshot::Sender<ResyncOutcome>,
     },
-    /// Go on without an answer.
+    /// Go on without an answer: apply the held batches.
     Abandon {
         number: ResyncNumber,
         failure: ResyncFailure,
     },
 }
 
-/// The holders of one lane, and what it needs to apply jobs to them.
+/// The holders of one lane, and the parts that the lane needs to apply jobs to them.
 pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
-    /// While a snapshot is restored: the holders whose blocks come in its forests, by their numbers there.
+    /// Holders whose blocks come in a snapshot's forests, by their numbers there. Filled only while a snapshot is restored.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
     pub(super) absent: Arc<Absent>,
     assignments: Arc<Assignments>,
@@ -241,11 +241,11 @@ pub(crate) struct Lane {
     pub(super) holding: HoldingLimits,
     liveness: Arc<LivenessSettings>,
     listening: ListeningClock,
-    /// Told when a holder begins to wait for missing batches.
+    /// Notified when a holder begins to wait for missing batches.
     pub(super) doubts: Arc<Notify>,
     pub(super) clock: LaneClock,
     pub(super) tally: Tally,
-    /// The holder that the last batch was for, out of `holders` for now: mostly the next one is for it, too.
+    /// Holder of the last batch, taken out of `holders` for now. Mostly the next batch is for the same holder.
     current: Option<(HolderKey, Box<Holder>)>,
 }
 
@@ -276,7 +276,7 @@ impl Lane {
         }
     }
 
-    /// Works until all senders are gone and the queue is empty.
+    /// Works until the queue's sending end is gone and the queue is empty.
     pub(crate) fn run(mut self, queue: &JobReceiver<Job>, times: &LaneTimes) {
         let mut jobs = Vec::new();
         let mut next = queue.next(&mut jobs);
@@ -300,7 +300,7 @@ impl Lane {
         }
     }
 
-    /// Does one job. A reply that nobody waits for any more is no reason to stop.
+    /// Does one job. A reply that nobody waits for any more is ignored.
     fn work(&mut self, job: Job) {
         if !matches!(job, Job::Batches(_)) {
             self.put_back();
@@ -366,23 +366,23 @@ impl Lane {
         }
     }
 
-    /// Ends messages of a worker that may be left without a holder.
+    /// Ends messages of a worker. A worker that is left without a holder gives up its lane.
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
-        // The last message of those that were sorted together ends their stay.
+        // Messages that were sorted together share the sender. The last of them ends the worker's time in flight.
         drop(sender);
         self.release_if_empty(&worker);
     }
 
-    /// Puts the holder that the last batch was for back to the others.
+    /// Puts the holder of the last batch back into `holders`.
     pub(super) fn put_back(&mut self) {
         if let Some((key, holder)) = self.current.take() {
             self.holders.insert(key, holder);
         }
     }
 
-    /// Applies a batch. Says whether its holder is there afterwards.
+    /// Applies a batch. Returns whether its holder exists afterwards.
     fn apply_batch(
         &mut self,
         sender: &Sender,
@@ -433,7 +433,7 @@ impl Lane {
         afterwards == Afterwards::Stays
     }
 
-    /// The holder that a batch is for, out of the others; registered in the index if it is new.
+    /// Takes the holder of a batch out of `holders`. Registers a new holder in the index.
     fn take_holder(
         &mut self,
         sender: &Sender,
@@ -475,7 +475,7 @@ impl Lane {
         Ok(Box::new(holder))
     }
 
-    /// The holder; registered in the index if it is new.
+    /// Returns the holder of `key`. Registers it in the index if it is new.
     pub(super) fn holder(
         &mut self,
         namespace: &Namespace,
@@ -508,7 +508,7 @@ impl Lane {
         holder.retire();
     }
 
-    /// Ends a job of a worker. A worker without a holder needs no lane.
+    /// Ends a job of a worker. A worker without a holder gives up its lane.
     pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
         drop(in_flight);
         self.release_if_empty(worker);
@@ -527,8 +527,8 @@ impl Lane {
             .map(|(_, holder)| &mut **holder)
     }
 
-    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank, also for one that comes later. Gives back
-    /// the reason for which it was dropped.
+    /// Degrades all holders of a worker. A payload that cannot be decoded may have been for any rank, also for a rank that comes later.
+    /// Returns the reason for the drop.
     pub(super) fn note_undecodable(
         &mut self,
         worker: &WorkerKey,

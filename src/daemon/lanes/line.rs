@@ -21,7 +21,7 @@ pub(crate) struct WorkerKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId(pub(crate) usize);
 
-/// A worker's line of jobs.
+/// A worker's line of jobs in front of its lane.
 #[derive(Debug)]
 pub(crate) struct Line {
     /// Tells the lines apart.
@@ -30,7 +30,7 @@ pub(crate) struct Line {
     in_flight: AtomicUsize,
     /// When the oldest message that is not applied yet came; 0 where none waits.
     waiting_since_us: AtomicU64,
-    /// The time spent on the line as the queue counts it, in microseconds.
+    /// Virtual time of the line, by which the queue orders turns, in microseconds.
     turn_us: AtomicU64,
     /// The time that the lane has spent on the line, in microseconds.
     spent_us: AtomicU64,
@@ -62,7 +62,8 @@ impl Line {
         self.spent_us.fetch_add(elapsed_us, Ordering::Relaxed);
     }
 
-    /// A message that came at `came_us` waits. Says whether it is the only one. The queue of `lane` must be locked, here and below.
+    /// Notes that a message waits that came at `came_us`. Returns whether no other message of the line was waiting. The caller has the
+    /// queue of `lane` locked, here and in the next two functions.
     pub(super) fn begin_waiting(&self, lane: usize, came_us: u64) -> bool {
         let is_first = self.waiting_since_us.load(Ordering::Relaxed) == 0;
         if is_first {
@@ -71,12 +72,12 @@ impl Line {
         is_first
     }
 
-    /// The oldest message that waits now came at `came_us`.
+    /// Notes that the oldest message that still waits came at `came_us`.
     pub(super) fn go_on_waiting(&self, lane: usize, came_us: u64) {
         self.wait_since(lane, came_us);
     }
 
-    /// No message waits any more.
+    /// Notes that no message waits any more.
     pub(super) fn end_waiting(&self, lane: usize) {
         self.wait_since(lane, 0);
     }
@@ -132,7 +133,7 @@ impl Assignments {
         }
     }
 
-    /// The lane of `worker`: the one it has, or the one with the fewest workers.
+    /// Returns the lane of `worker`. A worker without a lane gets the lane with the fewest workers.
     pub(crate) fn assign(&self, worker: &WorkerKey) -> (LaneId, InFlight) {
         let entry = self.by_worker.entry(worker.clone());
         let assignment = match entry {
@@ -173,13 +174,13 @@ impl Assignments {
         }
     }
 
-    /// The line of a worker; none where it has none.
+    /// Returns the line of a worker, or `None` if the worker has no lane.
     pub(crate) fn line_of(&self, worker: &WorkerKey) -> Option<Arc<Line>> {
         let found = self.by_worker.get(worker)?;
         Some(Arc::clone(&found.line))
     }
 
-    /// How many workers have a lane.
+    /// Number of workers that have a lane.
     pub(crate) fn len(&self) -> usize {
         self.by_worker.len()
     }

@@ -1,22 +1,22 @@
 //! Whether a holder's publisher is still heard of.
 //!
-//! A publisher sends heartbeats. After a while of silence its holder is *stale*: replies say so, and keep the known blocks. After a second,
-//! longer while the holder counts as gone.
+//! A publisher sends heartbeats. After some silence its holder is *stale*: replies say so, and keep the known blocks. After a longer
+//! silence the holder counts as gone.
 //!
 //! Silence is measured in time in which this daemon could listen. Time without a connection does not count, nor time in which the daemon
 //! was stopped or starved. So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet look dead.
 
 use std::time::Duration;
 
-/// How often silent holders are looked for, and what waits for too long.
+/// Interval at which lanes look for silent holders, and for events and batches that have waited for too long.
 pub(crate) const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a holder may be silent. The limits of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LivenessLimits {
-    /// After this long it is stale at the latest; never where it is absent.
+    /// Silence after which the holder is stale at the latest; `None` means never.
     pub stale_after: Option<Duration>,
-    /// After this long it is removed; never where it is absent.
+    /// Silence after which the holder is removed; `None` means never.
     pub remove_after: Option<Duration>,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Silence {
     Gone,
 }
 
-/// Counts the time in which messages could be heard, in microseconds.
+/// Counts the time in which messages could be received, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ListeningClock {
     heard_us: u64,
@@ -39,11 +39,11 @@ pub(super) struct ListeningClock {
 }
 
 impl ListeningClock {
-    /// The most that one look counts. A daemon that looks less often was not listening in between.
+    /// Most microseconds that one look counts. A daemon that looks less often was not listening in between.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Counts the time since the last look, if messages could be heard. `now_us` is the time on a clock in microseconds; a clock that runs
-    /// backwards counts nothing.
+    /// Counts the time since the last look, if messages could be received. `now_us` is the time on a clock in microseconds; a clock that
+    /// runs backwards counts nothing.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
         self.looked_us = Some(now_us);
@@ -58,11 +58,11 @@ impl ListeningClock {
     }
 }
 
-/// How silent a holder is that was last heard of at `heard_us`. Both times are those of a [`ListeningClock`].
+/// Returns how silent a holder is that was last heard of at `heard_us`. Both times are those of a [`ListeningClock`].
 pub(super) fn silence(heard_us: u64, now_us: u64, limits: &LivenessLimits) -> Silence {
     let silent = Duration::from_micros(now_us.saturating_sub(heard_us));
     let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
-    // By the next look it would be. A quarter of a short limit is as much as is taken off it.
+    // A holder that would be stale by the next look is stale now. No more than a quarter is taken off a short limit.
     let soon = limits
         .stale_after
         .map(|limit| limit - TICK_INTERVAL.min(limit / 4));

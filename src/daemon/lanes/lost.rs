@@ -1,4 +1,4 @@
-//! Messages that were dropped because the queue of their lane was full: what is known of them, and the doubts that follow.
+//! Messages that were dropped because the queue of their lane was full: the marks that stand for them, and the doubts that follow.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
 use super::settings::epoch_max_at;
 
-/// The most ranks of which the newest dropped batch is known. Of more, nothing is.
+/// Most ranks for which a mark keeps the newest dropped batch. Batches of further ranks count as unknown.
 const RANKS_MAX: usize = 64;
 
-/// The mark of messages of a worker that were dropped.
+/// The mark (tombstone) in the queue for messages of a worker that were dropped.
 pub(crate) struct LostJob {
     sender: Arc<Sender>,
     /// The newest dropped batch of each rank, without its events.
     newest: Vec<EventBatch>,
-    /// Whether there is more than `newest` says: messages that cannot be read, or a restart among those that can.
+    /// Whether more was dropped than `newest` says: messages that cannot be read, ranks beyond the bound, or a restart of the numbering.
     has_unknown: bool,
 }
 
 impl LostJob {
-    /// The mark of these messages.
+    /// Makes the mark of these messages.
     pub(super) fn of(sender: Arc<Sender>, payloads: &Payloads) -> Self {
         let mut lost = Self {
             sender,
@@ -64,7 +64,7 @@ impl LostJob {
 }
 
 impl Lane {
-    /// Doubts the holders whose batches were dropped. What cannot be read may have been for any rank.
+    /// Doubts the holders whose batches were dropped. A message that cannot be read may have been for any rank.
     pub(super) fn note_lost(&mut self, lost: LostJob) {
         let context = Context {
             clocks: self.clocks(),
@@ -84,7 +84,7 @@ impl Lane {
         for head in &lost.newest {
             let key = (worker.clone(), head.rank);
             match self.holders.get_mut(&key) {
-                // It may have been the second batch of a holder whose first is late.
+                // The dropped batch may have been the second of a holder whose first batch is late.
                 None => {
                     is_for_nobody = true;
                     self.note_refused(&lost.sender, head, DropReason::LaneFull);

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! - A worker has one lane while it has a holder or a message on its way. Its batches are applied in the order in which they came.
-//! - A lane works on the worker that it has spent the least time on: one worker delays the others by one batch at most.
+//! - A lane next serves the worker on which it has spent the least time: fair queueing by virtual time. One worker delays the others by
+//!   one turn at most: one job, or a few small ones.
 //! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers with more than their
-//!   share. Their holders are unverified. Messages of JetStream stay in the stream.
-//! - A holder with a gap holds its batches while its publisher is asked for the missing ones.
+//!   share. The holders of these workers are then unverified. Messages of JetStream stay in the stream (back-pressure).
+//! - A holder with a gap holds its batches while its publisher is asked for the missing batches.
 //!
 //! | file | subject |
 //! |---|---|

@@ -21,8 +21,8 @@ impl Payloads {
         payloads
     }
 
-    /// Adds a copy of a payload. The second makes room for `count_max` as long as itself, within `bytes_max` without their lengths.
-    /// [`Self::trim`] gives back what is not used.
+    /// Adds a copy of a payload. The second payload makes room for `count_max` payloads of its own length, within `bytes_max` beside the
+    /// lengths in front of them. [`Self::trim`] gives back the room that is not used.
     pub(super) fn push_within(&mut self, payload: &[u8], count_max: usize, bytes_max: usize) {
         if self.count == 1 {
             let bytes = (count_max * payload.len()).min(bytes_max);
@@ -46,12 +46,12 @@ impl Payloads {
         self.count += 1;
     }
 
-    /// How many there are.
+    /// Number of payloads.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// How many bytes they have together.
+    /// Bytes of all payloads together, without the lengths in front of them.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.len() - self.count * LENGTH_BYTES
     }

@@ -23,9 +23,9 @@ use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
 
-/// Small messages of one worker that a lane takes in one turn at most. As many go into one job.
+/// Most small messages of one worker that a lane takes in one turn. Also most messages of one job.
 const TURN_MESSAGES_MAX: usize = 32;
-/// Bytes of the payloads of one job at most, unless it is a single message: a turn takes it whole.
+/// Most payload bytes of one job, unless it is a single message. The bound is needed because a turn takes a job whole.
 const JOB_BYTES_MAX: usize = 16 * 1024;
 
 /// Why the pool cannot do something.
@@ -51,14 +51,14 @@ pub(super) struct LaneHandle {
     metrics: LaneMetrics,
 }
 
-/// Messages that have been sorted by their lanes. Whoever sorts bounds how many there are before they are handed over.
+/// Messages that have been sorted by their lanes. The caller of `LanePool::sort` bounds how many there are before they are handed over.
 pub(crate) struct Inbox {
     by_lane: Box<[Vec<BatchesJob>]>,
     /// The sender of the last message: mostly the next one is of the same worker.
     last: Option<LastSender>,
 }
 
-/// The sender of the last message, and what it has sent since another one had.
+/// The sender of the last message, with counts of its messages since the sender changed.
 struct LastSender {
     subject: String,
     lane: LaneId,
@@ -70,7 +70,8 @@ struct LastSender {
 }
 
 impl Inbox {
-    /// Adds a message of the last sender: to its last job, where that has room and both are alike.
+    /// Adds a message of the last sender. The message joins the lane's last job if that job has room, the same sender and generation, and
+    /// neither has a span. Otherwise the message begins a new job.
     fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
         let Some(last) = &self.last else { return };
         let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {
@@ -110,7 +111,7 @@ pub struct LanePool {
     absent: Arc<Absent>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
-    /// Made when a namespace first has a message. Bounded by the limit on namespaces.
+    /// Metrics of each namespace, made at its first message. Bounded by the limit on namespaces.
     metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
     pub(super) unattributed: EventMetrics,
     subjects: Subjects,
@@ -120,7 +121,7 @@ pub struct LanePool {
     shard: Option<(Shard, ShardMetrics)>,
 }
 
-/// Says that what came for a lane is lost: with each message, within bounds.
+/// Logs that messages for a stopped lane are lost. Called with each such message; the rate of log lines is bounded.
 pub(crate) fn log_lane_stopped() {
     static GATE: LogGate = LogGate::new();
     if let Some(suppressed) = GATE.admit() {
@@ -183,12 +184,12 @@ impl LanePool {
         })
     }
 
-    /// The bounds on what publishers say, which a reload may replace.
+    /// Returns the bounds on publishers' messages and epochs, which a reload may replace.
     pub(crate) fn limits(&self) -> &Live<LaneLimits> {
         &self.limits
     }
 
-    /// How old the state is that queries are answered from.
+    /// Returns the record of how old the state is from which queries are answered.
     pub(crate) fn freshness(&self) -> Arc<Freshness> {
         Arc::clone(&self.freshness)
     }
@@ -204,8 +205,7 @@ impl LanePool {
     }
 
     /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue. Waits while the
-    /// queue is full. A message that cannot be taken is counted with its reason.
-    /// `span` ends with the message.
+    /// queue is full. A message that cannot be taken is counted with its reason. `span` ends with the message.
     pub(crate) async fn receive(
         &self,
         subject: &str,
@@ -220,7 +220,8 @@ impl LanePool {
         }
     }
 
-    /// As [`Self::receive`], for many messages, and never waits: [`Self::hand_over`] puts what has been sorted into the queues.
+    /// Sorts a message into `inbox`, and never waits: the way of many messages, where [`Self::receive`] takes one. [`Self::hand_over`]
+    /// puts the sorted messages into the queues.
     pub(crate) fn sort(
         &self,
         inbox: &mut Inbox,
@@ -230,7 +231,7 @@ impl LanePool {
         span: Option<OpenSpan>,
     ) {
         if inbox.last.as_ref().is_none_or(|last| last.subject != subject) {
-            // First it is counted what the last one has sent.
+            // Dropping the last sender counts its messages.
             inbox.last = None;
             inbox.last = self.sender(subject, payload).map(|(lane, sender)| LastSender {
                 subject: subject.to_owned(),
@@ -248,10 +249,10 @@ impl LanePool {
         }
     }
 
-    /// Puts sorted messages into the queues of their lanes. Where a queue is full, messages are dropped, and counted, and their workers are
-    /// doubted.
+    /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and their workers'
+    /// holders are doubted.
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
-        // While it is kept, its worker keeps the lane.
+        // While `last` is kept, its worker keeps the lane.
         inbox.last = None;
         let came_us = self.freshness.came_us();
         for (lane, jobs) in self.lanes.iter().zip(&mut inbox.by_lane) {
@@ -278,7 +279,7 @@ impl LanePool {
         }
     }
 
-    /// Puts the message of a worker into its lane's queue; waits while the queue is full. A message for a worker of another shard is
+    /// Puts the message of a worker into its lane's queue. Waits while the queue is full. A message of a worker of another shard is
     /// counted and not read.
     pub async fn dispatch(
         &self,
@@ -320,7 +321,7 @@ impl LanePool {
         Ok(sent?)
     }
 
-    /// The sender of a message on an events subject; none, and counted, where it is not taken.
+    /// Returns the lane and the sender of a message on an events subject. Counts a message that is not taken, and returns `None`.
     fn sender(&self, subject: &str, payload: &[u8]) -> Option<(LaneId, Arc<Sender>)> {
         let name_bytes_max = self.limits.now().wire.name_bytes_max;
         match self.subjects.parse_events(subject, name_bytes_max) {
@@ -333,7 +334,7 @@ impl LanePool {
         }
     }
 
-    /// A worker whose message is taken; none, and counted, where it is not.
+    /// Returns the lane and the sender for a message of `worker`. Counts a message that is not taken, and returns `None`.
     fn admit(
         &self,
         namespace: &NamespaceName,
@@ -374,8 +375,8 @@ impl LanePool {
         Arc::clone(&made)
     }
 
-    /// The namespace of a message. A new one is made for a batch that can be decoded only: garbage on invented subjects must not use up
-    /// the namespaces. One that nobody uses is made anew where the batch tells another block size.
+    /// Returns the namespace of a message. A new namespace is made only for a batch that can be decoded: garbage on invented subjects
+    /// must not use up the namespaces. A namespace that nobody uses is made anew if the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
@@ -384,7 +385,7 @@ impl LanePool {
         }
         let told = match EventBatch::decode(payload, &self.limits.now().wire) {
             Ok(batch) => batch.block_size,
-            // It is counted there.
+            // The lane counts the message that cannot be decoded.
             Err(_) if known.is_some() => return known,
             Err(error) => {
                 let reason = match error {
@@ -396,14 +397,14 @@ impl LanePool {
                 return None;
             }
         };
-        // One that is used is not made anew.
+        // A namespace that is used is not made anew, and `known` uses it.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
         let count = |error| self.refuse_namespace(name, &error);
         created.map_err(count).ok()
     }
 
-    /// Counts what cannot be taken because its namespace cannot be made.
+    /// Counts a message or frame that cannot be taken because its namespace cannot be made.
     pub(super) fn refuse_namespace(&self, name: &NamespaceName, error: &NamespaceRefused) {
         let reason = match error {
             NamespaceRefused::LimitReached { .. } => DropReason::TooManyNamespaces,
@@ -413,7 +414,7 @@ impl LanePool {
         self.unattributed.batch_dropped(reason, name.as_str(), error);
     }
 
-    /// Drops what is kept for a namespace that has been forgotten.
+    /// Drops the metrics of a namespace that has been forgotten.
     pub(crate) fn forget_namespace(&self, name: &NamespaceName) {
         self.metrics.remove(name);
     }
@@ -432,7 +433,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Times out what has waited for too long, and looks for silent holders, on every lane. To be called about once a second.
+    /// Times out events and batches that have waited for too long, and looks for silent holders, on every lane. To be called every
+    /// `TICK_INTERVAL`.
     ///
     /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
@@ -469,7 +471,7 @@ impl LanePool {
         }
     }
 
-    /// How many messages wait for a lane.
+    /// Number of messages that wait for a lane, over all lanes.
     pub fn messages_waiting(&self) -> u64 {
         self.lanes
             .iter()
@@ -477,20 +479,22 @@ impl LanePool {
             .sum()
     }
 
-    /// How many workers have a lane.
+    /// Number of workers that have a lane.
     pub fn assigned_workers(&self) -> usize {
         self.assignments.len()
     }
 
-    /// How many lanes there are.
+    /// Number of lanes.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 }
 
-/// A payload, an oversized one cut to one byte over the limit. The lane refuses that and degrades the worker's holders.
+/// Returns the payload, cut to one byte over the limit if it is oversized. The lane refuses an oversized payload and degrades the
+/// worker's holders.
 ///
-/// It is to be copied: it would keep all in memory that the client library has read together with it, up to a MiB more than is counted.
+/// The caller copies the payload. The original would keep all in memory that the client library has read together with it, up to a MiB
+/// more than is counted.
 fn trim(payload: &[u8], bytes_max: usize) -> &[u8] {
     &payload[..payload.len().min(bytes_max + 1)]
 }

@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 
 use kvatlas_core::snapshot::StreamCursor;
 
-/// The last message of the events stream that the lanes have been handed; none without JetStream.
+/// The last message of the events stream that the lanes have been handed; `None` without JetStream.
 ///
 /// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so every
 /// message up to the position is part of the snapshot.
@@ -22,7 +22,7 @@ impl StreamPosition {
         *self.0.lock() = Some(cursor);
     }
 
-    /// Moves on within the stream, to a message with this digest; to one that was not read where that is absent.
+    /// Moves the position to message `sequence` of the stream, which has this digest. The digest is `None` if that message was not read.
     pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {
         if let Some(cursor) = self.0.lock().as_mut() {
             (cursor.sequence, cursor.digest) = (sequence, digest);

@@ -1,15 +1,16 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs, which are done in order. Between lines, the lane works on the one whose worker it has
-//! spent the least time on. A line that was empty begins with the time of the line whose turn it is: idle workers save
-//! nothing up. So a worker that takes more than its share is worked on last. It delays the others by one turn at most: one
-//! job, or a few small ones.
+//! Each worker has a *line* of jobs, which are done in order. The lane next serves the line on which it has spent the least time: fair
+//! queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it is, so idle workers save up no
+//! credit. A worker that takes more than its share is therefore served last. It delays the others by one *turn* at most: one job, or a
+//! few small ones.
 //!
-//! A full queue drops messages of core NATS. If the arriving worker's line has more than an even share of the room, its
-//! messages are dropped, else the newest of the longest line; those of one job go together. A mark stays in their place, so that
-//! their worker's holders are doubted in order. Messages of JetStream wait for room instead.
+//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the room, that job is
+//! dropped. Otherwise the newest jobs of the longest line are dropped. The messages of one job go together. A *mark* (a tombstone) stays
+//! in the place of a dropped job, so that its worker's holders are doubted in order. Messages of JetStream wait for room instead.
 //!
-//! A *control job* is done when all jobs that were queued before it are done; later ones may overtake it. A *fence* cannot be overtaken.
+//! A *control job* is done when all jobs that were queued before it are done; later jobs may overtake it. A *fence* is a control job that
+//! no job overtakes. The jobs between two control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -29,15 +30,16 @@ const TURN_BYTES_MAX: usize = 32 * 1024;
 
 /// A job that can wait in a line.
 pub(crate) trait LineJob: Sized {
-    /// How many messages it is. Each has a share of the room, and of a turn.
+    /// Number of messages in the job. Each message takes some of the room, and some of a turn.
     fn messages(&self) -> usize {
         1
     }
 
-    /// The mark that takes the place of a job that is dropped; the job itself where it must not be dropped. A dropped job is counted here.
+    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. Gives the job itself back if it must not be
+    /// dropped.
     fn into_mark(self) -> Result<Self, Self>;
 
-    /// Adds a later mark to this one; gives it back where this is none.
+    /// Adds a later mark to this mark. Gives the later one back if either of the two is not a mark.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
@@ -45,7 +47,7 @@ pub(crate) trait LineJob: Sized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneStopped;
 
-/// How much waits in a queue, the job that is being done included.
+/// Amount that waits in a queue, with the jobs that are being done.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     pub(crate) messages: AtomicUsize,
@@ -63,14 +65,14 @@ struct LineQueue<J> {
     line: Arc<Line>,
     jobs: VecDeque<Waiting<J>>,
     bytes: usize,
-    /// The time that the lane has spent on the line, as the order of turns counts it, in microseconds.
+    /// Virtual time of the line, by which turns are ordered, in microseconds.
     turn_us: u64,
 }
 
 /// The jobs between two control jobs.
 struct Era<J> {
     outstanding: usize,
-    /// The control job at its end; none in the last era.
+    /// Control job at the end of the era; `None` in the last era.
     end: Option<Control<J>>,
 }
 
@@ -95,13 +97,13 @@ enum Arrival<J> {
 
 struct QueueState<J> {
     lines: HashMap<u64, LineQueue<J>>,
-    /// The lines whose turn can come, by the time spent on them; the one that is being worked on is absent.
+    /// Lines whose turn can come, as pairs of virtual time and line number. The line that is being worked on is absent.
     turns: BTreeSet<(u64, u64)>,
-    /// The time of the last turn.
+    /// Virtual time of the line that had the last turn.
     turn_us: u64,
     /// Control jobs whose turn has come.
     ready: VecDeque<Control<J>>,
-    /// Never empty. The first has the number `first_era`.
+    /// Eras in order, never empty. The first has the number `first_era`.
     eras: VecDeque<Era<J>>,
     first_era: u64,
     /// The jobs that came behind a fence.
@@ -129,7 +131,7 @@ pub(crate) struct JobSender<J>(Arc<QueueShared<J>>);
 /// The lane's end of its queue.
 pub(crate) struct JobReceiver<J>(Arc<QueueShared<J>>);
 
-/// The work of the lane at a time: a control job, or the next jobs of a line. To be given back when it is done.
+/// Work that the lane does at one time: a control job, or the next jobs of a line. The lane gives the turn back when it is done.
 pub(crate) struct Turn {
     from: Origin,
     jobs: usize,
@@ -142,8 +144,8 @@ enum Origin {
     Control { is_fence: bool },
 }
 
-/// A queue that holds about `bytes_max` at most, in front of the lane with the number `lane`. A turn has `turn_messages_max`
-/// messages at most, unless it is a single job.
+/// Makes a queue of about `bytes_max` bytes at most, in front of the lane with the number `lane`. A turn has `turn_messages_max` messages
+/// at most, unless it is a single job.
 pub(crate) fn job_queue<J: LineJob>(
     lane: usize,
     bytes_max: usize,
@@ -250,7 +252,8 @@ impl<J: LineJob> QueueState<J> {
         }
     }
 
-    /// Begins the next turn, if there is work: moves its jobs to `jobs`, of `messages_max` messages at most unless it is a single one.
+    /// Begins the next turn if there is work, and moves its jobs to `jobs`. They have `messages_max` messages at most, unless there is a
+    /// single job.
     fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
             jobs.push(job);
@@ -268,7 +271,7 @@ impl<J: LineJob> QueueState<J> {
         let (era, mut bytes, mut taken) = (first.era, first.bytes, 1);
         let mut messages = first.job.messages();
         jobs.push(first.job);
-        // Of one era, so that a control job between them keeps its place.
+        // The jobs are of one era, so that a control job between them keeps its place.
         let fits = |next: &Waiting<J>, messages: usize, bytes: usize| {
             let has_room = messages + next.job.messages() <= messages_max;
             has_room && next.era == era && bytes + next.bytes <= TURN_BYTES_MAX
@@ -309,7 +312,7 @@ impl<J: LineJob> QueueState<J> {
         self.leave_era(era, jobs);
     }
 
-    /// Whether a line may have `bytes` more at the cost of others: it then has no more than an even share of `bytes_max`.
+    /// Whether a line may have `bytes` more at the cost of other lines. It may if it then has no more than an even share of `bytes_max`.
     fn may_displace(&self, line: u64, bytes: usize, bytes_max: usize) -> bool {
         let (own, lines) = match self.lines.get(&line) {
             Some(queue) => (queue.bytes, self.lines.len()),
@@ -318,7 +321,7 @@ impl<J: LineJob> QueueState<J> {
         own + bytes <= bytes_max / lines
     }
 
-    /// Drops the newest message of the longest line. Returns what is gone; none where nothing can be dropped.
+    /// Drops the newest job of the longest line. Returns the messages that are gone, or `None` if nothing can be dropped.
     fn drop_of_longest(&mut self) -> Option<Dropped> {
         let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
@@ -330,8 +333,8 @@ impl<J: LineJob> QueueState<J> {
 }
 
 impl<J: LineJob> LineQueue<J> {
-    /// Leaves a mark in the place of the newest job that can be dropped; none where there is no such job. Marks beside each other become
-    /// one, so that there are never more marks than jobs.
+    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such job. Marks beside
+    /// each other become one mark, so that there are never more marks than jobs.
     fn drop_newest(&mut self) -> Option<Dropped> {
         let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
         let Waiting {
@@ -346,7 +349,7 @@ impl<J: LineJob> LineQueue<J> {
             came_us,
             era,
         };
-        // All of them but the one for the mark.
+        // All messages of the job but one: the mark counts as one message.
         let messages = job.messages() - 1;
         let mut mark = match job.into_mark() {
             Ok(mark) => mark,
@@ -374,7 +377,7 @@ impl<J: LineJob> LineQueue<J> {
         })
     }
 
-    /// Adds a mark to the one at the end; gives it back where none is there.
+    /// Adds a mark to the mark at the end of the line. Gives it back if the line does not end with a mark.
     fn merge_mark(&mut self, mark: J) -> Result<(), J> {
         match self.jobs.back_mut() {
             Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
@@ -436,7 +439,7 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues a job in its line. Where there is no room, it or others are dropped.
+    /// Queues a job in its line. Without room, this job or others are dropped.
     fn push_or_drop(
         &self,
         state: &mut QueueState<J>,
@@ -485,8 +488,8 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues jobs, each of about so many bytes, in their lines at once, for messages that came at `came_us`. Where there is no room, they or
-    /// others are dropped.
+    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line and about its bytes.
+    /// Without room, these jobs or others are dropped.
     pub(crate) fn send_or_drop(
         &self,
         jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,
@@ -500,7 +503,7 @@ impl<J: LineJob> JobSender<J> {
         Ok(())
     }
 
-    /// Queues a control job at once.
+    /// Queues a control job without waiting for room.
     pub(crate) fn send_control(&self, job: J) -> Result<(), LaneStopped> {
         let control = Control {
             job,
@@ -523,7 +526,7 @@ impl<J: LineJob> JobSender<J> {
 }
 
 impl<J> JobSender<J> {
-    /// How much waits.
+    /// Returns how much waits in the queue.
     pub(crate) fn backlog(&self) -> &Backlog {
         &self.0.backlog
     }
@@ -537,7 +540,7 @@ impl<J> Drop for JobSender<J> {
 }
 
 impl<J: LineJob> JobReceiver<J> {
-    /// Begins the next turn, and moves its jobs to `jobs`; waits for it. None when the sender is gone and the queue is empty.
+    /// Waits for the next turn, begins it, and moves its jobs to `jobs`. Returns `None` when the sender is gone and the queue is empty.
     pub(crate) fn next(&self, jobs: &mut Vec<J>) -> Option<Turn> {
         let mut state = self.0.state.lock();
         self.begin_turn(&mut state, jobs)
@@ -584,7 +587,7 @@ impl<J> Drop for JobReceiver<J> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.is_stopped = true;
-        // Whoever waits for an answer learns that none comes.
+        // Dropped jobs drop their reply channels: callers that wait for a reply learn that none comes.
         state.lines.clear();
         state.ready.clear();
         state.eras.clear();

@@ -12,7 +12,8 @@ use super::contest::is_fresh;
 use super::lane::{Lane, Sender};
 use super::line::WorkerKey;
 
-/// Why such a batch is dropped: the blocks of its namespace have another size than it tells, or, where it tells none, than the configuration has.
+/// Detail of a drop for the block size: the batch tells another size than its namespace has. A batch that tells no size is taken to have
+/// the configured size.
 struct OtherSize<'a> {
     namespace: &'a NamespaceName,
     in_force: BlockSize,
@@ -37,11 +38,11 @@ impl fmt::Display for OtherSize<'_> {
     }
 }
 
-/// Why a batch is for no holder.
+/// Why no holder takes a batch.
 pub(super) enum NoHolder {
     /// The index has no room for one.
     NoRoom(RegisterError),
-    /// Its publisher has said goodbye after it.
+    /// Its publisher has said goodbye after the batch.
     Left(DropReason),
 }
 
@@ -68,7 +69,7 @@ impl Lane {
             NoHolder::Left(reason) => {
                 let detail = "its publisher has said goodbye";
                 sender.metrics.batch_dropped(*reason, worker, &detail);
-                // Who comes with a lower epoch is another publisher, if it is not a batch that comes again.
+                // A fresh batch with a lower epoch comes from another publisher. An old one may be a redelivery.
                 if *reason == DropReason::StaleEpoch && is_fresh(batch, self.clocks().unix_us) {
                     self.note_refused(sender, batch, *reason);
                 }
@@ -76,7 +77,8 @@ impl Lane {
         }
     }
 
-    /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
+    /// Notes that a batch of a holder that is not registered was dropped. Answers then say that this holder may have blocks that are not
+    /// known. A batch that ends in a goodbye withdraws the note.
     pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch, reason: DropReason) {
         let id = HolderId {
             worker: sender.worker.worker.clone(),
@@ -92,8 +94,8 @@ impl Lane {
         }
     }
 
-    /// As [`Self::note_refused`], of messages that cannot be read. The holders of their worker are in doubt where there are any; else nobody is
-    /// there to be.
+    /// Notes a worker without a holder as [`Self::note_refused`] does, for a message that cannot be read. If the worker has holders, does
+    /// nothing: those holders are in doubt.
     pub(super) fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let indexer = &namespace.indexer;
@@ -102,8 +104,8 @@ impl Lane {
         }
     }
 
-    /// Drops a batch whose blocks have another size than the namespace's. A holder with the blocks of before is forgotten: its process has
-    /// ended. Once nobody has blocks of the namespace's size, the publisher's next batch is taken.
+    /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size is
+    /// removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
     pub(super) fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
         let in_force = sender.namespace.indexer.settings().block_size;
         sender.metrics.batch_dropped(
@@ -117,12 +119,12 @@ impl Lane {
         );
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
-        // Of a publisher that has left.
+        // The batch is from before its publisher's goodbye.
         let is_late = self.absent.is_over(&key, batch).is_some();
         if let Some(holder) = self.holders.get_mut(&key)
             && holder.high_water.seen.epoch <= batch.epoch
         {
-            // A batch of before that comes again makes no holder.
+            // Noted, so that a redelivered batch of the old process makes no holder.
             holder.high_water.note(batch);
             self.take_leave(&key);
         }

@@ -15,7 +15,7 @@ const EVENT_BLOCKS_MAX: usize = 4096;
 /// Removes the blocks that `state` does not have. Storing `state` then makes the holder equal to it.
 ///
 /// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block is stored. The
-/// holder is cleared only where blocks have no names, or where events wait for a parent.
+/// holder is cleared only if blocks have no names, or if events wait for a parent.
 pub(super) fn remove_surplus<'a>(
     writer: &mut HolderWriter,
     state: impl Iterator<Item = (Tier, &'a Event)>,
@@ -43,7 +43,7 @@ pub(super) fn remove_surplus<'a>(
     }
 }
 
-/// The names of all stored blocks; none where a block has no name.
+/// Returns the names of all stored blocks, or `None` if a block has no name.
 fn names_of<'a>(events: impl Iterator<Item = (Tier, &'a Event)>) -> Option<HashSet<Named>> {
     let mut names = HashSet::new();
     for (tier, event) in events {

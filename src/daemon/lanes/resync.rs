@@ -15,7 +15,7 @@ use super::lane::{HolderKey, Job, Lane, ResyncJob, ResyncStep};
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {
-    /// Begins the resync of a holder; none where there is no such holder any more.
+    /// Begins the resync of a holder. Returns `None` if the holder does not exist any more.
     pub(crate) async fn begin_resync(&self, holder: &HolderKey) -> Result<Option<ResyncBegun>, PoolError> {
         let (reply, begun) = oneshot::channel();
         self.send_resync(holder, ResyncStep::Begin(reply), 0).await?;
@@ -44,7 +44,7 @@ impl LanePool {
         Ok(done.await.unwrap_or(ResyncOutcome::Superseded))
     }
 
-    /// Lets a holder go on without an answer.
+    /// Lets a holder go on without an answer: held batches are applied.
     pub(crate) async fn abandon_resync(
         &self,
         holder: &HolderKey,
@@ -87,7 +87,7 @@ impl Lane {
     }
 }
 
-/// A reply that nobody waits for any more is no reason to stop: held batches time out.
+/// Takes a step of the holder's resync. A reply that nobody waits for any more is ignored: held batches time out.
 fn take_step(holder: &mut Holder, step: ResyncStep, context: Context<'_>) -> Afterwards {
     match step {
         ResyncStep::Begin(reply) => {

@@ -1,4 +1,4 @@
-//! Sequence tracking: what the numbers on batches prove about one holder's state.
+//! Sequence tracking: from the numbers on batches to proofs about one holder's state.
 //!
 //! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
 //! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
@@ -28,10 +28,10 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
 /// High-water marks of the batches that were received of a holder, applied or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct HighWater {
-    /// The newest one. What ends before it is not the whole state.
+    /// Epoch and number of the newest batch. An answer that ends before it is not the whole state.
     pub(super) seen: BatchCursor,
-    /// When the last of its epoch was made, by the publisher's clock, in microseconds. 0 where no batch has a time; the largest number
-    /// where the mark is not known.
+    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch has a time; the
+    /// largest number if the mark is not known.
     pub(super) made_us: u64,
 }
 
@@ -64,7 +64,7 @@ impl HighWater {
         is_number_known && batch.time_us.is_some_and(|made| made > self.made_us)
     }
 
-    /// Why a batch is no news; none where it is.
+    /// Returns why a batch is old news, or `None` if it is new.
     pub(super) fn drop_reason(&self, batch: &EventBatch) -> Option<DropReason> {
         let at = cursor_of(batch);
         if at.epoch < self.seen.epoch {
@@ -82,13 +82,13 @@ pub(crate) enum Admission {
     Next,
     /// `missed` batches before it never came. Apply it; the holder's state is no longer certain.
     Gap {
-        /// How many.
+        /// Number of missing batches.
         missed: u64,
     },
     /// The batch begins a new epoch. Drop the holder's blocks, then apply it. Where `missed` is above 0, the epoch's first batches never
     /// came.
     NewEpoch {
-        /// How many.
+        /// Number of missing batches.
         missed: u64,
     },
     /// The batch was applied before: skip it.
@@ -121,7 +121,7 @@ impl SequenceTracker {
         self.cursor
     }
 
-    /// The decision on the batch at `next`; the cursor stays.
+    /// Decides what to do with the batch at `next`, without moving the cursor.
     pub(crate) fn classify(&self, next: BatchCursor) -> Admission {
         match self.cursor {
             Some(last) if next.epoch < last.epoch => Admission::StaleEpoch,
@@ -136,7 +136,7 @@ impl SequenceTracker {
         }
     }
 
-    /// Decides what to do with the batch at `next`, and moves the cursor to it where it applies.
+    /// Decides what to do with the batch at `next`, and moves the cursor to it if it is to be applied.
     pub(super) fn admit(&mut self, next: BatchCursor) -> Admission {
         let admission = self.classify(next);
         if admission.applies() {

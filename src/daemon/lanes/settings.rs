@@ -19,26 +19,26 @@ pub struct LaneSettings {
     pub lanes: usize,
     /// Bytes that may wait for one lane.
     pub lane_queue_bytes: usize,
-    /// The age of the oldest event that waits beyond which holders are degraded; never where it is absent.
+    /// Age of the oldest waiting event beyond which holders are degraded; `None` means never.
     pub behind_after: Option<Duration>,
     /// Bounds on messages.
     pub limits: WireLimits,
-    /// The shard whose workers are taken; all workers where it is absent.
+    /// The shard whose workers are taken; `None` takes all workers.
     pub shard: Option<Shard>,
-    /// Bounds on the batches that a holder holds during a resync; none are held where it is absent.
+    /// Bounds on the batches that a holder holds during a resync; with `None`, no batches are held.
     pub holding: Option<HoldingSettings>,
     /// How long holders may be silent.
     pub liveness: LivenessSettings,
-    /// How far an epoch may lie ahead of the clock; without a bound where it is absent.
+    /// How far an epoch may lie ahead of the clock; `None` means without a bound.
     pub epoch_ahead_max: Option<Duration>,
 }
 
-/// Bounds on what publishers say.
+/// Bounds on publishers' messages and epochs.
 #[derive(Debug, Clone)]
 pub(crate) struct LaneLimits {
     /// Bounds on messages.
     pub(crate) wire: WireLimits,
-    /// How far an epoch may lie ahead of the clock; without a bound where it is absent.
+    /// How far an epoch may lie ahead of the clock; `None` means without a bound.
     pub(crate) epoch_ahead_max: Option<Duration>,
 }
 
@@ -59,21 +59,21 @@ impl LaneLimits {
     }
 }
 
-/// Bounds on the batches that wait until missing ones before them have come.
+/// Bounds on the batches that a holder holds until missing batches before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
     /// Most payload bytes of one holder, unless it is a single batch. All holders of a lane together hold no more than the lane's queue takes.
     pub bytes_per_holder_max: usize,
-    /// How long they wait for an answer.
+    /// How long held batches wait for an answer.
     pub wait_max: Duration,
 }
 
 /// How long the holders of each namespace may be silent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LivenessSettings {
-    /// For namespaces without limits of their own.
+    /// Limits of namespaces without limits of their own.
     pub default: LivenessLimits,
-    /// For these namespaces.
+    /// Limits of single namespaces.
     pub overrides: HashMap<NamespaceName, LivenessLimits>,
 }
 
@@ -120,7 +120,7 @@ impl LaneSettings {
         }
     }
 
-    /// The same bounds on held batches, for one lane.
+    /// Returns the bounds on held batches, for one lane.
     pub(super) fn holding_limits(&self) -> HoldingLimits {
         let Some(holding) = &self.holding else {
             return HoldingLimits::new(false, 0, 0, 0);
@@ -149,7 +149,7 @@ pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
 /// The year 2020, in microseconds since the Unix epoch. A clock before it has not been set, and tells nothing.
 const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
 
-/// How far `epoch` lies ahead of the clock, in seconds; 0 where that is so little that clocks may differ by it.
+/// Seconds by which `epoch` lies ahead of the clock. 0 if clocks may differ by as little (5 seconds), or if the clock has not been set.
 pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     const TOLERATED_US: u64 = 5_000_000;
     match epoch.saturating_sub(now_us) {
@@ -158,7 +158,7 @@ pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     }
 }
 
-/// The largest epoch that is believed at a time in microseconds since the Unix epoch.
+/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch.
 pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     match ahead_max {
         Some(ahead_max) if now_us >= CLOCK_MIN_US => {

@@ -32,7 +32,7 @@ pub fn snapshot_limits() -> WireLimits {
     }
 }
 
-/// How far a dump of a lane has come.
+/// Progress of a dump of a lane: the holder that was dumped last.
 #[derive(Debug, Clone)]
 pub struct DumpPosition(HolderKey);
 
@@ -94,8 +94,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Forgets a holder whose frames ended in the middle. It has half of its blocks and the cursor of all of them, so its next batch would
-    /// seem to make it exact.
+    /// Forgets a holder whose frames ended in the middle. Such a holder has only a part of its blocks, but the cursor of all of them. Its
+    /// next batch would seem to make it exact.
     pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
         let Some(namespace) = self.namespaces.get(&holder.namespace) else {
             return Ok(());
@@ -154,7 +154,7 @@ impl LanePool {
         Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
     }
 
-    /// Dumps the first holder behind `after` on lane number `lane`; none at the end.
+    /// Dumps the first holder behind `after` on lane number `lane`. Returns `None` at the end.
     ///
     /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different instants.
     /// - A holder that no batch has confirmed in `generation` is dumped as unverified.
@@ -168,7 +168,7 @@ impl LanePool {
         self.dump(lane, after, false, generation).await
     }
 
-    /// As [`Self::dump_next`], with the blocks of every holder.
+    /// Dumps as [`Self::dump_next`] does, but with the blocks of every holder.
     pub async fn dump_next_with_blocks(
         &self,
         lane: usize,
@@ -199,7 +199,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index: `dumped` and `walked` are what lane number `lane` gave.
+    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` are from the dump that lane number `lane`
+    /// gave.
     pub async fn revisit(
         &self,
         lane: usize,
@@ -271,7 +272,7 @@ impl Lane {
         }
     }
 
-    /// The holder of a frame; none, and counted, where the index has no room for it.
+    /// Returns the holder of a frame. If the index has no room for it, counts that and returns `None`.
     fn restored_holder(
         &mut self,
         namespace: &Namespace,
@@ -290,7 +291,7 @@ impl Lane {
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }
 
-    /// Stores the blocks that the lane's holders have in a part of a forest.
+    /// Stores the blocks that the lane's holders have in a part of a forest (a snapshot's blocks of all regular holders).
     pub(super) fn restore_forest(&mut self, chunk: &ForestChunk) {
         for (number, runs) in chunk.holders() {
             let Some((key, tier)) = self.in_forest.get(&number) else {
@@ -302,7 +303,7 @@ impl Lane {
         }
     }
 
-    /// Compares a holder with what was dumped of it.
+    /// Compares a holder with its dump.
     pub(super) fn revisit(
         &mut self,
         key: &HolderKey,

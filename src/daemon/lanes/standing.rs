@@ -1,6 +1,6 @@
 //! The states of a holder on its lane, and what leads from one to another.
 //!
-//! What becomes of the blocks:
+//! State of the blocks, by the change:
 //!
 //! | | `Replaced` | `Missed` | `CountRestarted` | `EpochEnded` | `Released` |
 //! |---|---|---|---|---|---|
@@ -9,7 +9,7 @@
 //! | `Recounted` | `Whole` | `Recounted` | `Recounted` | `Outlived` | `Recounted` |
 //! | `Outlived` | `Whole` | `Outlived` | `Recounted`, cleared | `Outlived` | `Torn`, cleared |
 //!
-//! What the publisher is good for:
+//! State of the publisher, by the news of its answers:
 //!
 //! | | `Answered` | `Failed` | `Refused` | `Reconsidered` |
 //! |---|---|---|---|---|
@@ -20,33 +20,33 @@
 /// How a holder's blocks compare with its publisher's at the cursor of the last batch applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksState {
-    /// They are exactly those. Only then do the next batches lead to an exact state.
+    /// The blocks are exactly the publisher's. Only from this state do the next batches lead to an exact state.
     Whole,
-    /// Some may be missing, or be too many.
+    /// Some blocks may be missing, or surplus.
     Torn,
-    /// Torn, and numbering has restarted within the epoch: the publisher's cursor may be behind ours.
+    /// Some blocks may be missing or surplus, and numbering has restarted within the epoch: the publisher's cursor may be behind ours.
     Recounted,
-    /// They are those of an ended epoch, kept until the blocks of the new one are known.
+    /// The blocks are those of an ended epoch, kept until the blocks of the new epoch are known.
     Outlived,
 }
 
 /// A change of a holder's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlocksChange {
-    /// They were cleared, or replaced by a full state.
+    /// The blocks were cleared, or replaced by a full state.
     Replaced,
-    /// Something about them was lost, refused or contradicted.
+    /// News of the blocks was lost, refused or contradicted.
     Missed,
     /// Numbering has restarted without a new epoch.
     CountRestarted,
     /// An epoch has begun whose first batches are missing.
     EpochEnded,
-    /// The batches that were held are applied without what is missing before them.
+    /// The held batches are applied without the missing batches before them.
     Released,
 }
 
 impl BlocksState {
-    /// The state after `change`, and whether the blocks are to be cleared first.
+    /// Returns the state after `change`, and whether the blocks are to be cleared first.
     #[must_use]
     pub(super) fn after(self, change: BlocksChange) -> (Self, bool) {
         use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
@@ -68,7 +68,7 @@ impl BlocksState {
 pub(super) enum PublisherState {
     /// The last question was answered, or there was none.
     Answers,
-    /// The last question found no answer; another may.
+    /// The last question found no answer; the next one may.
     Unheard,
     /// The last question found no answer, and asking again does not help.
     Mute,
@@ -104,7 +104,7 @@ impl PublisherState {
         self != Self::Mute
     }
 
-    /// Whether the last question failed. Who is not answered is believed when it clears its state.
+    /// Whether the last question failed. A publisher that does not answer is believed when it clears its state.
     pub(super) fn has_failed(self) -> bool {
         self != Self::Answers
     }

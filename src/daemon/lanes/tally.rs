@@ -1,4 +1,5 @@
-//! The batches that a lane has applied and not counted yet. Batches are counted together: that costs less than applying a short one.
+//! The batches that a lane has applied and not counted in its metrics yet. Batches are counted together, so that counting costs less than
+//! applying a short batch.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ impl Tally {
         counted.batches.add(batch);
     }
 
-    /// Counts what has been added.
+    /// Counts the batches that have been added.
     pub(super) fn count(&self) {
         self.0.borrow_mut().count();
     }

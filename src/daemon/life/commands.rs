@@ -17,11 +17,11 @@ use kvatlas_telemetry::LogGate;
 use kvatlas_telemetry::labels::Connection;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
-/// Operators are few, but may have scripts.
+/// Allows bursts of log lines: operators are few, but may have scripts.
 static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
 static UNANSWERED_GATE: LogGate = LogGate::new();
 
-/// Commands that may wait. They are carried out one after the other.
+/// Most commands that may wait. They are carried out one after the other.
 const CAPACITY: usize = 64;
 /// Most bytes of a command.
 const COMMAND_BYTES_MAX: usize = 4096;
@@ -36,7 +36,7 @@ struct Commands {
     drain: CancellationToken,
 }
 
-/// Listens to commands from now on, as a task of `upkeep`, unless `admin.commands` is off. `drain` is cancelled when one says so.
+/// Starts to listen to commands, as a task of `upkeep`, unless `admin.commands` is off. A drain command cancels `drain`.
 pub(super) async fn start_commands(
     shared: &Shared,
     snapshots: Option<Arc<SnapshotKeeper>>,
@@ -139,7 +139,7 @@ impl Commands {
         }
     }
 
-    /// How many holders a command was carried out on, or why it was not carried out.
+    /// Carries a command out. Returns the number of holders that it was carried out on, or why it was not carried out.
     async fn carry_out(&self, command: AdminCommand, request: &AdminRequest) -> Result<u64, String> {
         let holder = match command {
             AdminCommand::Forget => HolderCommand::Forget,
@@ -149,7 +149,7 @@ impl Commands {
                 let keeper = keeper.ok_or("no snapshot directory is configured (snapshots.directory)")?;
                 return keeper.save().await.map(|()| 0);
             }
-            // After the reply, and not at all.
+            // `Drain` is carried out after the reply, `Reset` not at all here.
             AdminCommand::Drain | AdminCommand::Reset => return Ok(0),
         };
         let of = request.holder.as_ref().ok_or("the command names no worker")?;

@@ -18,10 +18,10 @@ use super::namespaces::NamespaceError;
 /// Why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The embedded broker.
+    /// The embedded broker cannot be started.
     #[error("the embedded NATS server: {0}")]
     Broker(#[from] BrokerError),
-    /// The embedded broker's address.
+    /// The embedded broker's address cannot be used.
     #[error("the embedded NATS server's address {url}: {source}")]
     BrokerAddress {
         /// The address.
@@ -29,48 +29,48 @@ pub enum StartError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The admin listener.
+    /// The admin listener cannot be started.
     #[error(transparent)]
     Admin(#[from] AdminError),
-    /// The query listener.
+    /// The query listener cannot be started.
     #[error(transparent)]
     Http(#[from] HttpStartError),
-    /// The token of the query listener.
+    /// The token of the query listener cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The metrics recorder.
+    /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The lanes.
+    /// The lanes cannot be started.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The connection to NATS.
+    /// The connection to NATS cannot be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection on which a gateway asks the shards for its listener.
+    /// The connection on which a gateway asks the shards for its listener cannot be used.
     #[error("the connection to the shards: {0}")]
     Shards(#[from] kvatlas_client::ClientError),
-    /// The subject prefix.
+    /// The subject prefix is not valid.
     #[error(transparent)]
     Subjects(#[from] SubjectError),
-    /// A namespace of the configuration.
+    /// A namespace of the configuration cannot be made.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// Dynamo's routers.
+    /// Dynamo's routers cannot be served.
     #[error(transparent)]
     Dynamo(#[from] DynamoError),
-    /// llm-d's routers.
+    /// llm-d's routers cannot be served.
     #[error(transparent)]
     Redis(#[from] RedisStartError),
-    /// SGLang's routers.
+    /// SGLang's routers cannot be served.
     #[cfg(feature = "grpc")]
     #[error(transparent)]
     Grpc(#[from] GrpcStartError),
-    /// SGLang's routers, in a program that leaves them out.
+    /// SGLang's routers are to be served, and this program was built without gRPC.
     #[cfg(not(feature = "grpc"))]
     #[error("grpc.listen: this kvatlas was built without gRPC (the feature grpc)")]
     GrpcLeftOut,
-    /// The snapshots.
+    /// The daemon cannot start with its snapshots.
     #[error(transparent)]
     Snapshots(SnapshotStartError),
 }

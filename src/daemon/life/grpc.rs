@@ -6,7 +6,7 @@ use crate::shared::{Shared, Stage};
 
 use super::error::StartError;
 
-/// Serves SGLang's routers as tasks of `stage`, where an address is configured. Returns the address that is listened on.
+/// Serves SGLang's routers as tasks of `stage`, if an address is configured. Returns the address that is listened on.
 pub(super) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, StartError> {
     match shared.config.grpc.listen {
         None => Ok(None),

@@ -14,10 +14,10 @@ use kvatlas_core::wire::WireLimits;
 
 use super::error::StartError;
 
-/// Time that a request in progress still has at the stop.
+/// Time that a request in progress still has when the listener stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bounds on queries over HTTP: the body bounds the message.
+/// Bounds on queries over HTTP: a message may be as long as a request body.
 pub(super) fn http_limits(config: &Config) -> WireLimits {
     WireLimits {
         message_bytes_max: config.http.max_body_bytes,
@@ -25,7 +25,7 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// The source of answers over HTTP, and over gRPC.
+/// Makes the source of answers over HTTP or gRPC: the index here, or the shards.
 pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
     if !shared.config.gateway.enabled {
         return Ok(Source::Here(Box::new(IndexHere {
@@ -40,7 +40,7 @@ pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
     })))
 }
 
-/// Starts the query listener, if one is configured. Until the daemon is ready it answers that it is not.
+/// Starts the query listener, if one is configured. Until the daemon is ready, the listener answers that it is not.
 pub(super) async fn start_http(
     shared: &Shared,
     metrics: Arc<dyn AdminSource>,

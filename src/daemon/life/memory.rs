@@ -1,29 +1,30 @@
 //! Giving memory back to the system after much of the index has gone.
 //!
-//! The index gives what it no longer needs back to the allocator, which keeps it for later. Who looks at the process from outside would
-//! find as much as there ever was.
+//! The index gives memory that it no longer needs back to the allocator, which keeps that memory for later. Seen from outside, the
+//! process would go on having as much memory as it ever had.
 
-/// By how much the index must have shrunk.
+/// Fewest bytes by which the indexes must have shrunk.
 const SHRUNK_BYTES_MIN: u64 = 32 << 20;
 
 /// Watches the size of all indexes together.
 #[derive(Debug, Default)]
 pub(super) struct ShrinkWatch {
     now: u64,
-    /// The largest since memory was last given back.
+    /// The largest size since memory was last given back.
     most: u64,
-    /// The size when somebody last asked.
+    /// The size at the last call of [`Self::is_due`].
     asked: u64,
 }
 
 impl ShrinkWatch {
-    /// Notes how many bytes they take.
+    /// Notes how many bytes all indexes take.
     pub(super) fn note(&mut self, bytes: u64) {
         self.now = bytes;
         self.most = self.most.max(bytes);
     }
 
-    /// Whether memory is to be given back: they have lost more than half, and none since somebody last asked.
+    /// Whether memory is to be given back: the indexes have lost more than half of their largest size, and have not shrunk since the last
+    /// call.
     pub(super) fn is_due(&mut self) -> bool {
         let is_shrinking = self.now < self.asked;
         self.asked = self.now;
@@ -35,7 +36,8 @@ impl ShrinkWatch {
     }
 }
 
-/// Gives all memory back to the system that the allocator keeps for later: some 50 µs a megabyte, in which whoever allocates may wait.
+/// Gives all memory back to the system that the allocator keeps for later. Takes some 50 µs a megabyte, during which threads that
+/// allocate may wait.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn give_to_system() {
     #[allow(unsafe_code, reason = "the allocator has no other way to be told")]
@@ -45,7 +47,7 @@ pub(super) fn give_to_system() {
     }
 }
 
-/// Other allocators do it by themselves, or never.
+/// Does nothing: other allocators give memory back by themselves, or never.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(super) fn give_to_system() {}
 

@@ -57,12 +57,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// The process of the embedded broker; none where the configuration names servers.
+    /// The process id of the embedded broker; `None` if the configuration names servers.
     pub fn broker_pid(&self) -> Option<u32> {
         self.broker.as_ref().map(EmbeddedBroker::pid)
     }
 
-    /// How NATS is reached: the configuration, with the embedded broker's address in place.
+    /// The configuration of NATS, with the address of the embedded broker if there is one.
     pub fn nats(&self) -> &NatsConfig {
         &self.nats
     }
@@ -92,12 +92,12 @@ impl Daemon {
         self.drain.cancelled().await;
     }
 
-    /// The engines that a bridge in this process has to follow have been seen, or have had the time for it.
+    /// Notes that the engines that a bridge in this process has to follow have been seen, or have had the time for it.
     pub fn note_engines_followed(&self) {
         self.readiness.set(Latch::EnginesFollowed);
     }
 
-    /// Waits until everybody who publishes has been heard of, so that answers lack nobody.
+    /// Waits until every publisher has been heard of, so that answers lack no worker.
     pub async fn listed(&self) {
         const INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
         while !self.trust.is_listed() {

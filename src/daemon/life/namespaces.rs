@@ -1,4 +1,4 @@
-//! From the configuration to the namespaces.
+//! Making the namespaces that the configuration asks for.
 
 use kvatlas_config::{Config, NamespaceConfig};
 use kvatlas_core::hash::{BlockSize, BlockSizeError};
@@ -29,11 +29,11 @@ fn namespace_settings(config: NamespaceConfig) -> Result<NamespaceSettings, Name
     })
 }
 
-/// The namespaces of a daemon. Those that the configuration names are there from the start.
+/// Makes the namespaces of a daemon. The namespaces that the configuration names exist from the start.
 ///
 /// # Errors
 ///
-/// [`NamespaceError`] where one that is configured cannot be made.
+/// [`NamespaceError`] if a configured namespace cannot be made.
 pub fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
     let defaults = namespace_settings(config.namespaces.default)?;
     let mut configured = Vec::new();
@@ -56,12 +56,13 @@ pub fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
         limits.max_namespaces,
     );
     namespaces.is_open = !limits.named_namespaces_only;
-    // Each shard sees its own workers only: two could take different sizes. A gateway does not know what the shards have.
+    // Shards do not take block sizes from batches: each sees its own workers only, and two shards could take different sizes. A gateway
+    // does not know the shards' sizes.
     namespaces.takes_sizes = config.sharding.shard.is_none() && !config.gateway.enabled;
     Ok(namespaces)
 }
 
-/// Bounds on size, where 0 is no bound.
+/// Bounds on size; 0 in the configuration means no bound.
 fn capacity(blocks_max: u64, bytes_max: u64) -> Capacity {
     let bound = |limit| if limit == 0 { u64::MAX } else { limit };
     Capacity {

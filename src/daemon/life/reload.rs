@@ -1,4 +1,4 @@
-//! The settings that a running daemon takes from a configuration that was read again.
+//! Reload: the settings that a running daemon takes from a configuration that was read again.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub struct ReloadReport {
     pub needs_restart: Vec<&'static str>,
 }
 
-/// The bounds that a reload replaces, beside those of the lanes.
+/// The bounds that a reload replaces, apart from those of the lanes.
 pub(super) struct DaemonLimits {
     pub(super) queries: Live<WireLimits>,
     pub(super) http: Live<WireLimits>,
@@ -56,7 +56,7 @@ impl DaemonLimits {
 }
 
 impl Daemon {
-    /// `config`, with what needs a restart as it was at the start.
+    /// Returns `config`, with the settings that need a restart as they were at the start.
     fn live_config(&self, config: &Config) -> Config {
         let mut live = self.config.clone();
         live.events.max_message_bytes = config.events.max_message_bytes;
@@ -70,12 +70,13 @@ impl Daemon {
         live
     }
 
-    /// Takes the log's level, bounds on messages and queries, and the credentials for NATS from a configuration. New credentials are used from the next connection on: the
-    /// server ends the present ones when they are no longer right.
+    /// Takes the log's level, bounds on messages and queries, the time after which empty namespaces are forgotten, and the credentials
+    /// for NATS from a configuration. New credentials are used from the next connection on. The server ends present connections when
+    /// their credentials are no longer right.
     ///
     /// # Errors
     ///
-    /// [`LoggingError`] if the log was set up by somebody else. Nothing has changed then.
+    /// [`LoggingError`] if kvatlas has not set up the log, or if the new level cannot be parsed. Nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<ReloadReport, LoggingError> {
         let mut in_force = self.in_force.lock();
         let changed = in_force.changed_settings(config);

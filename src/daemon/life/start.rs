@@ -50,8 +50,8 @@ impl Daemon {
         Self::start_on(config, Arc::new(Disk))
     }
 
-    /// As [`Self::start`]; engines can be registered over HTTP, and `engines` follows them and knows the daemon's `namespaces`. The daemon
-    /// is not ready before [`Self::note_engines_followed`].
+    /// Starts as [`Self::start`] does, and lets engines be registered over HTTP. `engines` follows them, and knows the daemon's
+    /// `namespaces`. The daemon is not ready before [`Self::note_engines_followed`].
     pub fn start_with_engines(
         config: Config,
         namespaces: Arc<Namespaces>,
@@ -64,7 +64,7 @@ impl Daemon {
         ))
     }
 
-    /// As [`Self::start`], with snapshots written to `storage`: for tests on a disk that fails.
+    /// Starts as [`Self::start`] does, with snapshots written to `storage`: for tests on a disk that fails.
     pub fn start_on(
         config: Config,
         storage: Arc<dyn Storage>,
@@ -145,7 +145,7 @@ impl Daemon {
     }
 }
 
-/// Starts the embedded broker, where it is asked for, and the lanes; makes what the rooms share.
+/// Starts the embedded broker, if it is asked for, and the lanes. Makes the parts that the rooms share.
 async fn share(
     config: Config,
     namespaces: Arc<Namespaces>,
@@ -185,13 +185,14 @@ async fn share(
         // Until the stream has been read up to its end, nothing is certain.
         shared.trust.stall();
     } else if !shared.config.gateway.enabled {
-        // Who publishes is not known before the events are followed.
+        // The publishers are not known before the events are followed.
         shared.trust.doubt();
     }
     Ok((shared, broker))
 }
 
-/// Sends spans as a task of `upkeep`, which ends after those who open them; what opens them, where there is a collector.
+/// Starts to send trace spans, as a task of `upkeep`: that stage ends after the stages that open spans. Returns the tracer, or `None`
+/// without a collector.
 fn spawn_traces(shared: &Shared, upkeep: &Stage) -> Option<Tracer> {
     let instance = instance_name(&shared.nats.connection_name);
     let (tracer, exporting) = start_traces(&shared.config.traces, instance, upkeep.stop.clone())?;
@@ -200,7 +201,7 @@ fn spawn_traces(shared: &Shared, upkeep: &Stage) -> Option<Tracer> {
 }
 
 fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
-    // What people ask on the page is not part of the sample.
+    // Queries that people make on the page are not part of the sample.
     let answerer = Answerer::new(
         Arc::clone(&shared.namespaces),
         Arc::clone(&shared.trust),
@@ -239,7 +240,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
     }
 }
 
-/// The configured servers, or a broker of our own and its address.
+/// Returns the configuration of NATS. With `nats.embedded`, starts a broker and puts its address there.
 async fn broker(config: &Config) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
     let needs_jetstream = config.events.transport.keeps_events() || config.snapshots.object_store.is_some();
     let config = &config.nats;

@@ -25,17 +25,17 @@ impl fmt::Display for StopReport {
     }
 }
 
-/// The time limit, and the steps that have overrun it.
+/// The time limit of a stop, and the report of the steps that have overrun it.
 struct Deadline {
     at: Instant,
     report: StopReport,
 }
 
-/// How long a step that takes leave of the NATS server may take while that is away: there is nobody to take leave of.
+/// Time that a step which takes leave of the NATS server may take while the server is away and cannot answer.
 const ALONE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Deadline {
-    /// A step that takes leave of the NATS server. While that is away it need not come to its end.
+    /// Runs a step that takes leave of the NATS server. While the server is away, the step need not come to its end.
     async fn leave(&mut self, readiness: &Readiness, name: &str, step: impl Future<Output = ()>) {
         let is_away = || !readiness.report().is_set(Latch::Connected);
         let at = match is_away() {

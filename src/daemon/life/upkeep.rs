@@ -17,11 +17,11 @@ use super::memory::give_to_system;
 use super::view::DaemonView;
 use super::watch::HolderWatch;
 
-/// How often gauges are published.
+/// Interval at which gauges are published.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Publishes gauges, times out what waits, looks for silent holders, names those that stay degraded, and gives memory back, until `stop`
-/// is cancelled.
+/// Does the work by the clock until `stop` is cancelled. Publishes gauges, has lanes time out waiting events and look for silent holders,
+/// names holders that stay degraded, and gives memory back.
 pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,
@@ -42,7 +42,7 @@ pub(super) async fn keep_up(
             _ = ticks.tick() => pool.tick(trust.followed().is_some()),
             _ = interval.tick() => {
                 let mut look = watch.look();
-                // Before that, holders are missing that have not gone.
+                // Until the snapshot is loaded, holders are missing that have not gone.
                 let is_loaded = view.readiness.report().is_set(Latch::SnapshotLoaded);
                 let mut noted = is_loaded.then(|| view.history.look(unix_time_us() / 1_000_000));
                 view.publish(|namespace, holder, reasons| {

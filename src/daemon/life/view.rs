@@ -45,14 +45,14 @@ pub(super) struct DaemonView {
     pub(super) metrics: MetricsHandle,
     pub(super) process: ProcessMetrics,
     pub(super) gauges: Mutex<HashMap<NamespaceName, NamespaceGauges>>,
-    /// The keeper of snapshots; none until the newest snapshot is loaded, and without a snapshot directory.
+    /// The keeper of snapshots. `None` until the newest snapshot is loaded, and without a snapshot directory.
     pub(super) snapshots: Mutex<Option<Arc<SnapshotKeeper>>>,
     pub(super) page: Arc<Page>,
     pub(super) shrinks: Mutex<ShrinkWatch>,
 }
 
 impl DaemonView {
-    /// Brings all gauges up to date. `seen` is told of every holder: where it is, and why it is not exact.
+    /// Brings all gauges up to date. Calls `seen` with every holder, its namespace, and the reasons for which it is not exact.
     pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
         self.process.set_ready(self.readiness.report().is_ready());
         self.process.publish_usage();
@@ -70,26 +70,26 @@ impl DaemonView {
         self.shrinks.lock().note(bytes);
     }
 
-    /// Has the indexes give back what queries have made for themselves and no longer use.
+    /// Has the indexes free memory that queries have filled for their own use and no longer need.
     pub(super) fn rest_indexes(&self) {
         for namespace in self.namespaces.all() {
             namespace.indexer.rest();
         }
     }
 
-    /// Forgets what was told of holders that have gone.
+    /// Forgets the outcomes that routers told of holders that have gone.
     pub(super) fn forget_gone_outcomes(&self) {
         self.outcomes.forget_gone();
     }
 
-    /// Notes what answers have cost since the last look.
+    /// Notes the answers since the last look, and how many of them were not exact: the cost of doubts.
     pub(super) fn note_costs(&self, now: Instant) {
         let namespaces = self.namespaces.all();
         self.costs
             .look(namespaces.iter().map(|namespace| &**namespace), now);
     }
 
-    /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
+    /// Forgets namespaces that have been empty for long. Their gauges are brought up to date for the last time.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
             if let Some(suppressed) = FORGOTTEN_GATE.admit() {
@@ -103,20 +103,21 @@ impl DaemonView {
         }
     }
 
-    /// The queries that a holder's doubt concerns; none where it is exact.
+    /// Returns what a holder's doubt costs: counts of answers, and of those that list it as not exact. `None` if the holder is exact, or
+    /// its cost is not known.
     fn cost_of(&self, namespace: &NamespaceName, holder: &HolderRecord) -> Option<ToldCost> {
-        // Most are exact.
+        // Most holders are exact.
         let is_doubtful = holder.status.inexact_since_us.load() > 0;
         let cost = is_doubtful.then(|| self.costs.of_holder(namespace, &holder.id));
         cost.flatten().map(ToldCost::of_holder)
     }
 
-    /// Why the newest snapshot could not be written, where that is so.
+    /// Returns why the newest snapshot could not be written; `None` if it was written.
     fn snapshot_error(&self) -> Option<String> {
         self.snapshots.lock().as_ref()?.last_error()
     }
 
-    /// As [`Self::publish`], of one namespace; gives back what its index takes, in bytes.
+    /// Does as [`Self::publish`], for one namespace. Returns the bytes that its index takes.
     fn publish_sizes(
         &self,
         namespace: &Namespace,
@@ -179,21 +180,23 @@ struct HolderJson {
     lag_us: u64,
     /// The time that the lane has spent on the worker, with all its ranks.
     worker_lane_us: u64,
-    /// The sums of what exact answers promised of it in the last minutes, and what requests found; absent where no router has told that.
+    /// Sums of the blocks that exact answers promised of the holder in the last minutes, and of the blocks that requests found. Absent if
+    /// no router has told outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<Tally>,
-    /// More of what is known about its reasons, in words.
+    /// More about the holder's reasons for doubt, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// The queries that its doubt concerns; absent where it is exact.
+    /// The cost of the holder's doubt: counts of answers, and of those that list it as not exact. Absent if the holder is exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<ToldCost>,
-    /// How its state has changed, the oldest first; only where that is asked for.
+    /// Changes of the holder's state, the oldest first; only if they are asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<ShownChange>,
 }
 
-/// The numbers at the last gap in the count of a holder's batches, or what its publisher says, where that is a reason for its doubt.
+/// Returns more about the doubt of a holder, in words: the numbers at the last gap in the count of its batches, or what its publisher says of
+/// its own doubts. `None` if neither is a reason.
 fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
     let gap = status.gap.load();
     if gap.received > 0 && reasons.contains(DegradedReason::Gap) {
@@ -228,14 +231,14 @@ struct NamespaceJson {
     workers: usize,
     parked_events: u64,
     foreign_holders: u32,
-    /// The number of holders whose tokens in a block are only guessed.
+    /// Number of holders whose number of tokens in a block is only guessed.
     unsized_holders: u32,
     #[serde(flatten)]
     troubles: Troubles,
     chain_conflicts: u64,
-    /// Holders of which exact answers promised more than requests found lately.
+    /// Holders of which exact answers lately promised more than requests found.
     broken_promises: Vec<BrokenPromise>,
-    /// The answers about it lately, and how many of them were not exact.
+    /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
 }
 

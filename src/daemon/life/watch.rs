@@ -1,8 +1,8 @@
-//! Names the holders that stay other than exact, so that the log tells which worker is broken.
+//! Names in the log the holders that stay degraded, so that an operator sees which worker is broken.
 //!
-//! A fault makes many holders degraded for a moment, and most recover at once. Those lines come from where the fault is noticed and are
-//! limited to one a second. What an operator looks for is the holder that does not recover. [`HolderWatch`] gives it a line of its own, another
-//! line when it is exact again, and a summary once a minute while any holder is not exact.
+//! A fault makes many holders degraded for a moment, and most recover at once. The code that notices the fault logs that, at most one
+//! line a second. An operator looks for the holder that does not recover. [`HolderWatch`] gives such a holder a line of its own, and
+//! another line when it is exact again. While any holder is not exact, it also writes a summary once a minute.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, NamespaceName};
 
-/// How long a holder is degraded before it is named.
+/// Time for which a holder is degraded before it is named.
 const NAMED_AFTER: Duration = Duration::from_secs(3);
 
-/// How often a summary is written while a holder is not exact.
+/// Interval between summaries while a holder is not exact.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Lines about single holders that one look writes at most; the others are counted in one more.
+/// Most lines about single holders that one look writes. One more line counts the rest.
 const LINES_MAX: usize = 10;
 
 type Key = (NamespaceName, HolderId);
@@ -40,13 +40,13 @@ enum Finding {
     Recovered(Key, Duration),
     /// A holder that was named is not known any more.
     Gone(Key, Duration),
-    /// So many further findings are not told one by one.
+    /// Number of further findings, which are not told one by one.
     More(usize),
-    /// How many holders are degraded, and which one longest.
+    /// Number of degraded holders, counts by reason, the holder that has been degraded longest, and for how long.
     Summary(usize, Counts, Key, Duration),
 }
 
-/// How many holders are degraded by each reason; a holder with two reasons counts twice.
+/// Number of degraded holders by reason. A holder with two reasons counts twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counts([usize; DegradedReason::ALL.len()]);
 
@@ -61,7 +61,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Remembers since when holders are degraded. Takes memory for those that are, and for no other.
+/// Remembers since when holders are degraded. Takes memory for degraded holders only.
 #[derive(Debug)]
 pub(super) struct HolderWatch {
     inexact: HashMap<Key, Inexact>,
@@ -69,7 +69,7 @@ pub(super) struct HolderWatch {
 }
 
 impl HolderWatch {
-    /// A watch that has seen nothing yet.
+    /// Makes a watch that has seen nothing yet.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             inexact: HashMap::new(),
@@ -146,10 +146,10 @@ pub(super) struct HolderLook<'w> {
 }
 
 impl HolderLook<'_> {
-    /// The holder is there, and is not exact for `reasons`.
+    /// Notes that the holder exists, and its `reasons` for doubt; none if it is exact.
     pub(super) fn saw(&mut self, namespace: &NamespaceName, holder: &HolderId, reasons: DegradedReasons) {
         let inexact = &self.watch.inexact;
-        // An exact holder matters only where it was not exact before.
+        // An exact holder matters only if it was not exact before.
         if reasons.is_empty() && inexact.is_empty() {
             return;
         }
@@ -159,7 +159,7 @@ impl HolderLook<'_> {
         }
     }
 
-    /// All holders have been seen: logs what is worth telling.
+    /// Ends the look, in which all holders have been seen, and logs its findings.
     pub(super) fn end(self, now: Instant) {
         self.watch.find(self.holders, now).into_iter().for_each(tell);
     }

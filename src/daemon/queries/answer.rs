@@ -1,4 +1,4 @@
-//! From a request's payload to a reply's, without I/O.
+//! Answering: from a request's payload to a reply's, without I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,12 +56,12 @@ pub(crate) struct Answerer {
     sample: Option<Arc<QuerySample>>,
     dialect_depth: Depth,
     heavy_turns: Arc<HeavyTurns>,
-    /// Hints of routers; none where they are not taken.
+    /// Hints of routers; `None` if hints are not taken.
     hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
-    /// Answers from `namespaces`. `trust` says which holders are verified, and `freshness` how old their states are.
+    /// Makes an answerer from `namespaces`. `trust` says which holders are verified, and `freshness` how old their states are.
     pub(crate) fn new(
         namespaces: Arc<Namespaces>,
         trust: Arc<StreamTrust>,
@@ -82,7 +82,7 @@ impl Answerer {
         }
     }
 
-    /// The same, whose answers are counted in `sample`, and some of them kept.
+    /// Returns the same answerer, which counts its answers in `sample` and keeps some of the queries there.
     pub(crate) fn sampled_by(self, sample: &Arc<QuerySample>) -> Self {
         Self {
             sample: Some(Arc::clone(sample)),
@@ -90,7 +90,7 @@ impl Answerer {
         }
     }
 
-    /// The same, with the depth that [`Self::find`] gives.
+    /// Returns the same answerer, with the depth that [`Self::find`] reports.
     pub(crate) fn deep_as(self, dialect_depth: Depth) -> Self {
         Self {
             dialect_depth,
@@ -109,8 +109,8 @@ impl Answerer {
         Ok((name, QueryRequest::decode(payload, &limits)?))
     }
 
-    /// Answers a request about the namespace `name`. `reply_bytes_max` is the length of the longest reply that can be sent. A longer one is given
-    /// up before it takes the memory.
+    /// Answers a request about the namespace `name`. `reply_bytes_max` is the length of the longest reply that can be sent. A batch whose
+    /// reply would be longer is given up early, before the reply takes much memory.
     pub(crate) fn answer_request(
         &self,
         name: &NamespaceName,
@@ -135,19 +135,19 @@ impl Answerer {
         &self.namespaces
     }
 
-    /// The record of which holders are verified.
+    /// The trust in the stream: says which holders are verified.
     pub(crate) fn trust(&self) -> &StreamTrust {
         &self.trust
     }
 
-    /// How far the holders of a namespace have been followed. `batches_waiting` is how many messages wait for a lane.
+    /// Returns how far the holders of a namespace have been followed. `batches_waiting` is the number of messages that wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
         status(namespace, &self.trust, &look, batches_waiting)
     }
 
     fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> Doubts<'_, 'n> {
-        // Before the search: whoever is listed in between may not have been found.
+        // Read before the search: a publisher that shows itself in between may not have been found.
         let is_listed = self.trust.is_listed();
         Doubts {
             namespace,
@@ -158,7 +158,7 @@ impl Answerer {
         }
     }
 
-    /// Whether no events of a namespace have come, as far as is known.
+    /// Whether a namespace is unknown: it does not exist, and no events of it are known to have been dropped.
     pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
         self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
@@ -168,7 +168,8 @@ impl Answerer {
         WireLimits::clone(&self.limits.now())
     }
 
-    /// Answers a request on a status subject. `batches_waiting` is how many messages wait for a lane, `bytes_max` how long a reply may be.
+    /// Answers a request on a status subject. `batches_waiting` is the number of messages that wait for a lane, and `bytes_max` the
+    /// length of the longest reply.
     pub(super) fn answer_status(
         &self,
         subject: &str,
@@ -189,7 +190,7 @@ impl Answerer {
         })
     }
 
-    /// The answer to a request on a status subject that asks which namespaces are known; none for any other.
+    /// Returns the answer to a request on a status subject that asks which namespaces are known. Returns `None` for any other subject.
     pub(super) fn answer_namespaces(&self, subject: &str) -> Option<Vec<u8>> {
         let known = || NamespacesReply {
             v: PROTOCOL_VERSION,
@@ -205,7 +206,7 @@ impl Answerer {
             .then(|| known().encode())
     }
 
-    /// About how long the reply to a request on a status subject is.
+    /// About the length of the reply to a request on a status subject, in bytes.
     pub(super) fn status_bytes(&self, subject: &str) -> usize {
         let name = self
             .subjects
@@ -216,17 +217,17 @@ impl Answerer {
         })
     }
 
-    /// Answers a replica that asks which holders are known.
+    /// Answers a replica that asks for the roster: which holders are known.
     pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         roster::answer(&self.namespaces, &self.trust, payload)
     }
 
-    /// The namespace `name`, or the error that says that it is unknown.
+    /// Returns the namespace `name`, or the error that says why it is unknown.
     pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
         self.namespaces
             .get(name)
             .ok_or_else(|| match self.namespaces.refusal(name) {
-                // Somebody has blocks there, and this daemon does not know whose they are.
+                // Some worker has blocks there, and this daemon does not know which.
                 Some(refused) => {
                     let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
                     WireError::new(ErrorCode::Unavailable, text)
@@ -279,14 +280,14 @@ impl Answerer {
         Ok(reply)
     }
 
-    /// Counts an answer that lists a holder which is not exact: it is a part of what the holder's doubt costs.
+    /// Counts an answer that lists `holder`, if the holder is not exact: such answers are a part of what its doubt costs.
     fn count_doubt(&self, holder: &HolderRecord, is_exact: bool) {
         if !is_exact && self.sample.is_some() {
             holder.status.doubtful_answers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The findings of a search, with what is in doubt of it and what it may lack.
+    /// Makes the reply from a search: the holders found, with their doubts, and counts of holders that the search may lack.
     fn searched(
         &self,
         doubts: &Doubts<'_, '_>,
@@ -328,7 +329,7 @@ impl Answerer {
         }
     }
 
-    /// The chain that `key` asks for, within the limits.
+    /// Makes the chain that `key` asks for. Fails if it is longer than the limits allow.
     fn chain<'k>(&self, indexer: &PositionalIndexer, key: &'k QueryKey) -> Result<QueryChain<'k>, WireError> {
         let chain = QueryChain::new(key, indexer.settings().block_size);
         let chain = chain.map_err(|error| WireError::new(ErrorCode::TooLarge, error.to_string()))?;
@@ -341,7 +342,7 @@ impl Answerer {
         Ok(chain)
     }
 
-    /// The answer to a query that sends blocks chosen from a chain.
+    /// Answers a query that sends blocks chosen from a chain, with bounds.
     fn reply_with_bounds(
         &self,
         namespace: &Namespace,
@@ -366,7 +367,7 @@ impl Answerer {
     }
 }
 
-/// How many holders of the namespace a query by `key` cannot find: their engines' hashes are not the contract's chain.
+/// Number of holders of the namespace that a query by `key` cannot find, since their engines' hashes are not the contract's chain.
 fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     match key {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
@@ -374,7 +375,8 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     }
 }
 
-/// No more blocks are usable, where the number of tokens is known: a request computes its last token, and so the block that has it.
+/// Most blocks that a request can reuse; `None` if its number of tokens is not known. A request computes its last token, and so the block
+/// that has it.
 fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
     let tokens = match key {
         QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
@@ -384,20 +386,20 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// The facts that have to be known from before a search.
+/// Facts that must be read before a search, and the key that is asked for.
 struct Doubts<'f, 'n> {
     namespace: &'n Namespace,
     /// The key that is asked for.
     key: &'n QueryKey,
     before: DoubtfulHolders,
     look: Look<'f>,
-    /// Whether everybody who publishes is known.
+    /// Whether every publisher is known.
     is_listed: bool,
 }
 
 impl Doubts<'_, '_> {
-    /// The reasons of now that concern the query, and those of before the search. A stall may have ended before the search saw the events that
-    /// had waited; and so may a wait. `is_listed` says whether the holder is in the answer.
+    /// Returns the present `reasons` that concern the query, and the reasons from before the search. A stall or a wait may have ended
+    /// although the search did not see the events that had waited. `is_listed` says whether the holder is in the answer.
     fn of<T>(
         &self,
         holder: &HolderRecord,
@@ -416,7 +418,8 @@ impl Doubts<'_, '_> {
     }
 }
 
-/// The reasons, and `Behind` where the holder's events wait for too long. One that is unverified is not known to be anywhere.
+/// Returns the reasons, with `Behind` if the holder's events wait for too long. An unverified holder does not get `Behind`: nothing is
+/// known of how far it has come.
 fn with_wait(
     reasons: DegradedReasons,
     look: &Look<'_>,
@@ -429,7 +432,8 @@ fn with_wait(
     reasons
 }
 
-/// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
+/// Adds the holders that the search may have seen in parts, and has not found. Nothing is known of their blocks. Returns how many there
+/// are, also beyond the limit.
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
     seen: &Seen<Matches>,
@@ -460,7 +464,7 @@ fn profile_of(indexer: &PositionalIndexer, id: &HolderId) -> Profile {
     holder.map(|holder| holder.status.profile()).unwrap_or_default()
 }
 
-/// At most so many holders are asked for.
+/// Most holders that the options ask for.
 fn most_of(options: &QueryOptions) -> usize {
     let limit = options.limit.map(usize::try_from);
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
@@ -473,7 +477,7 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
-/// The holders that the options ask for, best first, and how many there are without the limit.
+/// Returns the holders that the options ask for, best first, and how many there are without the limit.
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
@@ -505,7 +509,7 @@ fn best_of(
     (holders.collect(), total)
 }
 
-/// A number that travels only where it is another than one that does.
+/// Returns the usable blocks only if they differ from the matched ones, since otherwise they are not sent.
 fn differing(usable: u32, matched: u32) -> Option<u32> {
     (usable != matched).then_some(usable)
 }
@@ -523,10 +527,10 @@ fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
 /// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
 
-/// About as many bytes as a holder takes in the reply to a status request.
+/// Bytes that a holder takes in the reply to a status request, about.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder where it dropped out, and what limits it. Holders of one depth share the look-up.
+/// Adds to every holder the block at which it dropped out, and what limits its blocks. Holders of one depth share the look-up.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,
@@ -557,14 +561,14 @@ fn explain(
     }
 }
 
-/// A batch is counted under the form of its first query.
+/// The form under which a batch is counted: that of its first query.
 fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
     queries
         .first()
         .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key))
 }
 
-/// The form of the (first) query of a request, and how many it has.
+/// The form of the (first) query of a request, and the number of its queries.
 pub(crate) fn described(request: &QueryRequest) -> (QueryKind, usize) {
     match request {
         QueryRequest::Single(query) => (kind_of(&query.key), 1),

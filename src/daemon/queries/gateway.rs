@@ -1,4 +1,4 @@
-//! The gateway: answers clients that expect one reply by gathering those of the shards.
+//! The gateway: answers clients that expect one reply, by gathering the shards' replies.
 //!
 //! - It listens on the plain subjects, like a daemon that has all workers. It asks on the shards' subjects, where only sharded daemons
 //!   listen. So no request is answered twice.
@@ -29,18 +29,18 @@ use super::responder::{Responder, check_size, check_status_size};
 use super::shards::ShardAsker;
 use super::turns::Connected;
 
-/// How a gateway gathers.
+/// Settings of a gateway's gathering.
 #[derive(Debug, Clone)]
 pub(super) struct GatewaySettings {
-    /// How long the shards have to answer.
+    /// Time that the shards have to answer.
     pub(super) deadline: Duration,
-    /// Requests gathered at the same time, at most.
+    /// Most requests that are gathered at the same time.
     pub(super) gathers_max: usize,
     /// Bounds on requests.
     pub(super) limits: Live<WireLimits>,
     /// The observers of every request.
     pub(super) observers: Observers,
-    /// The shards that answers lack.
+    /// Record of the shards that are missing in answers.
     pub(super) missing: Arc<MissingShards>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Gateway {
     connected: Connected,
 }
 
-/// The parts that the gathers under way share.
+/// The parts that all gathers under way share.
 struct Parts {
     asker: ShardAsker,
     responder: Responder,
@@ -69,7 +69,7 @@ struct Reply {
 }
 
 impl Gateway {
-    /// A gateway on a connection, which shares the `served` requests with the others of their queue group.
+    /// Makes a gateway on a connection. It shares the `served` requests with the other members of their queue group.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl Gateway {
         })
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server has sent. Calls `subscribed` whenever the server has
-    /// confirmed the subscriptions: at first, and when it has given a right back that it took away.
+    /// Serves until `stop` is cancelled, then answers the requests that the server has still sent. Calls `subscribed` whenever the server
+    /// has confirmed the subscriptions: at first, and when it has given back a right that it took away.
     ///
     /// # Errors
     ///

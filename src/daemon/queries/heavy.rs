@@ -1,15 +1,15 @@
-//! Requests that take long, and whose turn it is.
+//! Heavy requests, which take long, and the order in which they get their turns.
 //!
-//! A few hundred bytes can ask for what thousands of holders have, many times over. So the time that a request may take is told from what it
-//! makes the index look at, not from its length:
+//! A request of a few hundred bytes can ask for the blocks of thousands of holders, many times over. So the time that a request may take
+//! is estimated from its *work*: how many looks at holders it costs the index. Its length says little:
 //!
 //! | a request that looks at | is answered |
 //! |---|---|
-//! | up to [`HEAVY_WORK`] | at once, where it has come |
-//! | more | one after the other of its namespace, in pieces. Between two pieces others are answered |
-//! | more than what may wait of its namespace, while others wait | not: error 429 |
+//! | up to [`HEAVY_WORK`] | at once, on the connection on which it has come |
+//! | more | in pieces, after the heavy requests of its namespace before it. Between two pieces other requests are answered |
+//! | more than may wait of its namespace, while others wait | not at all: error 429 |
 //!
-//! So a namespace takes one processor at most, and from others no more than a piece's time.
+//! So a namespace takes one processor at most, and delays other requests by no more than a piece's time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-/// Looks at holders that are answered at once: some milliseconds.
+/// Most work of a request that is answered at once, in looks at holders: some milliseconds.
 const HEAVY_WORK: u64 = 16_384;
-/// Looks at holders that wait of one namespace, at most: about a second.
+/// Most work that waits of one namespace, in looks at holders: about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
-/// The time after which a piece ends, with the query at hand.
+/// Time after which a piece ends. The query that is being answered then is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);
 
 /// The heavy requests of all listeners.
@@ -35,11 +35,11 @@ pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, Waiting>>);
 #[derive(Debug)]
 struct Waiting {
     turn: Arc<Semaphore>,
-    /// The work of those that wait, and of the one whose turn it is.
+    /// Work of the requests that wait, and of the request that has its turn.
     work: u64,
 }
 
-/// A heavy request that waits for its turn, or has it. Gives its room back when it is dropped.
+/// A heavy request that waits for its turn, or has it. Dropping the value frees its share of the waiting work.
 #[derive(Debug)]
 pub(crate) struct HeavyRequest {
     turns: Arc<HeavyTurns>,
@@ -53,7 +53,7 @@ impl HeavyTurns {
     ///
     /// # Errors
     ///
-    /// As of [`Self::enter`].
+    /// The errors of [`Self::enter`].
     pub(crate) fn enter_if_heavy(
         self: &Arc<Self>,
         namespace: &NamespaceName,
@@ -65,11 +65,12 @@ impl HeavyTurns {
         }
     }
 
-    /// Lets a request of so much work wait for its turn.
+    /// Lets a request of this `work` wait for its turn.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::TooManyRequests`] where too much of this namespace waits. One that is larger than the bound waits alone.
+    /// [`ErrorCode::TooManyRequests`] if too much work of this namespace waits. A request that is larger than the bound is taken if no
+    /// other waits.
     fn enter(self: &Arc<Self>, namespace: &NamespaceName, work: u64) -> Result<HeavyRequest, WireError> {
         let mut namespaces = self.0.lock();
         let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| Waiting {
@@ -95,7 +96,7 @@ impl HeavyTurns {
 }
 
 impl HeavyRequest {
-    /// Waits for the turn, which lasts as long as what is returned. None of the others of its namespace has one meanwhile.
+    /// Waits for the turn, which lasts as long as the returned permit. No other heavy request of the namespace has a turn meanwhile.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.turn.acquire().await.ok()

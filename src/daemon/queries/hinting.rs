@@ -14,7 +14,8 @@ use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Begins to hear hints as a task of `stage`, where the settings take some. Each replica hears all of them: whichever is asked next knows them.
+/// Begins to take hints from NATS as a task of `stage`, if the settings allow hints. Every replica takes all hints, so whichever replica
+/// is asked next knows them.
 pub(super) async fn start_hints(
     shared: &Shared,
     stage: &Stage,
@@ -46,7 +47,7 @@ fn hear(
         Err(error) => return hints.undecodable(&error),
     };
     match HintReport::decode(&message.payload, &limits) {
-        // What is wrong with it is counted.
+        // Errors are counted there.
         Ok(report) => drop(answerer.take_hints(&name, &report.0, Instant::now())),
         Err(error) => hints.undecodable(&error),
     }

@@ -1,4 +1,4 @@
-//! The shards that answers of a gateway lack now, and since when.
+//! The shards that are missing in a gateway's answers now, and since when.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use kvatlas_core::wire::Gathered;
 
-/// Microseconds in which no request was answered without a shard, after which it no longer counts as missing.
+/// Microseconds after the last answer without a shard, after which the shard no longer counts as missing.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
 
 /// A shard that is missing in answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct MissingShard {
-    /// Its index, from 0, and how many shards there are.
+    /// The shard's index from 0, and the number of shards.
     shard: u32,
     shards: u32,
-    /// The first answer without it, in microseconds since the Unix epoch.
+    /// Time of the first answer without it, in microseconds since the Unix epoch.
     since_us: u64,
     #[serde(skip)]
     last_us: u64,
 }
 
-/// The shards that are missing. The contract bounds how many there can be.
+/// The shards that are missing, by index. The contract bounds how many there can be.
 #[derive(Debug, Default)]
 pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
 

@@ -12,15 +12,15 @@
 //! | `requests.rs` | which requests come, and leaving the queue group without losing one |
 //! | `service.rs` | one connection of a daemon with an index |
 //! | `answer.rs` | from a request's payload to a reply's, without I/O |
-//! | `heavy.rs`, `answer/pieces.rs` | requests that take long: whose turn it is, and how they are answered |
+//! | `heavy.rs`, `answer/pieces.rs` | heavy requests, which take long: their order, and answering them in pieces |
 //! | `whole.rs` | searches that see a batch whole, or say that its holder is changing |
-//! | `observed.rs` | what is seen of requests from outside: counts and spans |
+//! | `observed.rs` | counts and trace spans of requests |
 //! | `prompts.rs` | what an answer found of each prompt, for metrics |
 //! | `responder.rs` | sending replies and errors |
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
-//! | `missing.rs` | the shards that its answers lack |
+//! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
 pub(crate) mod answer;

@@ -1,4 +1,4 @@
-//! The observers of requests from outside: counts for who asks after services, and spans for who traces.
+//! The observers of requests: counts, which NATS tells of services, and trace spans.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use kvatlas_core::wire::WireError;
 use super::requests::Asked;
 use kvatlas_process::presence::ServiceCounts;
 
-/// The observers of requests. Clones are the same.
+/// The observers of requests. Clones share the same counts.
 #[derive(Debug, Clone)]
 pub(super) struct Observers {
     counts: Arc<ServiceCounts>,
-    /// The tracer; none where there is no collector.
+    /// The tracer; `None` if there is no collector.
     tracer: Option<Tracer>,
 }
 
@@ -32,7 +32,7 @@ impl Observers {
         Arc::clone(&self.counts)
     }
 
-    /// A request begins; its span, where it is to be traced.
+    /// Notes that a request begins. Returns its span if the request is to be traced.
     pub(super) fn begin(&self, asked: Asked, request: &Message) -> Option<OpenSpan> {
         let name = match asked {
             Asked::Query => "kvatlas query",
@@ -44,18 +44,18 @@ impl Observers {
         Some(span)
     }
 
-    /// The headers of what is asked of others for this request: theirs are spans of the same trace.
+    /// Makes the headers of requests to shards on behalf of this request, so that their spans belong to the same trace.
     pub(super) fn passed_on(&self, span: Option<&OpenSpan>, request: &Message) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let received = || Some(request.headers.as_ref()?.get(TRACEPARENT)?.as_str().to_owned());
-        // Who has no span of its own lets others have the sender's.
+        // A gateway without a span of its own passes on the sender's.
         if let Some(traceparent) = span.and_then(OpenSpan::traceparent).or_else(received) {
             headers.insert(TRACEPARENT, traceparent.as_str());
         }
         headers
     }
 
-    /// The request has taken so long; `error` is why it is not answered as asked.
+    /// Notes that the request ended after `elapsed`. `error` is why it is not answered as asked.
     pub(super) fn end(
         &self,
         asked: Asked,

@@ -12,7 +12,7 @@ pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPro
     })
 }
 
-/// The findings of an answer for its prompt, as far as it says.
+/// The findings of an answer for its prompt.
 pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     let most = |blocks: fn(&HolderMatch) -> u32| reply.holders.iter().map(blocks).max().unwrap_or_default();
     AnsweredPrompt {

@@ -1,19 +1,19 @@
 //! Memory for replies, many in one piece.
 //!
-//! One thread makes a reply, another gives its memory back when the reply is on the connection. Such memory costs the allocator more than a
-//! copy of a short reply.
+//! One thread makes a reply. Another thread frees its memory when the reply is on the connection. Memory that changes threads costs the
+//! allocator more than a copy of a short reply.
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of a piece.
+/// Bytes of one piece of memory.
 const PIECE_BYTES: usize = 16 << 10;
-/// A longer reply keeps the memory that it was made in.
+/// Most bytes of a reply that is copied. A longer reply keeps the memory in which it was made.
 const COPIED_BYTES_MAX: usize = 2 << 10;
 
 /// The memory that the short replies of one connection are copied to.
 ///
-/// A waiting reply keeps its piece. Replies are sent in the order in which they were made: beside pieces full of waiting replies there are two
-/// at most.
+/// A waiting reply keeps its piece in memory. Replies are sent in the order in which they were made. So beside the pieces that are full
+/// of waiting replies there are two at most.
 #[derive(Debug)]
 pub(super) struct ReplyMemory {
     piece: BytesMut,
@@ -26,12 +26,12 @@ impl ReplyMemory {
         }
     }
 
-    /// The reply, ready to be sent.
+    /// Returns the reply, ready to be sent.
     pub(super) fn take(&mut self, reply: Vec<u8>) -> Bytes {
         if reply.len() > COPIED_BYTES_MAX {
             return reply.into();
         }
-        // Behind a full piece this is the next one, or the same if all its replies have been sent.
+        // If the piece is full, this reserves a new one, or the same one if all its replies have been sent.
         self.piece.reserve(reply.len());
         self.piece.extend_from_slice(&reply);
         self.piece.split().freeze()

@@ -1,13 +1,13 @@
-//! Which requests a daemon receives, and how it leaves its queue group without losing one.
+//! The requests that a daemon receives, and leaving its queue group without losing a request.
 //!
 //! # Leaving a queue group
 //!
-//! The client library forgets a subscription when it unsubscribes; its `drain` does not wait for the server either. Requests that the
-//! server sent before it knew would stay unanswered. The library does support a subscription that ends after N messages, and it counts
-//! like the server. So a member leaves in two steps:
+//! The client library forgets a subscription when it unsubscribes, and its `drain` does not wait for the server either. Requests that the
+//! server sent before it learned of the end would stay unanswered. The library does support a subscription that ends after N messages,
+//! and it counts as the server does. So a member leaves in two steps:
 //!
 //! 1. Unsubscribe after N more messages.
-//! 2. Pad with fillers up to N: messages of our own, on a subject that cannot carry a request.
+//! 2. Pad up to N with *fillers*: messages of its own, on a subject that cannot carry a request.
 //!
 //! Some fillers go to the other members, which pass over them.
 
@@ -34,13 +34,13 @@ const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
-/// How long subscriptions that were replaced have for the messages that are under way.
+/// Time that replaced subscriptions have for the messages that are under way.
 const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
 /// N: more messages than can be under way while the server learns of the end.
 const AHEAD: u64 = 128;
-/// How long to wait for messages before more fillers are sent.
+/// Time without a message after which more fillers are sent.
 const FILL_INTERVAL: Duration = Duration::from_millis(5);
-/// How often fillers are sent. In a group of M members, one filler in M comes back.
+/// Most times that fillers are sent. In a group of M members, one filler in M comes back.
 const FILLS_MAX: u32 = 200;
 
 /// Which requests a daemon answers.
@@ -52,10 +52,10 @@ pub(super) struct ServedRequests {
 }
 
 impl ServedRequests {
-    /// The requests under `subjects` that fall to a member of `queue_group`.
+    /// Makes the requests under `subjects` that fall to a member of `queue_group`.
     ///
-    /// With a shard, those on the shards' subjects that fall to a replica of the shard. Each shard is a queue group of its own, so every
-    /// shard gets every request.
+    /// With a shard, makes the requests on the shards' subjects that fall to a replica of that shard. Each shard is a queue group of its
+    /// own, so every shard gets every request.
     pub(super) fn new(subjects: &Subjects, queue_group: &str, shard: Option<Shard>) -> Self {
         match shard {
             None => Self {
@@ -81,7 +81,7 @@ impl ServedRequests {
         &self.subjects
     }
 
-    /// The shard whose workers are known; all workers where it is absent.
+    /// The shard whose workers are known; `None` for all workers.
     pub(super) fn shard(&self) -> Option<Shard> {
         self.shard
     }
@@ -96,8 +96,8 @@ impl ServedRequests {
         [self.subjects.all_queries(), self.subjects.all_statuses()]
     }
 
-    /// Joins the queue group, and waits until the server has confirmed that. Where the server refuses, tries again for ever: rights come
-    /// back. `refusals` must change with every refusal; `intake` counts what `client` receives.
+    /// Joins the queue group, and waits until the server has confirmed that. If the server refuses, tries again for ever, since rights
+    /// come back. `refusals` must change with every refusal. `intake` counts the messages that `client` receives.
     pub(super) async fn join_confirmed(
         &self,
         client: &Client,
@@ -132,7 +132,7 @@ impl ServedRequests {
         })
     }
 
-    /// Subscribes to the requests of replicas that compare what they know.
+    /// Subscribes to the roster requests of replicas that compare which holders they know.
     pub(super) async fn subscribe_roster(
         &self,
         client: &Client,
@@ -151,7 +151,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// The next request; none when the client is closed.
+    /// Waits for the next request. Returns `None` when the client is closed.
     async fn next(&mut self) -> Option<(Asked, Message)> {
         tokio::select! {
             Some(message) = self.statuses.next() => Some((Asked::Status, message)),
@@ -159,7 +159,7 @@ impl Requests {
         }
     }
 
-    /// The next request that is here already, and tells `intake` what has been taken.
+    /// Returns the next request that has been received already, if any. Tells `intake` what has been taken.
     fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
         // Without budget, every buffer looks empty.
@@ -180,7 +180,7 @@ impl Requests {
         request
     }
 
-    /// As [`Self::next`], and tells `intake` what has been taken.
+    /// Does as [`Self::next`], and tells `intake` what has been taken.
     async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         loop {
             if let Some(request) = self.next_received(intake) {
@@ -193,13 +193,13 @@ impl Requests {
         }
     }
 
-    /// Leaves without an answer to what has come.
+    /// Leaves the queue group without answering the requests that have come.
     async fn discard(self, intake: &Intake) {
         intake.discard(self.queries.messages).await;
         intake.discard(self.statuses.messages).await;
     }
 
-    /// Ends subscriptions that others have replaced, and returns the requests that still came.
+    /// Ends these subscriptions, which new ones have replaced, and returns the requests that still came on them.
     async fn replaced(&mut self) -> VecDeque<(Asked, Message)> {
         let mut left = VecDeque::new();
         let draining = async {
@@ -218,7 +218,8 @@ impl Requests {
         left
     }
 
-    /// The next request while the queue group is being left: all that the server has sent are answered. None after the last one.
+    /// Returns the next request while the queue group is being left: all requests that the server has sent are answered. Returns `None`
+    /// after the last one.
     async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         if let Some(message) = self.queries.next_until_left().await {
             return Some((Asked::Query, message));
@@ -228,7 +229,7 @@ impl Requests {
     }
 }
 
-/// The requests of one connection, also where the server takes the right to them away and gives it back.
+/// The requests of one connection. They last even if the server takes the right to them away and gives it back.
 pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,
@@ -253,7 +254,7 @@ pub(super) enum NextRequest {
 }
 
 impl LastingRequests {
-    /// Joins the queue group, and waits until the server has confirmed that. None if `stop` was cancelled first.
+    /// Joins the queue group, and waits until the server has confirmed that. Returns `None` if `stop` was cancelled first.
     pub(super) async fn join(
         connected: &Connected,
         served: ServedRequests,
@@ -280,7 +281,7 @@ impl LastingRequests {
         }))
     }
 
-    /// The next request, or what happened in its place.
+    /// Waits for the next request, or for another event of [`NextRequest`].
     pub(super) async fn next(&mut self) -> Result<NextRequest, SubscribeError> {
         loop {
             if let Some((asked, message)) = self.left.pop_front() {
@@ -304,13 +305,14 @@ impl LastingRequests {
         }
     }
 
-    /// The next request that is here already. None too where the connection's end is.
+    /// Returns the next request that has been received already. Returns `None` if there is none, or if the client is closed.
     pub(super) fn next_received(&mut self) -> Option<(Asked, Message)> {
         let left = self.left.pop_front();
         left.or_else(|| self.current.next_received(&self.intake))
     }
 
-    /// The next request while the queue group is being left: all that the server has sent are answered. None after the last one.
+    /// Returns the next request while the queue group is being left: all requests that the server has sent are answered. Returns `None`
+    /// after the last one.
     pub(super) async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
         self.rejoining = None;
         match self.left.pop_front() {
@@ -329,7 +331,7 @@ impl LastingRequests {
     }
 }
 
-/// Waits for the subscriptions that are being made; for ever where there are none.
+/// Waits for the subscriptions that are being made. Waits for ever if none are being made.
 async fn settled(rejoining: &mut Option<Rejoining>) -> Result<Requests, SubscribeError> {
     match rejoining {
         Some(rejoining) => rejoining.await,
@@ -343,7 +345,7 @@ struct QueueMember {
     filler_subject: String,
     messages: async_nats::Subscriber,
     received: u64,
-    /// After how many messages the subscription ends. The largest number until the group is being left.
+    /// Number of messages after which the subscription ends. The largest number until the group is being left.
     end: u64,
     fills_left: u32,
 }
@@ -368,7 +370,7 @@ impl QueueMember {
         })
     }
 
-    /// The next request; none when the client is closed.
+    /// Waits for the next request. Returns `None` when the client is closed.
     async fn next(&mut self) -> Option<Message> {
         loop {
             let message = self.messages.next().await?;
@@ -378,8 +380,8 @@ impl QueueMember {
         }
     }
 
-    /// The next request while the group is being left: first the buffered ones, then those that the server sent before it knew. None after
-    /// the last one.
+    /// Returns the next request while the group is being left: first the buffered requests, then those that the server sent before it
+    /// learned of the end. Returns `None` after the last one.
     async fn next_until_left(&mut self) -> Option<Message> {
         if self.end == u64::MAX {
             if let Some(request) = self.next_received() {
@@ -399,7 +401,7 @@ impl QueueMember {
         }
     }
 
-    /// Tells the server after how many messages to end.
+    /// Tells the server after how many messages to end the subscription, and sends fillers.
     async fn leave(&mut self) {
         self.end = self.received + AHEAD;
         // An error means that the client is closed: no message comes any more.
@@ -432,8 +434,8 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message; says whether it is a request. Fillers are none, and neither is an empty message that wants no reply: its sender tries
-    /// whether it may publish here.
+    /// Counts a message, and returns whether it is a request. Fillers are no requests. An empty message that wants no reply is none
+    /// either: its sender tries whether it may publish here.
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
         let is_trial = message.reply.is_none() && message.payload.is_empty();

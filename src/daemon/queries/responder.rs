@@ -19,7 +19,7 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    /// Replies on `client`. The replies of a sharded daemon have a header with the shard.
+    /// Makes a responder on `client`. The replies of a sharded daemon have a header with the shard.
     pub(super) fn new(client: Client, subjects: Subjects, shard: Option<Shard>) -> Self {
         Self {
             client,
@@ -29,7 +29,7 @@ impl Responder {
         }
     }
 
-    /// The same, for another task.
+    /// Makes the same responder for another task.
     pub(super) fn again(&self) -> Self {
         Self::new(self.client.clone(), self.subjects.clone(), self.shard)
     }
@@ -42,7 +42,8 @@ impl Responder {
         }
     }
 
-    /// Sends an encoded reply, or an error in its place. Sends nothing where the reply would reach others than whoever asked.
+    /// Sends an encoded reply, or an error in its place. Sends nothing if the reply could reach subscribers other than the sender of the
+    /// request.
     pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Bytes, WireError>) {
         if !self.subjects.may_reply_to(&reply_to) {
             return self
@@ -68,7 +69,7 @@ impl Responder {
     }
 }
 
-/// The error in place of a reply that is too long: it has at least `bytes`.
+/// Makes the error in place of a reply that is too long, with at least `bytes`.
 pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     let text = format!(
         "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
@@ -76,7 +77,7 @@ pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     WireError::new(ErrorCode::TooLarge, text)
 }
 
-/// The reply to a query, or an error in its place where the server would not take it.
+/// Returns the reply to a query, or an error in its place if it is longer than the server takes.
 pub(super) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     match payload.len() {
         bytes if bytes <= bytes_max => Ok(payload),
@@ -84,7 +85,7 @@ pub(super) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, 
     }
 }
 
-/// As [`check_size`], for the reply to a status request.
+/// Does as [`check_size`], for the reply to a status request.
 pub(super) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     let bytes = payload.len();
     if bytes <= bytes_max {

@@ -1,4 +1,4 @@
-//! The roster: which holders this daemon knows. A starting replica compares its own with that of one that serves.
+//! The roster: which holders this daemon knows. A starting replica compares its own roster with that of a replica that serves.
 
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
@@ -7,7 +7,7 @@ use kvatlas_core::wire::{
     WireError,
 };
 
-/// All holders behind `after`, in the order of their keys.
+/// Lists all holders behind `after`, in the order of their keys.
 pub(super) fn known_holders(
     namespaces: &Namespaces,
     trust: &StreamTrust,
@@ -31,7 +31,7 @@ pub(super) fn known_holders(
     known
 }
 
-/// How many holders of a serving replica, `theirs`, are missing in `ours`, or exact in `theirs` only. Both are in the order of keys.
+/// Number of holders of a serving replica, `theirs`, that are missing in `ours` or exact in `theirs` only. Both are in the order of keys.
 pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> usize {
     let is_behind = |theirs: &&RosterHolder| {
         let found = ours.binary_search_by(|ours| ours.key.cmp(&theirs.key));
@@ -41,7 +41,7 @@ pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> 
     theirs.iter().filter(is_behind).count()
 }
 
-/// Answers a request for a page.
+/// Answers a request for a page of the roster.
 pub(super) fn answer(
     namespaces: &Namespaces,
     trust: &StreamTrust,

@@ -1,4 +1,4 @@
-//! Which prompts are asked about, and how certain the answers are: counts of all answers, and a sample of recent queries.
+//! Counts of all answers by their certainty, and a sample of recent queries: which prompts are asked about.
 //!
 //! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. That bounds its memory to
 //! some megabytes and its work to a small share of one core, at any rate of queries. Counts in it are exact for the queries that it
@@ -16,13 +16,13 @@ use kvatlas_core::index::{Namespace, QueryChain};
 use kvatlas_core::wire::NamespaceName;
 use kvatlas_telemetry::labels::AnswerState;
 
-/// Queries that are kept at most.
+/// Most queries that are kept.
 const QUERIES_MAX: usize = 2048;
-/// Leading blocks of a query that are kept at most.
+/// Most leading blocks of a query that are kept.
 pub(crate) const BLOCKS_MAX: usize = 256;
-/// Blocks of all kept queries together, at most: 16 bytes each.
+/// Most blocks of all kept queries together, of 16 bytes each.
 const BLOCKS_TOTAL_MAX: usize = 1 << 18;
-/// At most one query is kept in so much time.
+/// Shortest time between two queries that are kept.
 const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// One query of the sample.
@@ -30,26 +30,26 @@ const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct SampledQuery {
     /// When it was answered.
     pub(crate) at: Instant,
-    /// The leading blocks that it asked for, at least one.
+    /// The leading blocks that the query asked for, at least one.
     pub(crate) blocks: Arc<[PositionalLineageHash]>,
     namespace: NamespaceName,
 }
 
-/// How many queries were answered, by how certain the answer was.
+/// Number of answered queries, by the certainty of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(crate) struct AnswerCounts {
-    /// Certain, with holders.
+    /// Certain answers with holders.
     pub(crate) exact: u64,
-    /// Not certain.
+    /// Answers that are not certain.
     pub(crate) degraded: u64,
-    /// Certain that nobody held anything of the prompt.
+    /// Certain answers that no holder has any block of the prompt.
     pub(crate) empty: u64,
 }
 
 /// Counts of all answers, and a sample of recent queries.
 #[derive(Debug, Default)]
 pub(crate) struct QuerySample {
-    /// Before this no query is kept, in microseconds.
+    /// Earliest time at which the next query is kept, in microseconds.
     next_us: AtomicU64,
     exact: AtomicU64,
     degraded: AtomicU64,
@@ -75,7 +75,7 @@ impl QuerySample {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps a query if it is time for one. `now_us` is a clock in microseconds that does not run backwards.
+    /// Keeps a query if enough time has passed since the last one. `now_us` is a clock in microseconds that does not run backwards.
     pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>, now_us: u64) {
         if !chain.is_empty() && self.is_time(now_us) {
             let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
@@ -83,7 +83,7 @@ impl QuerySample {
         }
     }
 
-    /// All answers so far.
+    /// The counts of all answers so far.
     pub(crate) fn counts(&self) -> AnswerCounts {
         AnswerCounts {
             exact: self.exact.load(Ordering::Relaxed),
@@ -99,7 +99,7 @@ impl QuerySample {
         about.cloned().collect()
     }
 
-    /// Whether no query was kept for long enough; true for one caller only.
+    /// Whether enough time has passed since a query was kept. Of concurrent callers, one alone gets true.
     fn is_time(&self, now_us: u64) -> bool {
         let interval_us = u64::try_from(SAMPLING_INTERVAL.as_micros()).unwrap_or(u64::MAX);
         let next = self.next_us.load(Ordering::Relaxed);

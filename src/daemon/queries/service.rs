@@ -28,13 +28,15 @@ use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
 use super::turns::Connected;
 
-/// Requests of more bytes than this, and those for a status of more, are large. They wait for each other, and small ones do not wait for them.
+/// Bytes above which a request for a query, or the reply to a request for a status, is *large*. Large requests wait for each other, and
+/// small ones do not wait for them.
 const LARGE_BYTES: usize = 32 << 10;
-/// A waiting request of at most so many bytes is copied: it would keep all that the client library read together with it.
+/// Most bytes of a waiting request that is copied. Without the copy it would keep all in memory that the client library read together
+/// with it.
 const COPIED_BYTES_MAX: usize = 256 << 10;
-/// Requests that are answered before anything else is looked at, if they are here already.
+/// Most requests that are answered in a row before other work is looked at, if they have been received already.
 const REQUESTS_AT_ONCE: usize = 64;
-/// Replies that are made before the connection writes them, where more requests are here.
+/// Replies that are made before the connection writes them, if more requests have been received.
 const REPLIES_AT_ONCE: usize = 32;
 /// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
@@ -46,7 +48,7 @@ pub(crate) struct QueryService {
     answering: Answering,
 }
 
-/// Answers requests, one after the other.
+/// The parts that answer requests of one connection, one after the other.
 struct Answering {
     answerer: Answerer,
     pool: Arc<LanePool>,
@@ -54,7 +56,7 @@ struct Answering {
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
-    /// Room for requests that wait.
+    /// Room for large and heavy requests that wait.
     room: Room,
     /// The tasks that answer heavy requests.
     heavy: TaskTracker,
@@ -76,7 +78,7 @@ struct Large {
     room: OwnedSemaphorePermit,
 }
 
-/// Room for requests that wait on one connection. Clones are the same.
+/// Room for requests that wait on one connection. Clones share the same room.
 #[derive(Clone)]
 struct Room {
     units: Arc<Semaphore>,
@@ -91,9 +93,9 @@ impl Room {
         }
     }
 
-    /// Room for a request of `bytes`; an error where too many wait.
+    /// Takes room for a request of `bytes`. Fails if too many bytes wait.
     fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
-        // One that is larger than the room finds it when nobody else waits.
+        // A request that is larger than the room gets all of it when no other request waits.
         let units = bytes.min(self.bytes_max).div_ceil(BYTES_PER_UNIT);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         Arc::clone(&self.units).try_acquire_many_owned(units).map_err(|_| {
@@ -107,7 +109,7 @@ impl Room {
     }
 }
 
-/// The large requests of one connection: answered by a task of their own, and refused where too many wait. Heavy ones have a task each.
+/// The large requests of one connection. One task answers them; they are refused if too many wait. Heavy ones have a task each.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
     room: Room,
@@ -116,7 +118,7 @@ struct LargeRequests {
 }
 
 impl LargeRequests {
-    /// Room for about `bytes_max`.
+    /// Starts the task that answers large requests with `answering`.
     fn start(mut answering: Answering) -> Self {
         let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
         let (room, heavy) = (answering.room.clone(), answering.heavy.clone());
@@ -155,7 +157,7 @@ impl LargeRequests {
 }
 
 impl QueryService {
-    /// A service on a connection, which shares the requests with the others of their queue group.
+    /// Makes a service on a connection. It shares the requests with the other members of their queue group.
     ///
     /// - Large requests of `waiting_bytes_max` together may wait.
     /// - Every request is shown to `observers`.
@@ -188,8 +190,8 @@ impl QueryService {
         }
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server has sent. Calls `subscribed` whenever the server has
-    /// confirmed the subscriptions: at first, and when it has given a right back that it took away.
+    /// Serves until `stop` is cancelled, then answers the requests that the server has still sent. Calls `subscribed` whenever the server
+    /// has confirmed the subscriptions: at first, and when it has given back a right that it took away.
     pub(crate) async fn run(
         mut self,
         stop: CancellationToken,
@@ -229,11 +231,11 @@ impl QueryService {
         Ok(())
     }
 
-    /// Answers the requests that are here already, some of them at most: to look at everything else takes longer than to answer one.
+    /// Answers requests that have been received already, up to a bound: to look at all other work takes longer than to answer a request.
     async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
         for number in 1..REQUESTS_AT_ONCE {
             if number == REPLIES_AT_ONCE {
-                // The connection writes them, and who has asked goes on.
+                // The connection writes the replies, and the clients go on.
                 tokio::task::yield_now().await;
             }
             let Some((asked, message)) = requests.next_received() else {
@@ -243,7 +245,8 @@ impl QueryService {
         }
     }
 
-    /// Joins the queue group; none if `stop` was cancelled first. Tells its roster meanwhile: what waits for that takes room on the connection.
+    /// Joins the queue group. Returns `None` if `stop` was cancelled first. Answers roster requests meanwhile, since waiting ones take
+    /// room on the connection.
     async fn join(
         &self,
         rosters: &mut Subscriber,
@@ -261,7 +264,7 @@ impl QueryService {
         }
     }
 
-    /// Answers one request, or leaves it to those who answer large ones.
+    /// Answers one request, or leaves it to the task for large ones.
     async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
         let bytes = match asked {
             Asked::Query => message.payload.len(),
@@ -284,7 +287,7 @@ impl QueryService {
 }
 
 impl Answering {
-    /// The same on the same connection, for another task.
+    /// Makes the same parts on the same connection, for another task.
     fn again(&self) -> Self {
         Self {
             responder: self.responder.again(),
@@ -298,8 +301,8 @@ impl Answering {
         }
     }
 
-    /// Answers one request; a heavy one in a task of its own, and later. Gives its `room` back before it replies: who has the reply can ask
-    /// again.
+    /// Answers one request. A heavy request is answered later, in a task of its own. Gives the `room` back before the reply is sent,
+    /// since a client that has the reply can ask again.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -349,7 +352,7 @@ impl Answering {
         self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
-    /// Reads a query. Where it is heavy it has a place among the heavy ones, and room to wait.
+    /// Reads a query. A heavy query gets a place among the heavy ones, and room to wait.
     fn read(
         &self,
         subject: &str,
@@ -379,7 +382,7 @@ impl Answering {
         });
     }
 
-    /// Counts an answer, and sends it where it is not too long.
+    /// Counts an answer, and sends it, or an error if it is too long.
     async fn finish(&mut self, answer: Result<Answer, WireError>, begun: Begun) {
         let (elapsed, bytes_max) = (begun.started.elapsed(), self.responder.reply_bytes_max());
         let reply = answer.and_then(|answer| {
@@ -417,7 +420,7 @@ impl Answering {
     }
 }
 
-/// Counts an answer that took so long.
+/// Counts an answer that took `elapsed`.
 fn note(metrics: &QueryMetrics, answer: &Answer, elapsed: Duration) {
     metrics.answered(answer.kind, elapsed);
     let prompts = answer.reply.iter().flat_map(AnyReply::prompts);

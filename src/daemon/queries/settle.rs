@@ -1,10 +1,10 @@
-//! When a starting replica takes queries.
+//! Settling: the time until a starting replica takes queries.
 //!
 //! A daemon that has just begun to follow the events knows its snapshot, or nothing. It asks for the roster of a replica that serves
 //! ([`RosterReply`]):
 //!
-//! - A replica answers: wait until this daemon knows every holder as well, at most `ready.settle_ms`. Meanwhile the other one's answers are
-//!   better.
+//! - A replica answers: wait until this daemon knows every holder as well as the other replica does, at most `ready.settle_ms`. Meanwhile
+//!   the other replica's answers are better.
 //! - No replica answers: take queries at once. Any answer is better than none, and it says how certain it is.
 //! - A replica takes queries but does not tell its roster for a few seconds: take queries.
 
@@ -19,15 +19,15 @@ use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
 
-/// Pause between two looks at the other's roster.
+/// Pause between two looks at the other replica's roster.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// How long the other may take for a page.
+/// Time that the other replica may take for a page of its roster.
 const PAGE_PATIENCE: Duration = Duration::from_secs(1);
-/// Most holders of another's roster: more than any daemon has.
+/// Most holders of another replica's roster: more than any daemon has.
 const ROSTER_HOLDERS_MAX: usize = 1 << 20;
-/// Most bytes of its pages together.
+/// Most bytes of all pages of a roster together.
 const ROSTER_BYTES_MAX: usize = 128 << 20;
-/// After so long without a roster the other does not count as serving: it may be gone without the broker having noticed.
+/// Time without a roster after which the other replica does not count as serving. It may be gone without the broker having noticed.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The parts with which a starting replica compares rosters.
@@ -37,7 +37,7 @@ pub(super) struct Settling {
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
-    /// How long to try, at most.
+    /// Longest time to wait for settling (`ready.settle_ms`).
     pub(super) patience: Duration,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Settling {
 enum Other {
     /// No other replica takes queries.
     Absent,
-    /// One takes queries, but has not told its roster now.
+    /// A replica takes queries, but has not told its roster this time.
     Silent,
     /// Its whole roster.
     Knows(Vec<RosterHolder>),
@@ -57,7 +57,7 @@ impl Settling {
         let deadline = Instant::now() + self.patience;
         let mut silence_end = Instant::now() + SILENCE_MAX;
         loop {
-            // All pages together: each may come in time, and the last never.
+            // One time limit for all pages together: each page may come in time, and the last one never.
             let asked = tokio::time::timeout(SILENCE_MAX, self.ask()).await;
             match asked.unwrap_or(Other::Silent) {
                 Other::Absent => return tracing::info!("no other replica takes queries"),

@@ -1,4 +1,4 @@
-//! Asking the shards, for those who answer in their place: a gateway's connections, and its listener for HTTP.
+//! Asking the shards on behalf of a gateway's connections, and of its listener for HTTP.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,16 +23,17 @@ pub(crate) struct ShardAsker {
     gatherer: Gatherer,
     permits: Arc<Semaphore>,
     gathers_max: usize,
-    /// How long the shards have to answer.
+    /// Time that the shards have to answer.
     deadline: Duration,
     metrics: GatherMetrics,
     missing: Arc<MissingShards>,
-    /// Metrics of the namespaces that a shard knew.
+    /// Metrics of the namespaces that some shard knew.
     namespaces: QueryMetricsByNamespace,
 }
 
 impl ShardAsker {
-    /// Asks on the connection `nats`, `gathers_max` requests at a time at most. Notes in `missing` which shards answers lack.
+    /// Makes an asker on the connection `nats`, with `gathers_max` requests at a time at most. It notes in `missing` which shards are
+    /// missing in answers.
     ///
     /// # Errors
     ///
@@ -55,11 +56,12 @@ impl ShardAsker {
         })
     }
 
-    /// A place among the requests under way. Where there is none, a request is refused at once: a router has no use for a late answer.
+    /// Takes a place among the requests under way. If there is none, the request is refused at once: a router has no use for a late
+    /// answer.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Unavailable`].
+    /// [`ErrorCode::Unavailable`] if there is no place.
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, WireError> {
         let late = self.gatherer.take_late_replies();
         self.metrics.replies_late.increment(late);
@@ -73,11 +75,11 @@ impl ShardAsker {
         })
     }
 
-    /// Asks `request`, which `payload` encodes. The shards get the `headers`.
+    /// Asks the shards `request`, which `payload` encodes. The shards get the `headers`.
     ///
     /// # Errors
     ///
-    /// What the shards refuse, or that none of them has answered.
+    /// The shards' refusal, or an error that no shard has answered, or that the request is too long.
     pub(crate) async fn ask(
         &self,
         namespace: &NamespaceName,
@@ -110,11 +112,11 @@ impl ShardAsker {
         Ok(reply)
     }
 
-    /// Asks how far the holders of a namespace have been followed. The shards get the `headers`.
+    /// Asks the shards how far the holders of a namespace have been followed. The shards get the `headers`.
     ///
     /// # Errors
     ///
-    /// As [`Self::ask`].
+    /// The errors of [`Self::ask`], except for a request that is too long.
     pub(crate) async fn status(
         &self,
         namespace: &NamespaceName,
@@ -130,7 +132,7 @@ impl ShardAsker {
     ///
     /// # Errors
     ///
-    /// As [`Self::ask`], and where a shard is missing: it may know others.
+    /// The errors of [`Self::status`], and an error if a shard is missing: it may know other namespaces.
     pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
         let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
@@ -146,7 +148,7 @@ impl ShardAsker {
                         .try_for_each(|gathered| self.check_whole(gathered))?;
                     statuses.push((name, status));
                 }
-                // It has been forgotten since.
+                // The namespace has been forgotten since.
                 Err(error) if error.code == ErrorCode::UnknownNamespace => {}
                 Err(error) => return Err(error),
             }
@@ -163,7 +165,7 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::Unavailable, text))
     }
 
-    /// Counts queries that were answered, and what they found of their prompts.
+    /// Counts an answered request, and the blocks found of its prompts.
     pub(crate) fn count_answered(
         &self,
         namespace: &NamespaceName,
@@ -188,7 +190,7 @@ impl ShardAsker {
             .for_each(|index| self.metrics.shard_missing(*index));
     }
 
-    /// Counts a gather without an answer; returns the error for the client.
+    /// Counts a gather that failed. Returns the error for the client.
     fn failed(&self, error: ClientError) -> WireError {
         match error {
             ClientError::Refused(error) => {

@@ -27,7 +27,8 @@ use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
 use kvatlas_process::presence::{About, Presence, Served};
 
-/// Messages that may wait on the connection that compares rosters. The client library hands each reply to its request instead.
+/// Most messages that may wait on the connection that compares rosters. Few suffice, since the client library hands each reply to its
+/// request at once.
 const ROSTERS_WAITING_MAX: usize = 16;
 
 /// Bounds on messages on query subjects.
@@ -57,8 +58,8 @@ pub(crate) async fn start_queries(
         let connector = Connector::new(shared, &served, number);
         let first = connector.connect().await?;
         if number == 0 {
-            // On a connection of its own: nobody tells the intake of a connection for requests that a page was taken. And whoever has seen a
-            // request for a page could send to that inbox for ever.
+            // Rosters come on a connection of their own: the intake of a connection for requests would not learn that a page was taken.
+            // And anybody who has seen a request for a page could send to its inbox for ever.
             let buffer = Buffer::of_messages(ROSTERS_WAITING_MAX);
             let settling = Settling {
                 client: connect_counted(&shared.nats, Connection::Queries, "roster", buffer, |_| {}).await?,
@@ -103,7 +104,7 @@ pub(crate) async fn start_queries(
     Ok(stage)
 }
 
-/// Compares with another replica once events are followed; then `settled` becomes true.
+/// Starts a task that compares with another replica once events are followed, and then sets `settled` to true.
 fn spawn_settling(
     shared: &Shared,
     stage: &Stage,
@@ -127,13 +128,14 @@ fn spawn_settling(
     });
 }
 
-/// How many requests a gateway gathers at the same time on each of its connections, of which one is for HTTP.
+/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for HTTP, if that is
+/// configured.
 fn gathers_max(config: &Config) -> usize {
     let connections = config.queries.connections + usize::from(config.http.listen.is_some());
     config.gateway.max_gathers.div_ceil(connections)
 }
 
-/// A connection on which a listener asks the shards. Without it, the gateway is not ready.
+/// Makes a connection on which a listener asks the shards. Without that connection, the gateway is not ready.
 pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, ConnectError> {
     let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
     let client = connect_counted(&shared.nats, Connection::Queries, "http", buffer, |_| {}).await?;
@@ -141,18 +143,18 @@ pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, Connect
     Ok(client)
 }
 
-/// The client that asks the shards for a listener, on that connection.
+/// Makes the client that asks the shards for a listener, on the connection `client`.
 ///
 /// # Errors
 ///
-/// [`ClientError::Connection`] if it is closed.
+/// [`ClientError::Connection`] if the connection is closed.
 pub(crate) async fn shard_asker(shared: &Shared, client: Client) -> Result<ShardAsker, ClientError> {
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
     let missing = Arc::clone(&shared.missing_shards);
     ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await
 }
 
-/// Answers by asking the shards. A gateway has nothing to load, to follow or to compare.
+/// Starts to answer by asking the shards. A gateway has nothing to load, to follow or to compare.
 pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
         shared.readiness.set(latch);
@@ -190,8 +192,9 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     Ok(stage)
 }
 
-/// Lets others find the daemon among the services of NATS, from when it takes queries until `stage` stops. On a connection of its own:
-/// those that serve requests come and go. Without the right to it nobody finds the daemon, and it answers all the same.
+/// Lists the daemon among the services of NATS, from when it takes queries until `stage` stops. Uses a connection of its own, since the
+/// connections that serve requests come and go. Without the right to be listed, the daemon answers all the same, but nobody finds it
+/// there.
 async fn spawn_presence(
     shared: &Shared,
     stage: &Stage,

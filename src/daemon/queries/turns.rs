@@ -1,8 +1,8 @@
-//! Serving on one connection after the other.
+//! Serving on one NATS connection after the other.
 //!
-//! A NATS server that is about to shut down says so: it is a lame duck. It takes no new connections, and ends the old ones some time
-//! later; what is under way on them is lost then. So the next connection is made at once, to another server. When it takes requests, the
-//! one before is left as at a daemon's end: everything that the server has sent to it is answered.
+//! A NATS server that is about to shut down says so: it is a *lame duck*. It takes no new connections, and ends the old ones some time
+//! later. Messages under way on them are lost then. So the next connection is made at once, to another server. When the new connection
+//! takes requests, the old one is left as at a daemon's end: all requests that the server has sent on it are answered.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ pub(super) struct Connected {
     pub(super) client: Client,
     /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
     pub(super) refusals: watch::Receiver<u64>,
-    /// The messages that have been received and not been taken.
+    /// Count of the messages that have been received and not been taken.
     pub(super) intake: Arc<Intake>,
     /// Becomes true when the server is about to shut down.
     is_lame: watch::Receiver<bool>,
 }
 
 impl Connected {
-    /// Ends the connection whenever too much waits on it, until `stop` is cancelled.
+    /// Watches the connection until `stop` is cancelled, and ends it whenever too much waits on it.
     pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watching = Arc::clone(&self.intake).watch(self.client.clone());
         async move {
@@ -44,7 +44,7 @@ impl Connected {
     }
 }
 
-/// Makes the connections.
+/// Makes the connections on which requests come.
 #[derive(Clone)]
 pub(super) struct Connector {
     nats: NatsConfig,
@@ -56,7 +56,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// For the connection `number` of those on which the `served` requests come.
+    /// Makes the connector for connection number `number` of those on which the `served` requests come.
     pub(super) fn new(shared: &Shared, served: &ServedRequests, number: usize) -> Self {
         Self {
             nats: shared.nats.clone(),
@@ -68,12 +68,12 @@ impl Connector {
         }
     }
 
-    /// The first connection.
+    /// Makes the first connection.
     pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
         self.connect_to(&self.nats).await
     }
 
-    /// Another connection, to one of the servers that `client` knows: also to one that it has heard of from its server.
+    /// Makes another connection, to one of the servers that `client` knows, also those that it has learned of from its server.
     async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
         let mut nats = self.nats.clone();
         if let Ok(pool) = client.server_pool().await {
@@ -133,13 +133,13 @@ struct Turns<Serve> {
 pub(super) struct Current(Arc<Mutex<Client>>);
 
 impl Current {
-    /// Whether it stands.
+    /// Whether the connection stands.
     pub(super) fn stands(&self) -> bool {
         self.0.lock().connection_state() == State::Connected
     }
 }
 
-/// Has `serve` serve on `first`, and on the connections after it, until the stage ends.
+/// Runs `serve` on the connection `first`, and on the connections after it, until the stage ends. Returns the current connection.
 pub(super) fn serve_in_turns<Serve, Serving>(
     stage: &Stage,
     connector: Connector,
@@ -167,7 +167,7 @@ where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
 {
-    /// Serves on `connected`. Whoever serves on the one `before` it leaves when this one takes requests.
+    /// Serves on `connected`. When it takes requests, `before` is cancelled: the service on the connection before it leaves.
     fn begin(self: Arc<Self>, connected: Connected, before: Option<CancellationToken>) {
         let own = self.stop.child_token();
         let (mut is_lame, client) = (connected.is_lame.clone(), connected.client.clone());
@@ -187,8 +187,8 @@ where
             if let Err(error) = serving.await {
                 tracing::error!(%error, "queries are no longer answered");
             }
-            // The server counts the messages of a subscription anew when a client connects again. So it may still send some for which
-            // there is nobody here, and would for ever. An error means that the connection is closed.
+            // The server counts the messages of a subscription anew when a client connects again. So it may still send messages that
+            // nobody takes here, and would do so for ever. An error means that the connection is closed.
             let _ = used.drain().await;
         });
         let tasks = self.tasks.clone();

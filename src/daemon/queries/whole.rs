@@ -1,7 +1,8 @@
 //! Searches that see batches whole.
 //!
-//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated until it has
-//! run between two batches, a few times at most. After that, the holders whose batches came in between are *changing*.
+//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated until it
+//! has run between two batches, a few times at most, as with a seqlock. After that, the holders whose batches came in between are
+//! *changing*.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +10,19 @@ use kvatlas_core::wire::{HolderId, WorkerName};
 
 use crate::lanes::{Look, SeenInParts};
 
-/// How often a search is repeated at least.
+/// Fewest times that a search is repeated before it is given up.
 const REPEATED_MIN: usize = 3;
 
-/// How long a search is repeated beyond that: longer than most batches take to apply.
+/// Shortest time for which a search is repeated before it is given up: longer than most batches take to apply.
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
-/// The findings of a search, and the holders that it may have seen in parts.
+/// The findings of a search, and the holders that it may have seen in the middle of a batch.
 pub(super) struct Seen<T> {
     pub(super) found: T,
     changing: SeenInParts,
 }
 
-/// Searches until what is found is whole, within bounds.
+/// Repeats the search until no batch came in between, within bounds. Returns the findings of the last search.
 pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
     let mut tries = 0;
     let mut started = None;
@@ -33,7 +34,7 @@ pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) ->
         if changing == SeenInParts::Nobody {
             return Seen { found, changing };
         }
-        // The clock is asked only where a batch came in between.
+        // The clock is read only if a batch came in between.
         let started: &Instant = started.get_or_insert_with(Instant::now);
         if tries > REPEATED_MIN && started.elapsed() >= REPEATED_FOR {
             return Seen { found, changing };
@@ -44,12 +45,12 @@ pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) ->
 }
 
 impl<T> Seen<T> {
-    /// Whether the search has seen everybody whole.
+    /// Whether the search has seen every holder whole.
     pub(super) fn is_whole(&self) -> bool {
         self.changing == SeenInParts::Nobody
     }
 
-    /// Whether the search may have seen `holder` in parts.
+    /// Whether the search may have seen `holder` in the middle of a batch.
     pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
         match &self.changing {
             SeenInParts::Nobody => false,
@@ -58,8 +59,8 @@ impl<T> Seen<T> {
         }
     }
 
-    /// The holders of these `workers` that the search may have seen in parts, and has not found. Nothing is known of what they have.
-    /// None where it is not known one by one who they are.
+    /// Returns the holders of these `workers` that the search may have seen in parts, and has not found. Nothing is known of their
+    /// blocks. The list is empty if the search cannot name the holders one by one.
     pub(super) fn missed(
         &self,
         workers: Option<&[WorkerName]>,

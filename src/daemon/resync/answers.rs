@@ -1,7 +1,7 @@
 //! The inbox for the answers of all publishers: one subscription, and a queue for each attempt.
 //!
-//! An attempt may be slow to take its answer: it waits for a slot, or works on a chunk. The client library bounds what waits in
-//! messages only. So messages are taken at once, and wait here, bounded in bytes.
+//! An attempt may be slow to take its answer: it waits for a slot, or works on a chunk. The client library bounds waiting messages by
+//! their number only. So messages are taken from it at once, and wait here, bounded in bytes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -22,9 +22,9 @@ use kvatlas_process::broker::Intake;
 
 use super::assembly::AnswerLimits;
 
-/// The bytes that a waiting message takes beside its payload, about.
+/// Bytes that a waiting message takes beside its payload, about.
 const WORD_BYTES: usize = 64;
-/// Messages that are taken before anything else is looked at.
+/// Most messages that are taken in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
 /// Pauses before a subscription that the server refused is tried again.
 const RETRIES: Backoff = Backoff {
@@ -67,7 +67,7 @@ impl Word {
     }
 }
 
-/// The answers that are expected.
+/// Answers that attempts expect, by the token in their reply subjects.
 #[derive(Debug)]
 pub(super) struct Answers {
     /// Reply subjects begin with this.
@@ -78,7 +78,7 @@ pub(super) struct Answers {
     waiting_max: usize,
     waiting: AtomicUsize,
     expected: Mutex<HashMap<u64, Expected>>,
-    /// Reply subjects must not be guessed: publishers could answer for each other.
+    /// Key of the hash that makes reply subjects hard to guess. Otherwise publishers could answer for each other.
     key: RandomState,
     asked: AtomicUsize,
 }
@@ -101,7 +101,8 @@ pub(super) struct Reply {
 }
 
 impl Answers {
-    /// Answers within `limits`, on subjects that begin with `prefix`. What waits is no more than `concurrency` of them.
+    /// Makes an inbox for answers within `limits`, on subjects that begin with `prefix`. Waiting messages take no more memory than
+    /// `concurrency` of the largest answers.
     pub(super) fn new(prefix: String, concurrency: usize, limits: AnswerLimits) -> Arc<Self> {
         Arc::new(Self {
             prefix,
@@ -131,7 +132,7 @@ impl Answers {
         }
     }
 
-    /// Hands a message to the attempt that it is for, if that still expects it.
+    /// Hands a message to its attempt, if the attempt still expects an answer.
     fn deliver(&self, message: &Message) {
         let token = message.subject.strip_prefix(self.prefix.as_str());
         let Some(token) = token.and_then(|token| u64::from_str_radix(token, 16).ok()) else {
@@ -152,7 +153,7 @@ impl Answers {
         if !sent {
             self.waiting.fetch_sub(bytes, Ordering::Relaxed);
         }
-        // Nothing more is taken for it: what it has ends the attempt.
+        // Nothing more is taken for this attempt. The messages that it has end the attempt.
         if !sent || is_endless {
             answers.remove(&token);
         }
@@ -161,7 +162,7 @@ impl Answers {
     /// Tells all attempts that messages for them may have been lost.
     fn lose(&self) {
         for (_, expected) in self.expected.lock().drain() {
-            // Whoever has given up needs no news.
+            // An attempt that has given up needs no news.
             let _ = expected.words.send(Word::Lost);
         }
     }
@@ -179,7 +180,7 @@ impl Reply {
         format!("{}{:016x}", self.answers.prefix, self.token)
     }
 
-    /// The next message; none where the answer is larger than allowed, or had no room beside the others.
+    /// Waits for the next message. Returns `None` if the answer is larger than allowed, or had no room beside the other answers.
     pub(super) async fn next(&mut self) -> Option<Word> {
         let word = self.words.recv().await?;
         self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
@@ -196,7 +197,7 @@ impl Drop for Reply {
     }
 }
 
-/// Takes the messages from the connection.
+/// Takes the messages of all answers from the connection.
 pub(super) struct AnswersSource {
     pub(super) client: Client,
     pub(super) answers: Arc<Answers>,
@@ -213,7 +214,7 @@ impl AnswersSource {
         format!("{}*", answers.prefix)
     }
 
-    /// Takes what comes until the client is closed. Subscribes again and again where the server refuses it.
+    /// Takes messages until the client is closed. Subscribes again and again if the server refuses the subscription.
     pub(super) async fn run(self) {
         let (mut refusals, mut losses) = (self.refusals.clone(), self.losses.clone());
         let mut failures = 0_u32;

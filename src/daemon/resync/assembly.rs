@@ -1,4 +1,4 @@
-//! From the chunks of a publisher's answer to one checked answer. No I/O, no clock.
+//! Assembly of the chunks of a publisher's answer into one checked answer. No I/O, no clock.
 
 use crate::lanes::ResyncAnswer;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
@@ -16,7 +16,7 @@ pub(super) struct AnswerLimits {
     pub(super) chunks_max: u32,
 }
 
-/// The facts that are known without the answer. An answer that contradicts them is not believed.
+/// Facts that are known before the answer comes. An answer that contradicts them is not believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Evidence {
     /// The newest batch that had been received when the publisher was asked.
@@ -53,7 +53,8 @@ pub(super) struct Assembly {
     /// All chunks that came, from any publisher. The bound on them ends a flood.
     chunks: u32,
     has_seen_outdated: bool,
-    /// Whether the blocks of a full state are told as they are published, so that the chain is computed here.
+    /// Whether the publisher has computed no hashes itself: its full state has the blocks as it publishes them, and the chain is computed
+    /// here.
     needs_content: bool,
 }
 
@@ -80,7 +81,7 @@ impl Assembly {
         }
     }
 
-    /// How many payload bytes have come.
+    /// Payload bytes that have come.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -135,7 +136,7 @@ impl Assembly {
                 check_beginning(&self.request, self.evidence.seen, chunk)?;
                 let is_recomputed = self.settings.hashing == Hashing::Recompute;
                 let recomputed = is_recomputed.then(|| self.settings.block_size.as_u32());
-                // Who has computed nothing gives the hashes and the content that it publishes.
+                // A publisher that has computed nothing gives the hashes and the content that it publishes.
                 let is_computed = chunk.recomputed_block_size.is_some();
                 if chunk.kind == ResyncAnswerKind::Full
                     && is_computed
@@ -198,7 +199,7 @@ fn check_beginning(
     Ok(())
 }
 
-/// Whether a batch stores blocks by opaque names without what they consist of.
+/// Whether a batch stores blocks by opaque names alone, without the content from which the chain can be computed.
 fn lacks_content(batch: &EventBatch) -> bool {
     batch.events.iter().any(|event| {
         let Event::Stored(stored) = event else {

@@ -1,4 +1,4 @@
-//! One attempt at one holder: ask its publisher, and apply the answer.
+//! One attempt to resync one holder: ask its publisher, and apply the answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(super) struct ResyncSettings {
     pub(super) timeout: Duration,
     /// Bounds on an answer.
     pub(super) answer: AnswerLimits,
-    /// The pauses between attempts at one holder.
+    /// The pauses between attempts to resync one holder.
     pub(super) backoff: Backoff,
 }
 
@@ -59,15 +59,15 @@ pub(super) struct ResyncerParts {
     pub(super) answers: Arc<Answers>,
     /// The subjects on which publishers are asked.
     pub(super) subjects: Subjects,
-    /// The namespaces of the holders that are looked at.
+    /// The namespaces of the holders.
     pub(super) namespaces: Arc<Namespaces>,
     /// The lanes in which the answers are applied.
     pub(super) pool: Arc<LanePool>,
-    /// Whether the stream is followed. If it is not, no answer proves anything.
+    /// Says whether the stream of events is followed. If it is not, no answer proves anything.
     pub(super) trust: Arc<StreamTrust>,
 }
 
-/// One attempt at one holder.
+/// One attempt to resync one holder.
 pub(super) struct Attempt {
     pub(super) parts: Arc<ResyncerParts>,
     pub(super) settings: Arc<ResyncSettings>,
@@ -78,7 +78,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// Asks the publisher, and applies its answer. `slot` is kept until that is done.
+    /// Asks the publisher, and applies its answer. `slot` is kept until the answer has been applied.
     pub(super) async fn run(self, mut slot: Slot) -> Result<(), ResyncFailure> {
         let started = Instant::now();
         let pool = &self.parts.pool;
@@ -142,7 +142,7 @@ impl Attempt {
         )
     }
 
-    /// Asks, and puts the answer together.
+    /// Asks the publisher, and puts its answer together.
     async fn ask(
         &self,
         begun: &ResyncBegun,

@@ -9,8 +9,8 @@
 //!     or abandon ─▶ lane: applies the held batches; the holder stays degraded
 //! ```
 //!
-//! From the first doubt to the last batch applied the holder has a reason in [`HolderStatus`](kvatlas_core::stream::HolderStatus), so no
-//! reply calls an intermediate state exact.
+//! From the first doubt to the last applied batch, the holder has a reason for doubt in
+//! [`HolderStatus`](kvatlas_core::stream::HolderStatus). So no reply calls an intermediate state exact.
 
 mod answers;
 mod assembly;

@@ -1,4 +1,4 @@
-//! When a holder may be asked for again.
+//! The pace of attempts to resync a holder.
 
 use std::time::Instant;
 
@@ -6,25 +6,25 @@ use kvatlas_client::Backoff;
 
 use super::queue::Prospect;
 
-/// The attempts at one holder.
+/// Record of the attempts to resync one holder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Attempts {
     failures: u32,
     not_before: Option<Instant>,
     was_silent: bool,
-    /// Whether the log has been told that nobody answers for the holder.
+    /// Whether the log says already that nobody answers for the holder.
     pub(super) is_unanswered_told: bool,
-    /// Whether one is queued or running.
+    /// Whether an attempt is queued or running.
     pub(super) is_busy: bool,
 }
 
 impl Attempts {
-    /// Whether the holder may be asked for at `now`.
+    /// Whether an attempt may begin at `now`.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.is_busy && self.not_before.is_none_or(|time| now >= time)
     }
 
-    /// The prospect after the attempts so far.
+    /// Prospect that the publisher answers, after the attempts so far.
     pub(super) fn prospect(&self) -> Prospect {
         match (self.failures, self.was_silent) {
             (0, _) => Prospect::First,
@@ -33,7 +33,7 @@ impl Attempts {
         }
     }
 
-    /// An attempt failed at `now`; `was_silent` says whether the publisher did not answer in time.
+    /// Notes that an attempt failed at `now`. `was_silent` says whether the publisher did not answer in time.
     pub(super) fn fail(&mut self, now: Instant, was_silent: bool, backoff: &Backoff) {
         self.is_busy = false;
         self.was_silent = was_silent;

@@ -1,9 +1,9 @@
-//! The queue of publishers to ask: fair by worker, first tries before repeated ones, those that were silent last.
+//! The queue of publishers to ask: fair by worker. First tries come before repeated ones, and silent publishers come last.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The prospect that a holder's publisher answers. Lower ones are asked first.
+/// The prospect that a holder's publisher answers. Publishers with a lower value are asked first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Prospect {
     /// The publisher has not been asked since the doubt began.
@@ -14,10 +14,10 @@ pub(super) enum Prospect {
     Silent,
 }
 
-/// So often the last come first: nobody waits for ever.
+/// Period, in items taken, at which the worst prospect comes first. So no item waits for ever.
 const LAST_FIRST_EVERY: u64 = 8;
 
-/// Items that wait for their turn. Within a prospect each worker has one turn after the other, whatever the number of its items.
+/// Items that wait to be taken. Within a prospect the workers take turns, one item each, whatever the number of their items.
 #[derive(Debug)]
 pub(super) struct FairQueue<W, T> {
     classes: [Class<W, T>; 3],
@@ -42,13 +42,13 @@ impl<W: Clone + Eq + Hash, T> FairQueue<W, T> {
         }
     }
 
-    /// How many items wait.
+    /// Number of items that wait.
     pub(super) fn len(&self) -> usize {
         let items = self.classes.iter().flat_map(|class| class.items.values());
         items.map(VecDeque::len).sum()
     }
 
-    /// Puts an item of `worker` behind those that it has there.
+    /// Puts an item of `worker` behind the worker's other items of the same prospect.
     pub(super) fn push(&mut self, worker: W, prospect: Prospect, item: T) {
         let class = &mut self.classes[prospect as usize];
         let items = class.items.entry(worker.clone()).or_default();
@@ -58,7 +58,7 @@ impl<W: Clone + Eq + Hash, T> FairQueue<W, T> {
         items.push_back(item);
     }
 
-    /// The next item.
+    /// Takes the next item.
     pub(super) fn pop(&mut self) -> Option<T> {
         self.taken += 1;
         if self.taken.is_multiple_of(LAST_FIRST_EVERY) {

@@ -23,14 +23,15 @@ use super::pace::Attempts;
 use super::queue::FairQueue;
 use super::slots::Slots;
 
-/// How often the holders are looked at, at least.
+/// Longest pause between two looks at all holders.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Shortest pause between two looks, where a holder has begun to wait.
+/// Shortest pause between two looks, if a holder has begun to wait for missing batches.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Shortest pause after a look, as a multiple of the look's duration. A look at many holders takes long.
+/// Shortest pause after a look, as a multiple of the look's duration: a look at many holders takes long. The longer of the two bounds
+/// holds.
 const LOOK_PAUSES: u32 = 20;
 
-/// Asks publishers from now on, as a task of `events`; does nothing where `resync.concurrency` is 0.
+/// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
 pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<(), ConnectError> {
     let config = &shared.config;
     if config.resync.concurrency == 0 {
@@ -94,7 +95,7 @@ struct Resyncer {
     gauges: ResyncGauges,
 }
 
-/// How an attempt at a holder ended.
+/// Outcome of an attempt to resync a holder.
 struct Ended {
     holder: HolderKey,
     result: Result<(), ResyncFailure>,
@@ -113,13 +114,13 @@ impl Resyncer {
         }
     }
 
-    /// Works until `stop` is cancelled. Attempts that are running then are given up.
+    /// Works until `stop` is cancelled. Attempts that are still running are then given up.
     async fn run(mut self, stop: CancellationToken) {
         let mut interval = tokio::time::interval(LOOK_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (ended, mut endings) = mpsc::unbounded_channel();
         let pool = Arc::clone(&self.parts.pool);
-        // From then on a holder that begins to wait is looked at early, before the interval is over.
+        // From this time on, a holder that begins to wait causes a look before the interval is over.
         let mut rested_at = Instant::now();
         loop {
             tokio::select! {
@@ -138,7 +139,7 @@ impl Resyncer {
         }
     }
 
-    /// Queues the holders that are in doubt and may be asked for.
+    /// Queues the holders that are in doubt and whose next attempt is due.
     fn look(&mut self) {
         let now = Instant::now();
         let mut doubted = 0;
@@ -245,7 +246,7 @@ impl Resyncer {
     }
 
     fn metrics_of(&mut self, namespace: &NamespaceName) -> Arc<ResyncMetrics> {
-        // Only namespaces that were admitted have holders, but some of them have gone since.
+        // Only admitted namespaces have holders, but some of these namespaces have gone since.
         if self.metrics.len() >= NAMESPACE_LABELS_MAX {
             self.metrics.clear();
         }
@@ -257,7 +258,8 @@ impl Resyncer {
     }
 }
 
-/// Whether the answer of a holder's publisher may make its state certain. Where there was no room for its blocks, that is so once there is.
+/// Whether an answer of the holder's publisher may make the holder's state certain. If there was no room for its blocks, an answer helps
+/// only once there is room.
 fn is_to_be_asked_for(namespace: &Namespace, record: &HolderRecord, trust: &StreamTrust) -> bool {
     let is_short = record.status.own_reasons().contains(DegradedReason::Capacity);
     record.status.is_worth_a_resync(trust) || is_short && namespace.indexer.has_room_for(record)

@@ -1,7 +1,7 @@
-//! How many publishers are asked at once.
+//! Slots: the bound on how many publishers answer at once.
 //!
-//! A slot stands for the memory that an answer takes. A publisher that says nothing takes none. After a moment its slot goes
-//! to the next one. It gets a slot again when its answer begins. So publishers that never answer don't hold up those that do.
+//! A slot stands for the memory that an answer takes. A silent publisher takes no memory. After 250 ms of silence its slot goes to
+//! another publisher, and it gets a slot again when its answer begins. So publishers that never answer don't hold up the others.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long a publisher may say nothing before others have its slot.
+/// Time for which a publisher may be silent before another one has its slot.
 const SILENCE_MAX: Duration = Duration::from_millis(250);
-/// How many publishers without a slot may be waited for, for each slot.
+/// Most silent publishers that are waited for without a slot, for each slot.
 const SILENT_PER_SLOT: usize = 256;
 
 /// The slots of a daemon.
@@ -22,7 +22,7 @@ pub(super) struct Slots {
     count: usize,
 }
 
-/// A slot, or a place among the silent.
+/// A slot, or a place among the silent publishers, which are waited for without a slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Slots,
@@ -49,14 +49,15 @@ impl Slots {
         })
     }
 
-    /// How many are taken.
+    /// Number of slots that are taken.
     pub(super) fn taken(&self) -> usize {
         self.count.saturating_sub(self.answering.available_permits())
     }
 }
 
 impl Slot {
-    /// Waits for the first word of an answer. Others have the slot while it does not come.
+    /// Waits for the first message of an answer. If the message is late, another attempt may have the slot meanwhile. This attempt then
+    /// waits for a slot before it returns.
     pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
         let mut first = pin!(first);
         if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {
@@ -68,7 +69,7 @@ impl Slot {
         }
         let came = first.await;
         if self.answering.is_none() {
-            // Never closed.
+            // The semaphore is never closed.
             self.answering = Arc::clone(&self.slots.answering).acquire_owned().await.ok();
             self.silent = None;
         }

@@ -1,11 +1,13 @@
-//! The claim on a bucket: all replicas of one deployment use it, and nobody else.
+//! The claim on an Object Store bucket, which says that only the replicas of one deployment use it.
 //!
-//! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated, and a fresh one
-//! would start from a snapshot without its own workers. So an object without content says which deployment the bucket belongs to.
+//! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated, and a fresh daemon
+//! would start from a snapshot without its own workers. So an object without content, the claim, says which deployment the bucket belongs
+//! to.
 //!
-//! - Its metadata name the deployment, and the daemon that has written it last.
-//! - It is written anew with every snapshot that is sent. In a bucket whose objects expire it goes with the last snapshot.
-//! - The server takes it only where nobody else has written it since it was read. So of two deployments one gets the bucket.
+//! - The claim's metadata name the deployment, and the daemon that has written the claim last.
+//! - The claim is written anew with every snapshot that is sent. In a bucket whose objects expire, it expires with the last snapshot.
+//! - The server takes a claim only if no other daemon has written one since this daemon read it. So only one of two deployments gets the
+//!   bucket.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,27 +23,27 @@ use kvatlas_core::wire::Shard;
 
 use kvatlas_process::storage::shown;
 
-/// The name of the object.
+/// The name of the claim's object.
 const OBJECT: &str = "deployment";
-/// The same in base64, as the Object Store has it in subjects.
+/// The object's name in base64, as the Object Store has it in subjects.
 const OBJECT_TOKEN: &str = "ZGVwbG95bWVudA==";
-/// The key of its metadata under which the deployment is.
+/// The metadata key of the deployment.
 const DEPLOYMENT: &str = "deployment";
-/// The key of its metadata under which the daemon is.
+/// The metadata key of the daemon.
 const INSTANCE: &str = "instance";
 /// The digest of nothing, as the Object Store writes it.
 const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
-/// The message takes the place of those before it on its subject.
+/// Header value by which a message replaces the earlier messages on its subject.
 const ROLLUP_OF_SUBJECT: &str = "sub";
-/// How often a claim is tried while other replicas write theirs.
+/// Most tries of a claim while other replicas write theirs.
 const TRIES_MAX: u32 = 8;
 
-/// Which workers a daemon follows. Replicas are equal in this.
+/// The set of workers that a daemon follows: the same for all replicas of one deployment.
 #[derive(Debug, Clone)]
 pub struct Deployment {
     /// The prefix of the subjects.
     pub prefix: String,
-    /// The shard whose workers are followed; none for all workers.
+    /// The shard whose workers are followed; `None` for all workers.
     pub shard: Option<Shard>,
 }
 
@@ -59,12 +61,12 @@ impl fmt::Display for Deployment {
 pub(super) enum ClaimError {
     /// The bucket belongs to another deployment.
     Taken {
-        /// Which.
+        /// That deployment.
         deployment: String,
         /// The daemon that said so.
         instance: String,
     },
-    /// The server did not do what was asked, in its words.
+    /// The server refused or failed, in its words.
     Failed(String),
 }
 
@@ -77,7 +79,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// The claim of the daemon that calls itself `instance` to `bucket`, for its `deployment`.
+    /// Makes the claim to `bucket` of the daemon that calls itself `instance`, for its `deployment`.
     pub(super) fn new(bucket: &str, deployment: &Deployment, instance: String) -> Self {
         Self {
             bucket: bucket.to_owned(),
@@ -86,7 +88,7 @@ impl Claim {
         }
     }
 
-    /// Claims the bucket, which must be there, or says that it is still this deployment's.
+    /// Claims the bucket, which must exist, or renews this deployment's claim.
     pub(super) async fn stake(&self, jetstream: &Context) -> Result<(), ClaimError> {
         for _ in 0..TRIES_MAX {
             let last_sequence = self.check(jetstream).await?;
@@ -97,7 +99,7 @@ impl Claim {
         Err(ClaimError::Failed("others write to it all the time".to_owned()))
     }
 
-    /// The stream's number of the claim that is there, if it is this deployment's; 0 without one.
+    /// Returns the present claim's number in the stream, or 0 if there is no claim. A claim of another deployment is an error.
     async fn check(&self, jetstream: &Context) -> Result<u64, ClaimError> {
         let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
         let stream = stream.await.map_err(|error| failed(&error))?;
@@ -118,7 +120,7 @@ impl Claim {
         })
     }
 
-    /// Writes the claim, if the last one has this number in the stream; returns whether it had.
+    /// Writes the claim if the present one has this number in the stream. Returns whether it was written.
     async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
         let object = ObjectInfo {
             name: OBJECT.to_owned(),

@@ -1,8 +1,8 @@
 //! The files of a snapshot directory.
 //!
-//! A snapshot is written to a temporary file beside the others, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then the directory is
-//! synced. So a file of that name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next snapshot
-//! removes.
+//! A snapshot is written to a temporary file in the directory, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then the directory is
+//! synced. So a file with such a name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next
+//! snapshot removes.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use kvatlas_telemetry::labels::SnapshotFailure;
 
 use kvatlas_process::storage::{Disk, Storage, StorageFile, open_regular};
 
-/// Names of snapshots: prefix, 20 digits, suffix. They sort by time.
+/// Prefix of snapshots' names, which are prefix, 20 digits, suffix. The names sort by time.
 const PREFIX: &str = "snapshot-";
 const SUFFIX: &str = ".kvs";
 /// Names of files that are being written.
@@ -26,7 +26,7 @@ const TEMPORARY_PREFIX: &str = ".writing-";
 pub struct DirectoryError {
     /// The action that was attempted.
     pub action: DirectoryAction,
-    /// On which path.
+    /// The path that it was attempted on.
     pub path: PathBuf,
     /// The system's error.
     pub source: io::Error,
@@ -41,13 +41,13 @@ pub enum DirectoryAction {
     List,
     /// Make a file.
     Create,
-    /// Read it.
+    /// Read a file.
     Read,
-    /// Write to it.
+    /// Write to a file.
     Write,
-    /// Bring its content to the disk.
+    /// Bring a file's content to the disk.
     Sync,
-    /// Give it its name.
+    /// Give a file its name.
     Rename,
     /// Bring the directory's names to the disk.
     SyncDirectory,
@@ -72,7 +72,7 @@ impl DirectoryAction {
 }
 
 impl DirectoryError {
-    /// The word for it in metrics.
+    /// The word for the error in metrics.
     pub fn failure(&self) -> SnapshotFailure {
         match self.action {
             _ if self.source.kind() == io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
@@ -112,7 +112,7 @@ pub(super) struct Written {
     pub(super) totals: SnapshotTotals,
 }
 
-/// A file that does not have a snapshot's name yet. Dropping it removes it.
+/// A file that does not have its final name yet. Dropping the value removes the file, unless it has got its name.
 pub(super) struct Temporary<'a> {
     directory: &'a SnapshotDirectory,
     path: PathBuf,
@@ -150,12 +150,13 @@ impl Write for Temporary<'_> {
 pub(super) type FileWriter<'a, 'b> = SnapshotWriter<BufWriter<&'a mut Temporary<'b>>>;
 
 impl SnapshotDirectory {
-    /// The directory at `path`, made if it does not exist, in which the newest `keep` snapshots are kept.
+    /// Opens the directory at `path`, and makes it if it does not exist. Pruning keeps the newest `keep` snapshots, at least one.
     pub fn open(path: &Path, keep: usize) -> Result<Self, DirectoryError> {
         Self::open_on(Arc::new(Disk), path, keep)
     }
 
-    /// As [`Self::open`], on `storage` instead of the machine's file system. Snapshots are read from the machine's all the same.
+    /// Does as [`Self::open`], but on `storage` instead of the machine's file system. Snapshots are still read from the machine's file
+    /// system.
     pub fn open_on(storage: Arc<dyn Storage>, path: &Path, keep: usize) -> Result<Self, DirectoryError> {
         storage
             .create_directory(path)
@@ -167,12 +168,12 @@ impl SnapshotDirectory {
         })
     }
 
-    /// How many snapshots are kept.
+    /// Number of snapshots that are kept.
     pub fn keep(&self) -> usize {
         self.keep
     }
 
-    /// The snapshots in it, newest first.
+    /// The snapshots in the directory, newest first.
     pub fn snapshots(&self) -> Result<Vec<PathBuf>, DirectoryError> {
         let mut snapshots = self.files(|name| stamp_of(name).is_some())?;
         snapshots.sort_unstable_by(|one, other| other.cmp(one));
@@ -213,7 +214,7 @@ impl SnapshotDirectory {
         Ok(Written { path, bytes, totals })
     }
 
-    /// A new file without a snapshot's name.
+    /// Makes a temporary file, without a snapshot's name.
     pub(super) fn temporary(&self) -> Result<Temporary<'_>, DirectoryError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +231,7 @@ impl SnapshotDirectory {
         })
     }
 
-    /// The content of a file that is no snapshot; none where there is no such file.
+    /// Reads a file that is no snapshot, up to `bytes_max`. Returns `None` if there is no such file.
     pub(super) fn read(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, DirectoryError> {
         let path = self.path.join(name);
         let read = || -> io::Result<Vec<u8>> {
@@ -245,7 +246,7 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Replaces a file that is no snapshot. At any moment it is whole, the old one or the new one.
+    /// Replaces a file that is no snapshot. At any moment the name has the whole old file or the whole new one.
     pub(super) fn replace(&self, name: &str, content: &[u8]) -> Result<(), DirectoryError> {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
@@ -255,7 +256,7 @@ impl SnapshotDirectory {
         self.persist(temporary, name).map(drop)
     }
 
-    /// Syncs a file, then gives it its name. Both survive a crash afterwards.
+    /// Syncs a file, then gives it its name. Afterwards content and name survive a crash.
     pub(super) fn persist(
         &self,
         mut temporary: Temporary<'_>,
@@ -276,8 +277,8 @@ impl SnapshotDirectory {
         Ok(path)
     }
 
-    /// The time in the newest snapshot's name. The next name gets a later time, also when the clock was set back: it is to be loaded first and
-    /// removed last.
+    /// The time in the newest snapshot's name. The next name gets a later time, even if the clock was set back: the next snapshot is to
+    /// be loaded first and removed last.
     pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
         let newest = self.snapshots()?.into_iter().next();
         Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))
@@ -291,7 +292,7 @@ impl SnapshotDirectory {
         for path in outdated.chain(left_behind) {
             let removed = self.storage.remove(&path);
             if let Err(error) = removed.map_err(failed(DirectoryAction::Remove, &path)) {
-                // The others can go all the same.
+                // The other files can be removed all the same.
                 first_error.get_or_insert(error);
             }
         }
@@ -299,12 +300,12 @@ impl SnapshotDirectory {
     }
 }
 
-/// The name of the snapshot with this time.
+/// Makes the name of the snapshot with this time.
 pub(super) fn snapshot_name(stamp: u64) -> String {
     format!("{PREFIX}{stamp:020}{SUFFIX}")
 }
 
-/// The time in a snapshot's name; none where it is no such name.
+/// Returns the time in a snapshot's name, or `None` if it is no such name.
 pub(super) fn stamp_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     let is_stamp = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -32,19 +32,19 @@ use kvatlas_process::storage::{DirectoryLock, LockError};
 /// Why a daemon cannot start with its snapshots.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotStartError {
-    /// The snapshot directory.
+    /// The snapshot directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     /// Another daemon uses the snapshot directory.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The connection to the Object Store.
+    /// The connection to the Object Store cannot be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The Object Store.
+    /// The Object Store cannot be used.
     #[error(transparent)]
     ObjectStore(#[from] ObjectStoreError),
-    /// The snapshot to start from.
+    /// The snapshot to start from cannot be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
     /// Reading the snapshot was interrupted.
@@ -61,13 +61,13 @@ pub(crate) struct SnapshotKeeper {
     snapshotter: Arc<Snapshotter>,
     store: Option<SnapshotStore>,
     last_upload: Mutex<Option<Instant>>,
-    /// Why the newest snapshot could not be written; none where it was.
+    /// Why the newest snapshot could not be written; `None` if it was written.
     last_error: Mutex<Option<String>>,
     metrics: Arc<SnapshotMetrics>,
     lock: Mutex<Option<DirectoryLock>>,
 }
 
-/// Restores the newest snapshot, and begins to write new ones, as a task of `upkeep`. None where no directory is configured.
+/// Restores the newest snapshot, and begins to write new ones, as a task of `upkeep`. Returns `None` if no directory is configured.
 pub(crate) async fn start_snapshots(
     shared: &Shared,
     storage: Arc<dyn Storage>,
@@ -125,7 +125,7 @@ async fn connect_store(
 ) -> Result<SnapshotStore, ConnectError> {
     const CAPACITY: usize = 1024;
     let readiness = Arc::clone(&shared.readiness);
-    // At its start the daemon waits for this connection before it makes others.
+    // A starting daemon waits for this connection before it makes others.
     let notice = move |notice: &ConnectionNotice| match notice {
         ConnectionNotice::Connected => readiness.set_trouble(Latch::SnapshotLoaded, None),
         ConnectionNotice::Error(text) => readiness.set_trouble(Latch::SnapshotLoaded, Some(text.clone())),
@@ -148,7 +148,7 @@ async fn connect_store(
     ))
 }
 
-/// Reads the history of states, where there is one.
+/// Reads the file with the history of states, if there is one.
 async fn restore_history(shared: &Shared, directory: &SnapshotDirectory) -> Result<(), SnapshotStartError> {
     let (history, directory) = (Arc::clone(&shared.history), directory.clone());
     let restoring = tokio::task::spawn_blocking(move || match directory.read(HISTORY_FILE, FILE_BYTES_MAX) {
@@ -215,8 +215,8 @@ fn save_history(history: &History, directory: &SnapshotDirectory) {
 }
 
 impl SnapshotKeeper {
-    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when that is due. At the stop it finishes
-    /// writing; it breaks off sending.
+    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when an upload is due. At the stop it
+    /// finishes writing, but breaks off sending.
     async fn save_regularly(self: Arc<Self>, period: Duration, stop: CancellationToken) {
         let start = tokio::time::Instant::now() + period;
         let mut interval = tokio::time::interval_at(start, period);
@@ -235,7 +235,7 @@ impl SnapshotKeeper {
         }
     }
 
-    /// Writes one snapshot, and counts how it went; says why there is none.
+    /// Writes one snapshot, and counts success or failure. The error says why there is none.
     pub(crate) async fn save(&self) -> Result<(), String> {
         let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
         let (runtime, history) = (Handle::current(), Arc::clone(&self.history));
@@ -265,7 +265,7 @@ impl SnapshotKeeper {
         written
     }
 
-    /// Why the newest snapshot could not be written; none where it was.
+    /// Why the newest snapshot could not be written; `None` if it was written.
     pub(crate) fn last_error(&self) -> Option<String> {
         self.last_error.lock().clone()
     }
@@ -293,7 +293,7 @@ impl SnapshotKeeper {
         }
     }
 
-    /// Lets another daemon have the directory: nothing more is written.
+    /// Gives up the lock on the directory, so that another daemon can have it. To be called when nothing more is written.
     pub(crate) fn leave(&self) {
         self.lock.lock().take();
     }

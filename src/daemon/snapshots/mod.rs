@@ -1,5 +1,5 @@
-//! Snapshots: writing what the lanes dump to files, bringing the newest good file back at start, and exchanging files with the NATS
-//! Object Store. The file format is in [`kvatlas_core::snapshot`].
+//! Snapshots: writing the lanes' dumps to files, restoring the newest good file at start, and exchanging files with the NATS Object
+//! Store. The file format is in [`kvatlas_core::snapshot`].
 //!
 //! | file | subject |
 //! |---|---|
@@ -14,8 +14,8 @@
 //!
 //! 1. The position in the stream is read before the first holder is dumped.
 //! 2. Each holder is dumped between two of its batches, together with its cursor.
-//! 3. So every message up to the position is part of the snapshot. Of the later messages some are.
-//! 4. The stream is replayed from the position. Batch numbers tell which batches the snapshot has already.
+//! 3. So every message up to the position is part of the snapshot. Some of the later messages are, too.
+//! 4. The stream is replayed from the position. Batch numbers tell which batches the snapshot has already (delivery is at least once).
 //!
 //! A batch that cannot be decoded has no number. Replaying it degrades the holder again, which is safe.
 //!
@@ -25,15 +25,15 @@
 //! # Holders in a forest
 //!
 //! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them later, run by run, at
-//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after it. Replaying the
-//! stream makes it converge:
+//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after the cursor.
+//! Replaying the stream makes it converge:
 //!
 //! - A block that a later batch names is settled by that batch, as the replay is in order.
 //! - A block that no later batch names has not changed since the cursor, and the walk has found it.
 //!
-//! Some changes no batch tells: the holder left, was cleared, was resynced, became irregular, or lost blocks to eviction. After the walk
-//! the lanes compare each holder with its dump. A holder that changed in such a way is written again, as events, with its new cursor. The
-//! later frame replaces the earlier one.
+//! No batch tells of some changes: the holder left, was cleared, was resynced, became irregular, or lost blocks to eviction. After the
+//! walk the lanes compare each holder with its dump. A holder that changed in such a way is written again, as events, with its new
+//! cursor. The later frame replaces the earlier one.
 
 mod claim;
 mod directory;

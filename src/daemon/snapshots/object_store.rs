@@ -1,9 +1,9 @@
 //! Snapshots in the NATS Object Store, so that a fresh replica on another machine starts warm.
 //!
 //! - Objects have the names of files.
-//! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest.
-//! - Daemons that follow other workers can't: a [claim](super::claim) in the bucket says whose it is.
-//! - Two replicas that begin a snapshot in the same microsecond give it the same name. The one that was sent last stays, whole.
+//! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest ones.
+//! - Daemons that follow other workers can't share it: a [claim](super::claim) in the bucket says which deployment has it.
+//! - Two replicas that begin a snapshot in the same microsecond give it the same name. The snapshot that was sent last stays, whole.
 //! - An object whose metadata cannot be read, or that is a link, is passed over and counted.
 //! - A start fetches the newest object that is newer than the newest file, checks it, and puts it among the files. A damaged object is passed
 //!   over, as a damaged file is.
@@ -30,12 +30,12 @@ use super::claim::{Claim, ClaimError, Deployment};
 use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
 use kvatlas_process::storage::open_regular;
 
-/// How long a bucket that the daemon makes keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind go the
-/// same way.
+/// Time for which a bucket made by the daemon keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind
+/// expire, too.
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Bytes of one piece of an object. Below the least `max_payload` that servers usually have.
 const PIECE_BYTES: usize = 512 << 10;
-/// The time to fetch a snapshot, by the time that one piece of it may take.
+/// Quotient of the time to fetch a snapshot and the time that one piece of it may take.
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Most objects of a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
@@ -43,7 +43,7 @@ const OBJECTS_MAX: usize = 10_000;
 /// Why a snapshot was not exchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectStoreError {
-    /// There is no bucket, and none can be made.
+    /// The bucket cannot be opened or made.
     #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
     Bucket {
         /// Its name.
@@ -59,9 +59,9 @@ pub enum ObjectStoreError {
     Taken {
         /// Its name.
         bucket: String,
-        /// The deployment whose snapshots it has.
+        /// The deployment whose snapshots the bucket has.
         deployment: String,
-        /// The daemon that said so.
+        /// The daemon that wrote the claim last.
         instance: String,
         /// The deployment of this daemon.
         own: String,
@@ -97,7 +97,7 @@ pub enum ObjectStoreError {
     TooLarge {
         /// The object.
         name: String,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
     /// The file cannot be read or written.
@@ -108,7 +108,7 @@ pub enum ObjectStoreError {
     TimedOut(Duration),
 }
 
-/// The bucket of one daemon.
+/// The bucket as one daemon uses it.
 pub struct SnapshotStore {
     jetstream: Context,
     config: ObjectStoreConfig,
@@ -118,8 +118,8 @@ pub struct SnapshotStore {
 }
 
 impl SnapshotStore {
-    /// The bucket of `config`, in which the newest `keep` snapshots of `deployment` are kept. `instance` is what the daemon calls itself.
-    /// Asks the server nothing yet.
+    /// Makes the bucket of `config`, in which the newest `keep` snapshots of `deployment` are kept. `instance` is the daemon's name. Asks
+    /// the server nothing yet.
     pub fn new(
         client: Client,
         config: ObjectStoreConfig,
@@ -141,7 +141,8 @@ impl SnapshotStore {
         &self.config
     }
 
-    /// Sends a file under its name, and removes outdated objects. A file that was sent in part only does not become an object.
+    /// Sends a file under its name, and removes outdated objects. Returns the file's bytes. A file that was sent only in part does not
+    /// become an object.
     pub async fn upload(&self, path: &Path, metrics: &SnapshotMetrics) -> Result<u64, ObjectStoreError> {
         let name = path
             .file_name()
@@ -171,7 +172,7 @@ impl SnapshotStore {
     }
 
     /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged ones are counted and passed over.
-    /// Returns none where none is newer.
+    /// Returns `None` if no whole snapshot is newer.
     ///
     /// # Errors
     ///
@@ -214,7 +215,7 @@ impl SnapshotStore {
         Ok(None)
     }
 
-    /// Fetches one object; none where it is not a whole snapshot.
+    /// Fetches one object. Returns `None` if it is not a whole snapshot.
     async fn fetch(
         &self,
         bucket: &ObjectStore,
@@ -270,7 +271,7 @@ impl SnapshotStore {
         }
     }
 
-    /// Removes outdated objects. One that cannot be removed keeps none of the others.
+    /// Removes outdated objects. An object that cannot be removed does not stop the removal of the others.
     async fn prune(&self, bucket: &ObjectStore, metrics: &SnapshotMetrics) -> Result<(), ObjectStoreError> {
         let mut pruned = Ok(());
         for (_, name) in self.snapshots(bucket, metrics).await?.into_iter().skip(self.keep) {
@@ -286,7 +287,7 @@ impl SnapshotStore {
 
     /// The snapshots in the bucket with their times, newest first. Other objects are ignored.
     ///
-    /// A list waits for every object that was there when it began. One that is removed meanwhile may never come, so the list has a
+    /// A list waits for every object that was there when it began. An object that is removed meanwhile may never come, so the list has a
     /// deadline.
     async fn snapshots(
         &self,
@@ -317,7 +318,7 @@ impl SnapshotStore {
         while let Some(object) = objects.next().await {
             let object = match object {
                 Ok(object) => object,
-                // Whoever can write to the bucket can put anything there. The others are as they were.
+                // Anybody who can write to the bucket can put anything there. The other objects are as they were.
                 Err(error) => {
                     metrics.object_passed_over(&error);
                     unreadable = Some(error);
@@ -335,7 +336,7 @@ impl SnapshotStore {
             found.push((stamp, object.name));
         }
         if let Some(error) = unreadable.filter(|_| found.is_empty()) {
-            // Nothing shows that it was the object's fault.
+            // Nothing shows that the fault was the object's.
             return Err(failed(&error));
         }
         found.sort_unstable_by(|one, other| other.cmp(one));
@@ -343,7 +344,7 @@ impl SnapshotStore {
     }
 
     async fn open_if_there(&self) -> Result<Option<ObjectStore>, ObjectStoreError> {
-        // Asked first as the stream that it is: the error of a bucket does not say whether it is missing.
+        // The stream behind the bucket is asked for first: the error of a bucket does not say whether the bucket is missing.
         match self
             .jetstream
             .get_stream(format!("OBJ_{}", self.config.bucket))
@@ -374,7 +375,7 @@ impl SnapshotStore {
         created.map_err(|error| self.unusable(&error))
     }
 
-    /// The bucket, as this deployment's.
+    /// Opens or makes the bucket, and claims it for this deployment.
     async fn claimed(&self) -> Result<ObjectStore, ObjectStoreError> {
         let bucket = self.open_or_create().await?;
         let name = || self.config.bucket.clone();

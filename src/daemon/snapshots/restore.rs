@@ -25,13 +25,13 @@ use kvatlas_process::storage::open_regular;
 pub struct Restored {
     /// The file.
     pub path: PathBuf,
-    /// The totals of what it holds.
+    /// The totals of its content.
     pub totals: SnapshotTotals,
     /// When it was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// The place where the events stream goes on behind the snapshot; none where the snapshot says nothing about the stream.
+    /// The position behind which the events stream goes on after the snapshot; `None` if the snapshot says nothing about the stream.
     pub cursor: Option<StreamCursor>,
-    /// How long it took to check and load.
+    /// How long checking and loading took.
     pub elapsed: Duration,
 }
 
@@ -52,11 +52,11 @@ pub struct Restorer {
     pub pool: Arc<LanePool>,
     /// Bounds on the snapshot's batches.
     pub limits: WireLimits,
-    /// The events stream that will be read behind the snapshot; none with core NATS.
+    /// Name of the events stream that will be read behind the snapshot; `None` with core NATS.
     pub stream: Option<String>,
-    /// The place in the stream where to go on: set by [`Self::restore_newest`].
+    /// The position in the stream behind which to go on, set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
-    /// Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
+    /// Trust in the stream. Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
     pub trust: Arc<StreamTrust>,
     /// Counts restored and rejected snapshots.
     pub metrics: Arc<SnapshotMetrics>,
@@ -68,10 +68,11 @@ enum ApplyError {
 }
 
 impl Restorer {
-    /// Brings the newest whole snapshot to the lanes, and waits until they have applied it. Blocks: to be called where blocking is allowed.
+    /// Brings the newest whole snapshot to the lanes, and waits until they have applied it. Returns `None` if there is no whole snapshot.
+    /// Blocks: to be called where blocking is allowed.
     ///
-    /// - A file that is not whole is logged as an error, counted, and left where it is.
-    /// - A file is read twice: to check it to its end, then to apply it. So no part of a damaged file is applied.
+    /// - A file that is not whole is logged as an error, counted, and left in place.
+    /// - A file is read twice: first to check it to its end, then to apply it. So no part of a damaged file is applied.
     pub fn restore_newest(
         &self,
         directory: &SnapshotDirectory,
@@ -93,7 +94,7 @@ impl Restorer {
                 .map_or(StreamGeneration::default(), |_| self.trust.generation());
             match self.apply(&path, generation, runtime) {
                 Ok(()) => return Ok(Some(self.restored(path, &content, cursor, started.elapsed()))),
-                // Damaged since it was checked. Whole holders stay, but no stream position proves that they are complete.
+                // The file was damaged after it was checked. Whole holders stay, but no stream position proves that they are complete.
                 Err(ApplyError::Snapshot(error)) => {
                     self.trust.doubt();
                     self.reject(&path, &error);
@@ -187,7 +188,7 @@ impl Restorer {
 /// The holders of a file that is being applied.
 #[derive(Debug, Default)]
 struct Restoring {
-    /// The last one.
+    /// The holder whose frame came last.
     holder: Option<HolderFrame>,
     /// The holders whose blocks are in forests.
     in_forest: Vec<HolderFrame>,

@@ -16,7 +16,7 @@ use kvatlas_telemetry::labels::SnapshotFailure;
 use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
 use super::walked::{Walked, write_dump};
 
-/// Why there is no new snapshot. The older ones are as they were.
+/// Why no new snapshot was written. The older snapshots are as they were.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// A file could not be written.
@@ -36,7 +36,7 @@ pub enum SaveError {
 }
 
 impl SaveError {
-    /// The word for it in metrics.
+    /// The word for the error in metrics.
     pub fn failure(&self) -> SnapshotFailure {
         match self {
             Self::Directory(error) => error.failure(),
@@ -57,11 +57,11 @@ pub struct Saved {
     pub path: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// The totals of what it holds.
+    /// The totals of its content.
     pub totals: SnapshotTotals,
-    /// How long it took.
+    /// How long writing took.
     pub elapsed: Duration,
-    /// Why outdated snapshots could not be removed; none where they were.
+    /// Why outdated snapshots could not be removed; `None` if they were removed.
     pub prune_error: Option<DirectoryError>,
 }
 
@@ -75,7 +75,7 @@ pub struct Snapshotter {
 }
 
 impl Snapshotter {
-    /// A snapshotter that writes the holders of `pool` to `directory`.
+    /// Makes a snapshotter that writes the holders of `pool` to `directory`.
     ///
     /// - `position` is how far the events stream has been handed to the lanes.
     /// - Holders that are not confirmed in the generation of `trust` are written as unverified.
@@ -94,12 +94,12 @@ impl Snapshotter {
         }
     }
 
-    /// The directory that the snapshots are in.
+    /// The directory of the snapshots.
     pub fn directory(&self) -> &SnapshotDirectory {
         &self.directory
     }
 
-    /// Writes all holders to a new snapshot, and removes outdated ones. Blocks: to be called where blocking is allowed.
+    /// Writes all holders to a new snapshot, and removes outdated snapshots. Blocks: to be called where blocking is allowed.
     ///
     /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor and, for an irregular
     /// holder, to collect its events. Walking, encoding, compressing and writing happen on the calling thread. Queries do not wait.
@@ -126,8 +126,8 @@ impl Snapshotter {
     }
 
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
-        // Both before the first dump: later batches are replayed, and a later loss of messages degrades the holders again. The position
-        // first: a loss that lies before it has begun a new generation.
+        // Position and generation are read before the first dump: later batches are replayed, and a later loss of messages degrades the
+        // holders again. The position is read first: a loss that lies before it has begun a new generation already.
         let cursor = self.position.get();
         let generation = self.trust.generation();
         let mut walked = Walked::default();

@@ -1,4 +1,4 @@
-//! The holders of a snapshot whose blocks a walk over the index finds. They are written as a forest.
+//! The holders of a snapshot whose blocks a walk over the index finds. Their blocks are written as a forest.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,14 @@ type HolderName = (NamespaceName, WorkerName, Rank);
 #[derive(Debug, Default)]
 pub(super) struct Walked {
     holders: Vec<Visit>,
-    /// How many holder frames came up to the last one of each holder.
+    /// Number in the file of each holder's last frame, counted from 1.
     last_frames: BTreeMap<HolderName, u64>,
     frames: u64,
 }
 
 #[derive(Debug)]
 struct Visit {
-    /// Which of the file's holder frames it is.
+    /// Number in the file of the holder's own frame, counted from 1.
     own_frame: u64,
     lane: usize,
     position: DumpPosition,
@@ -36,8 +36,8 @@ struct Visit {
 }
 
 impl Walked {
-    /// Notes a holder that is about to be written; lane number `lane` has dumped it. If a walk finds its blocks, its frame gets its number in
-    /// the forests.
+    /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk finds the holder's blocks, its frame
+    /// gets its number in the forests.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);
@@ -103,7 +103,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes holders again, as events, whose dump no longer holds: the walk's blocks and their later batches do not lead to their state.
+    /// Writes again, as events, the holders whose dump no longer holds: the walk's blocks and the later batches do not lead to their
+    /// state.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,
@@ -113,7 +114,7 @@ impl Walked {
     ) -> Result<(), SaveError> {
         for visit in self.holders {
             if self.last_frames.get(&name_of(&visit.frame)) != Some(&visit.own_frame) {
-                // It left and came back. Its later frame has been written.
+                // The holder left and came back. Its later frame has been written.
                 continue;
             }
             let mut frame = visit.frame.clone();

@@ -1,8 +1,8 @@
 //! Events from core NATS: a subscription.
 //!
-//! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the holder's next
-//! batch. Until then its state is in doubt. So each such incident begins a new *generation* of the stream: holders are unverified
-//! until a batch received in that generation continues their count.
+//! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the holder's next batch.
+//! Until then the holder's state is in doubt. So each such incident begins a new *generation* of the stream: holders are unverified until
+//! a batch received in that generation continues their count.
 //!
 //! Messages that were buffered before the incident belong to the old generation. Each generation therefore has a subscription of its
 //! own. The steps of the change:
@@ -12,8 +12,8 @@
 //! 3. A message that came on both subscriptions is a duplicate by its number.
 //!
 //! The server may refuse the subscription, or take the right to it away while it stands. It says so in an error on the connection. Each
-//! such refusal is an incident, too. The source then subscribes again and again, until the server has the subscription and says nothing
-//! against it for as long as two round trips take.
+//! such refusal is an incident, too. The source then subscribes again and again. It stops when the server has the subscription and has
+//! said nothing against it for as long as two round trips take.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -38,12 +38,12 @@ use super::roll_call::RollCall;
 use super::span_of;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 
-/// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message; one subscription serves
-/// them all.
+/// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message. One new subscription
+/// serves a whole swarm.
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
-/// Messages that are handed over at once before anything else is looked at.
+/// Most messages that are handed over in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
-/// After so many bytes that have been taken, the intake is told.
+/// Bytes taken after which the intake is told of them.
 const COUNTED_BYTES: u64 = 256 << 10;
 /// Pauses before a subscription that the server refused is tried again.
 const RETRIES: Backoff = Backoff {
@@ -62,24 +62,25 @@ pub(crate) struct CoreNatsSource {
     /// Counts the refusals of the subscription.
     refusals: watch::Receiver<u64>,
     subscribed: watch::Sender<bool>,
-    /// Messages that the client buffers, at most.
+    /// Most messages that the client buffers.
     buffered_max: usize,
     intake: Arc<Intake>,
-    /// Opens spans, where there is a collector.
+    /// Opens trace spans; `None` without a collector.
     tracer: Option<Tracer>,
 }
 
-/// The news of its connection that a [`CoreNatsSource`] is told.
+/// News of its connection that a [`CoreNatsSource`] gets, and the settings of that connection.
 pub(super) struct Notices {
-    /// Counts the incidents that may have lost messages. The stream must be doubted before it changes.
+    /// Counts the incidents that may have lost messages. The sender doubts the stream before it changes the count.
     pub(super) incidents: watch::Receiver<u64>,
     /// Counts the refusals of the subscription. Each is an incident, too.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Messages that the client buffers for the subscription, at most.
+    /// Most messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
-    /// The messages that the connection has received and nobody has taken; it is told here what is taken.
+    /// Count of the messages that the connection has received and the source has not taken. The source reports here each message that it
+    /// takes.
     pub(super) intake: Arc<Intake>,
-    /// Opens spans, where there is a collector.
+    /// Opens trace spans; `None` without a collector.
     pub(super) tracer: Option<Tracer>,
 }
 
@@ -94,7 +95,8 @@ type Pending<'a> = Pin<Box<dyn Future<Output = Result<Confirmed, SubscribeError>
 impl CoreNatsSource {
     /// A source on `client`, for the messages on `subject`.
     ///
-    /// `subscribed` becomes true whenever the server has confirmed a subscription. Whoever learns of a refusal makes it false.
+    /// `subscribed` becomes true whenever the server has confirmed a subscription. The handler of the connection's notices makes it false
+    /// at a refusal.
     pub(super) fn new(
         client: Client,
         subject: String,
@@ -133,7 +135,7 @@ impl CoreNatsSource {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                // One at a time: further incidents are looked at when this one is settled.
+                // One incident at a time: further ones are looked at when this one is settled.
                 changed = incidents.changed(), if pending.is_none() => {
                     if changed.is_err() {
                         break;
@@ -144,12 +146,12 @@ impl CoreNatsSource {
                     pending = None;
                     self.subscribed.send_replace(true);
                     let old = std::mem::replace(&mut current, confirmed?);
-                    // Whoever began in between is not known.
+                    // Publishers that began in between are not known.
                     roll_call = RollCall::begin(current.generation);
                     self.close(&mut inbox, old).await;
                 }
                 beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
-                    // What came before the pulse is in the buffer, or has been handed over.
+                    // Messages that came before the pulse are in the buffer, or have been handed over.
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                     pulse.confirm(sent_us);
                 },
@@ -175,7 +177,8 @@ impl CoreNatsSource {
         Ok(())
     }
 
-    /// Subscribes, and waits until the server has confirmed it. Tries for ever, since a daemon outlives its broker, and rights come back.
+    /// Subscribes, and waits until the server has confirmed the subscription. Tries for ever, since a daemon outlives its broker, and
+    /// rights come back.
     async fn subscribe(&self, pause: Duration) -> Result<Confirmed, SubscribeError> {
         tokio::time::sleep(pause).await;
         let mut failures = 0_u32;
@@ -210,11 +213,11 @@ impl CoreNatsSource {
         }
     }
 
-    /// Hands over what has been sorted and the messages that have come, `messages_max` of them at most. Never waits: what has no room in the
-    /// lanes is dropped there, and its worker is doubted.
+    /// Hands over the sorted messages and the buffered ones, `messages_max` of these at most. Never waits: messages without room in the
+    /// lanes are dropped there, and their workers' holders are doubted.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         let mut taken = Taken::default();
-        // Looked up only where the buffer seems empty: the connection counts there with every message.
+        // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
         let mut received = None;
         let take = poll_fn(|context| {
             while taken.messages < messages_max {
@@ -256,7 +259,7 @@ impl CoreNatsSource {
     }
 }
 
-/// The messages that have been taken: messages in all, and bytes that the intake has not been told of.
+/// Counts of taken messages: all messages, and the bytes that the intake has not been told of.
 #[derive(Default)]
 struct Taken {
     messages: usize,
@@ -270,7 +273,7 @@ impl Taken {
     }
 }
 
-/// Waits for the subscription that is being made; for ever where there is none.
+/// Waits for the subscription that is being made. Waits for ever if none is being made.
 async fn settle(pending: &mut Option<Pending<'_>>) -> Result<Confirmed, SubscribeError> {
     match pending {
         Some(pending) => pending.await,

@@ -1,16 +1,15 @@
 //! Events from JetStream: a stream, read in order from the end of a snapshot.
 //!
-//! - The stream numbers its messages without a gap. A missing number is a loss that shows at once, and not only at the holder's next
-//!   batch.
+//! - The stream numbers its messages without a gap. A missing number shows a loss at once, and not only at the holder's next batch.
 //! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, even if it stays silent.
 //! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in snapshots.
 //! - The connection can break, the server can fall silent, a message can be skipped. After each of these, a new consumer begins behind
 //!   the last message that the lanes have. Until it has read the stream up to its end, all holders are unverified: a
 //!   [stall](StreamTrust::stall).
-//! - The server can refuse requests, or take the right to them away. This is a break, too. A first request shows that a new consumer
-//!   can be read before holders are trusted again.
-//! - A store can be rolled back to an older copy, and grow again: then other messages have the numbers of those that were read. So a consumer
-//!   begins with the last message that was read, and that must be the same as it was.
+//! - The server can refuse requests, or take the right to them away. This is a break, too. Before holders are trusted again, a first
+//!   request shows that the new consumer can be read.
+//! - A store can be rolled back to an older copy, and grow again. Then other messages have the numbers of the messages that were read. So
+//!   a consumer begins with the last message that was read, and that message must be the same as before.
 //! - Messages can be gone for good: the stream's limits dropped them, or another stream took its name. This begins a new generation, as a
 //!   loss of core NATS does.
 
@@ -45,13 +44,13 @@ use super::unread::Unread;
 const PULL_MESSAGES_MAX: usize = 1024;
 /// Most bytes that are pulled at once, unless a single message may be larger.
 const PULL_BYTES: usize = 32 << 20;
-/// How often the server says that it has no messages. After twice that long without a word, a new consumer is made.
+/// Interval at which the server says that it has no messages. After twice that time without any message, a new consumer is made.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one request for messages lasts.
+/// Time for which one request for messages stands.
 const PULL_DURATION: Duration = Duration::from_secs(30);
 /// How long the server may take to answer the first request for messages.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the next message may take where the stream is known to have one. After that, a look shows whether it is gone.
+/// Time that the next message may take if the stream is known to have one. After that, a new consumer shows whether the message is gone.
 const NEXT_PATIENCE: Duration = Duration::from_secs(3);
 /// Pauses before a new consumer is made.
 const RETRIES: Backoff = Backoff {
@@ -73,7 +72,7 @@ pub(crate) struct JetStreamSource {
     incidents: watch::Receiver<u64>,
     attached: watch::Sender<bool>,
     caught_up: watch::Sender<bool>,
-    /// The last message of the stream that was waited for in vain.
+    /// Number of the stream's last message, if it was waited for in vain.
     not_come: Option<u64>,
     metrics: StreamMetrics,
     tracer: Option<Tracer>,
@@ -91,15 +90,15 @@ pub(super) struct JetStreamParts {
     pub(super) lag_max: usize,
     /// Says which holders are verified. A stall must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
-    /// The place where to go on reading; kept up to date.
+    /// The position behind which to go on reading; kept up to date.
     pub(super) position: Arc<StreamPosition>,
-    /// Must change whenever the connection broke.
+    /// Must change whenever the connection breaks or the server refuses a request.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Becomes true whenever the stream is read. Whoever learns of a refusal makes it false.
+    /// Becomes true whenever the stream is read. The handler of the connection's notices makes it false at a refusal.
     pub(super) attached: watch::Sender<bool>,
     /// Becomes true when the stream has been read up to its end for the first time.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Opens spans, where there is a collector.
+    /// Opens trace spans; `None` without a collector.
     pub(super) tracer: Option<Tracer>,
 }
 
@@ -108,7 +107,7 @@ struct Attached {
     /// The message that the first request brought, if the stream had one.
     first: Option<Message>,
     messages: pull::Stream,
-    /// The last message that was read before, and where the stream begins: the consumer gives that message once more.
+    /// Check of the last message that was read before, which the consumer gives once more; `None` if there is nothing to compare.
     check: Option<Check>,
     /// Sequence number of the last message that must have been applied before holders are trusted again.
     target: u64,
@@ -116,14 +115,14 @@ struct Attached {
     /// The consumer's number of the next message.
     delivery: u64,
     unread: Unread,
-    /// The last message that had been read at the last look.
+    /// Number of the last message that had been read at the last look.
     looked_at: Option<u64>,
     /// The generation of the stream at the last look.
     looked_in: Option<StreamGeneration>,
 }
 
 impl Attached {
-    /// The last message that is known to be in the stream behind message `last`; none where none is.
+    /// Number of the last message that the stream is known to have behind message `last`; `None` if there is no such message.
     fn awaited(&self, last: u64) -> Option<u64> {
         let target = self.stall.as_ref().map(|_| self.target);
         target.max(self.unread.last()).filter(|awaited| *awaited > last)
@@ -139,7 +138,7 @@ struct Check {
     sequence: u64,
     /// The digest by which the message is recognised.
     digest: u64,
-    /// Before the first message of the stream.
+    /// Position before the first message of the stream.
     beginning: StreamCursor,
 }
 
@@ -192,7 +191,7 @@ impl JetStreamSource {
     async fn attach(&mut self) -> Attached {
         let mut failures = 0_u32;
         loop {
-            // Before anything is asked: a break from here on makes the consumer anew.
+            // Marked before anything is asked: a break from here on makes the consumer anew.
             self.incidents.borrow_and_update();
             let stall = self.trust.stall();
             match self.try_attach(stall).await {
@@ -214,7 +213,8 @@ impl JetStreamSource {
             .await?;
         let waiting = consumer.cached_info().num_pending;
         let has_unread = waiting > u64::from(check.is_some());
-        // All of it went while we asked, or before. A server that is behind may only not have it yet, so it was waited for.
+        // All unread messages went while the server was asked, or before. A server that is behind may just not have them yet, so they
+        // were waited for.
         let is_lost = last > cursor.sequence
             && !has_unread
             && (check.is_none() || self.not_come.is_some_and(|awaited| awaited >= last));
@@ -248,7 +248,7 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message. The server's answer, if only that there is none, shows that messages can be asked for and come.
+    /// Asks for one message. Any answer of the server, even that there is none, shows that messages can be asked for and come.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -270,18 +270,18 @@ impl JetStreamSource {
         }
     }
 
-    /// How many messages to pull at once: fewer than the client can buffer, which would drop the rest.
+    /// Number of messages to pull at once: fewer than the client can buffer, since it would drop the rest.
     fn pull_messages(&self) -> usize {
         let half = usize::try_from(self.lag_max / 2).unwrap_or(usize::MAX);
         half.clamp(1, PULL_MESSAGES_MAX)
     }
 
-    /// How many bytes to pull at once. A message that is larger than a pull allows would never come.
+    /// Bytes to pull at once. A message that is larger than a pull allows would never come.
     fn pull_bytes(&self) -> usize {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
 
-    /// The place where to go on in the stream. Messages before it that were never read are lost.
+    /// Returns the position behind which to go on in the stream, and stores it. Messages before it that were never read are lost.
     fn resume(&self, stream: &EventStream) -> StreamCursor {
         let (beginning, span) = (stream.beginning(), stream.span());
         let cursor = match self.position.get() {
@@ -301,7 +301,7 @@ impl JetStreamSource {
             }
             Some(last) => {
                 if last.digest.is_some() && last.sequence < span.first {
-                    // The message to compare with is gone: the stream may have been another one meanwhile.
+                    // The message to compare with is gone: the store may have been rolled back meanwhile.
                     self.doubt();
                 }
                 last
@@ -317,7 +317,7 @@ impl JetStreamSource {
         self.metrics.lost(messages, expected);
     }
 
-    /// Begins a new generation, and follows it at once: messages behind a loss are read as before.
+    /// Begins a new generation, and follows it at once, since messages behind a loss are read as before.
     fn doubt(&self) {
         self.trust.follow(self.trust.doubt());
     }
@@ -378,7 +378,8 @@ impl JetStreamSource {
         }
     }
 
-    /// The server has told the last message of the stream. What has not been read of it waits, whatever the consumer says.
+    /// Notes the number of the stream's last message, as the server reports it. Messages up to it that have not been read wait, whatever
+    /// the consumer says.
     fn note_end(&self, last: u64, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, last, now_us());
@@ -386,8 +387,8 @@ impl JetStreamSource {
         self.metrics.set_progress(sequence, last.saturating_sub(sequence));
     }
 
-    /// After a loss in the middle of the stream, everybody is known again once it has been followed from one look to the next. That is longer
-    /// than a publisher is silent.
+    /// Notes that every publisher is known, if the stream has been followed in one generation since the last look. The time between two
+    /// looks is longer than a publisher is silent. Needed after a loss in the middle of the stream.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
@@ -395,8 +396,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Looks for the next message that is known to be in the stream: where none has come since the last look, it may be gone, and a new
-    /// consumer shows it.
+    /// Looks for the next message that is known to be in the stream. If none has come since the last look, the message may be gone. Then
+    /// returns an error, so that a new consumer shows it.
     fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
         let last = self.position.sequence();
         if attached.looked_at.replace(last) != Some(last) {
@@ -446,7 +447,7 @@ impl JetStreamSource {
                 let at = (sequence, delivery, waiting);
                 return self.recheck(&check, &message, at, attached).await;
             }
-            // It is gone since it was found, and nothing can be compared any more.
+            // The message to compare with has gone since it was found, and nothing can be compared any more.
             Some(_) => self.doubt(),
         }
         let last = self.position.sequence();
@@ -469,7 +470,7 @@ impl JetStreamSource {
         self.pool
             .receive(&message.subject, &message.payload, generation, span)
             .await;
-        // After the lane has it: a snapshot's position must not run ahead of what it dumps.
+        // After the lane has the message: a snapshot's position must not run ahead of the holders that it dumps.
         self.position.advance(sequence, Some(digest));
         self.metrics.set_progress(sequence, waiting);
         let unread_since_us = attached.unread.note(sequence, waiting, now_us());
@@ -494,7 +495,7 @@ impl JetStreamSource {
     ) -> Result<(), (ConsumerReset, String)> {
         let digest = message_digest(&message.subject, &message.payload);
         if delivery != attached.delivery || sequence != check.sequence || digest != check.digest {
-            // Whatever was read behind this one is of no use: the stream is read from its beginning.
+            // The messages read so far are of another store: the stream is read again from its beginning.
             self.doubt();
             self.position.set(check.beginning.clone());
             let detail = format!(
@@ -531,8 +532,8 @@ impl JetStreamSource {
     }
 }
 
-/// The check of the stream before it is read on behind `cursor`; nothing where the message at the cursor is not known or no
-/// longer there.
+/// Returns the check to make before the stream is read on behind `cursor`. Returns `None` if the message at the cursor is not known, or
+/// is no longer there.
 fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<Check> {
     let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
     Some(Check {

@@ -29,7 +29,7 @@ pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Recei
     }
 }
 
-/// The span of an event message, where it is to be traced: until its batch has been applied.
+/// Opens the span of an event message, if the message is to be traced. The span lasts until its batch has been applied.
 fn span_of(tracer: Option<&Tracer>, message: &Message) -> Option<OpenSpan> {
     tracer?.open_message(message, "kvatlas batch", SpanKind::Consumer)
 }

@@ -1,7 +1,7 @@
-//! The pulse of the connection that brings the events: a message to ourselves, again and again.
+//! The pulse of the connection that brings the events: a message that the daemon sends to itself, again and again.
 //!
-//! The broker sends what it has for us in order. So whatever it had sent before the pulse has come when the pulse is back; and once the
-//! source has handed that over to the lanes, the index is at most as old as what waits there.
+//! The broker sends in order. So all events that it had sent before the pulse have come when the pulse is back. Once the source has
+//! handed these events to the lanes, the index is at most as old as the oldest event that waits there.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use tokio::time::{Instant, Sleep};
 use crate::lanes::{Freshness, now_us};
 use kvatlas_process::broker::SubscribeError;
 
-/// After so long without its return, a pulse is sent again: the connection may have lost it.
+/// Time after which a pulse that has not come back is sent again: the connection may have lost it.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
-/// Sends the pulse and feels it.
+/// Sends the pulse, and notices its return.
 pub(super) struct Pulse {
     client: Client,
     freshness: Arc<Freshness>,
     inbox: String,
     echoes: Subscriber,
-    /// The pause between pulses; none where nobody asks how old the state is.
+    /// Interval between pulses; `None` if there is no limit on the age of the state.
     interval: Option<Duration>,
-    /// When the next one is due.
+    /// When the next pulse is due.
     due: Pin<Box<Sleep>>,
-    /// The one that is under way: its number, and when it was sent.
+    /// Pulse that has been sent and has not come back: its number, and when it was sent.
     under_way: Option<(u64, u64)>,
     sent: u64,
 }
@@ -37,14 +37,14 @@ pub(super) struct Pulse {
 pub(super) enum Beat {
     /// The pulse was sent.
     Sent,
-    /// The pulse of this time is back.
+    /// The pulse that was sent at this time, in microseconds, is back.
     Felt(u64),
-    /// A message that is no pulse of ours.
+    /// A message came that is not the pulse under way.
     Other,
 }
 
 impl Pulse {
-    /// A pulse on `client`, which brings the events.
+    /// Makes the pulse of `client`, the connection that brings the events.
     pub(super) async fn new(client: Client, freshness: Arc<Freshness>) -> Result<Self, SubscribeError> {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(inbox.clone()).await;
@@ -61,8 +61,8 @@ impl Pulse {
         })
     }
 
-    /// Waits for the next thing to happen; can be dropped at any time. After [`Beat::Felt`], call [`Self::confirm`] once all messages that
-    /// have come are handed over.
+    /// Waits until a pulse is due and sends it, or until a message on the pulse's subject comes. Can be dropped at any time. After
+    /// [`Beat::Felt`], call [`Self::confirm`] once all messages that have come are handed over.
     pub(super) async fn beat(&mut self) -> Beat {
         let Some(interval) = self.interval else {
             return std::future::pending().await;
@@ -97,7 +97,7 @@ impl Pulse {
         }
     }
 
-    /// All messages that had come before the pulse of `sent_us` have been handed over.
+    /// Notes that all messages that had come before the pulse of `sent_us` have been handed over.
     pub(super) fn confirm(&self, sent_us: u64) {
         self.freshness.heard(sent_us);
     }

@@ -1,7 +1,7 @@
-//! The roll call of those who publish, after the events have begun to be followed.
+//! The roll call: the time after the start of a subscription in which every publisher shows itself.
 //!
-//! Core NATS keeps no message from before a subscription, and a worker that nothing has come of is in no answer. Publishers send something
-//! every second. So once a subscription has stood for longer than that, everybody is known, and answers lack nobody.
+//! Core NATS keeps no message from before a subscription. A worker of which nothing has come is in no answer. Publishers send something
+//! every second. So once a subscription has stood for longer than a second, every publisher is known, and answers lack no worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::lanes::LanePool;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::HEARTBEAT_INTERVAL;
 
-/// How long a subscription stands before everybody has been heard of: what a publisher sends late has half a second to come.
+/// Time after which every publisher has been heard of on a subscription: the heartbeat interval, and half a second for late messages.
 const LENGTH: Duration = HEARTBEAT_INTERVAL.saturating_add(Duration::from_millis(500));
 
-/// The time in which those who publish show themselves.
+/// A roll call of one subscription: the time in which every publisher shows itself.
 pub(super) struct RollCall {
     generation: StreamGeneration,
-    /// The end of the roll call; none once it is over.
+    /// The end of the roll call; `None` once it is over.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl RollCall {
-    /// Begins with the subscription of `generation`.
+    /// Begins a roll call with the subscription of `generation`.
     pub(super) fn begin(generation: StreamGeneration) -> Self {
         Self {
             generation,
@@ -32,7 +32,7 @@ impl RollCall {
         }
     }
 
-    /// Waits until it is over; for ever where it has been waited for. Can be dropped at any time.
+    /// Waits until the roll call is over. Once this has returned, a further call waits for ever. Can be dropped at any time.
     pub(super) async fn over(&mut self) {
         match &mut self.end {
             Some(end) => end.await,
@@ -41,7 +41,7 @@ impl RollCall {
         self.end = None;
     }
 
-    /// Tells `trust` that everybody is known, once `pool` has applied what has been handed over.
+    /// Tells `trust` that every publisher is known, once `pool` has applied the messages handed over so far.
     pub(super) fn close(&self, pool: &Arc<LanePool>, trust: &Arc<StreamTrust>) {
         let (pool, trust, generation) = (Arc::clone(pool), Arc::clone(trust), self.generation);
         // The lanes may be busy, and messages go on coming.

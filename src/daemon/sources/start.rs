@@ -78,7 +78,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     let subscription = attached.clone();
     let notice = move |notice: &ConnectionNotice| {
         note_trouble(&readiness, notice);
-        // All that is asked on this connection is needed to read the stream: requests, and the inboxes of their answers.
+        // Any refusal on this connection counts: its requests and the inboxes of their answers are all needed to read the stream.
         let is_refusal = is_refused(notice, |_| true);
         if is_refusal {
             subscription.send_replace(false);
@@ -118,7 +118,7 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     Ok((stage, is_caught_up))
 }
 
-/// Events are no longer followed. Unless the daemon is stopping, no holder can be confirmed any more, so none is called exact.
+/// Notes that events are no longer followed. Unless the daemon is stopping, no holder can be confirmed any more, so none is called exact.
 fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust: &StreamTrust) {
     if stop.is_cancelled() {
         return;
@@ -130,7 +130,7 @@ fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust
     }
 }
 
-/// Notes what a person reads where the daemon is not ready.
+/// Notes the trouble of the connection, which a person reads while the daemon is not ready.
 fn note_trouble(readiness: &Readiness, notice: &ConnectionNotice) {
     let latch = Latch::EventsSubscribed;
     match notice {
@@ -145,7 +145,8 @@ fn is_refused(notice: &ConnectionNotice, concerns_us: impl Fn(&Refusal) -> bool)
     matches!(notice, ConnectionNotice::Refused(refusal) if concerns_us(refusal))
 }
 
-/// Keeps the latch of the subscription to events as `is_subscribed` is: the server may take the right to it away, and give it back.
+/// Keeps the readiness latch of the subscription to events equal to `is_subscribed`: the server may take the right to subscribe away, and
+/// give it back.
 fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch::Receiver<bool>) {
     let (readiness, stop) = (Arc::clone(&shared.readiness), stage.stop.clone());
     let latch = Latch::EventsSubscribed;

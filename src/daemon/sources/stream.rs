@@ -10,7 +10,7 @@ use async_nats::jetstream::{Context, ErrorCode};
 use kvatlas_config::StreamConfig;
 use kvatlas_core::snapshot::StreamCursor;
 
-/// How long the server keeps an idle consumer. A new one is made after every break.
+/// Time for which the server keeps an idle consumer. A new consumer is made after every break.
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Why the events stream cannot be read.
@@ -22,7 +22,7 @@ pub(super) enum StreamError {
         /// Its name.
         name: String,
     },
-    /// The server cannot say anything about it.
+    /// The stream cannot be looked up.
     #[error("cannot look up the stream {name}: {source}; does the server have JetStream?")]
     LookUp {
         /// Its name.
@@ -30,7 +30,7 @@ pub(super) enum StreamError {
         /// The client's words.
         source: GetStreamError,
     },
-    /// The server does not create it.
+    /// The server does not create the stream.
     #[error(
         "cannot create the stream {name}: {source}; see events.stream_max_bytes and events.stream_replicas"
     )]
@@ -76,7 +76,7 @@ pub(super) enum StreamError {
     Probe {
         /// Its name.
         name: String,
-        /// The trouble that came instead.
+        /// Trouble that came instead of an answer.
         reason: String,
     },
     /// The server does not create a consumer.
@@ -95,17 +95,17 @@ pub(super) struct EventStream {
     subject: String,
 }
 
-/// Messages that the stream has.
+/// The numbers of the messages that the stream has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StreamSpan {
-    /// Sequence number of the first; one above the last where there is none.
+    /// Sequence number of the first message; one above `last` if the stream is empty.
     pub(super) first: u64,
-    /// Sequence number of the last that there ever was; 0 where there was none.
+    /// Sequence number of the last message that the stream ever had; 0 if it never had one.
     pub(super) last: u64,
 }
 
 impl EventStream {
-    /// Looks the stream up; creates it where it is missing and `config` allows it. `subject` is what it must keep.
+    /// Looks the stream up, or creates it if it is missing and `config` allows that. The stream must keep `subject` and no other.
     pub(super) async fn open(
         jetstream: &Context,
         config: &StreamConfig,
@@ -119,7 +119,7 @@ impl EventStream {
                     .create_stream(stream_config(config, &subject))
                     .await
                     .map_err(|source| StreamError::Create { name: name(), source })?;
-                // Looked up again: two replicas may create it at once, and it is one of them that did.
+                // Looked up again: two replicas may create the stream at once, and only one of them succeeds.
                 let created = jetstream.get_stream(&config.name).await;
                 created.map_err(|source| StreamError::LookUp { name: name(), source })?
             }
@@ -142,7 +142,7 @@ impl EventStream {
         Ok(Self { stream, subject })
     }
 
-    /// The span that it had when it was looked up.
+    /// The span that the stream had when it was looked up.
     pub(super) fn span(&self) -> StreamSpan {
         let state = &self.stream.cached_info().state;
         StreamSpan {
@@ -151,7 +151,7 @@ impl EventStream {
         }
     }
 
-    /// Before its first message.
+    /// Position before the stream's first message.
     pub(super) fn beginning(&self) -> StreamCursor {
         let info = self.stream.cached_info();
         let created_us = info.created.unix_timestamp_nanos() / 1000;
@@ -163,7 +163,7 @@ impl EventStream {
         }
     }
 
-    /// A consumer that begins with the message `sequence`; the server forgets it soon after we do.
+    /// Makes a consumer that begins with the message `sequence`. The server forgets the consumer soon after this daemon stops using it.
     pub(super) async fn consume_from(&self, sequence: u64) -> Result<Consumer<pull::Config>, StreamError> {
         let config = pull::Config {
             deliver_policy: DeliverPolicy::ByStartSequence {

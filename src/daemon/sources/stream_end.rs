@@ -1,7 +1,7 @@
-//! Looks at the end of the events stream where nothing comes from it.
+//! Looks at the end of the events stream while nothing comes from it.
 //!
-//! A consumer can be paused, or changed, by whoever has the right to it. It then delivers nothing, says that nothing is wrong, and counts no
-//! message as waiting. So while nothing comes the stream itself is asked for its last message.
+//! Anybody with the right to do so can pause or change a consumer. The consumer then delivers nothing, reports no error, and counts no
+//! message as waiting. So while nothing comes, the stream itself is asked for its last message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::lanes::StreamPosition;
 
-/// How long nothing comes before the stream is asked, and how often it is asked then.
+/// Time without a message after which the stream is asked. Also the interval at which it is then asked again.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long the server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The last message of a stream, as its server tells it.
+/// Watches the number of a stream's last message, as the server reports it.
 pub(super) struct StreamEnd {
     last: watch::Receiver<u64>,
     _looking: AbortOnDropHandle<()>,
 }
 
 impl StreamEnd {
-    /// Looks at the stream called `name` from now on, while `position` stands still.
+    /// Starts to ask for the last message of the stream called `name`, whenever `position` stands still.
     pub(super) fn watch(jetstream: Context, name: String, position: Arc<StreamPosition>) -> Self {
         let (told, last) = watch::channel(0);
         let looking = tokio::spawn(async move {
@@ -38,7 +38,7 @@ impl StreamEnd {
                 if before.replace(now) != Some(now) {
                     continue;
                 }
-                // Where the server does not answer, other doubts stand for that.
+                // If the server does not answer, other doubts stand for that.
                 let asked = tokio::time::timeout(PATIENCE, jetstream.get_stream(&name)).await;
                 if let Ok(Ok(stream)) = asked {
                     told.send_replace(stream.cached_info().state.last_sequence);
@@ -51,7 +51,8 @@ impl StreamEnd {
         }
     }
 
-    /// Waits until the server has told the last message again, and returns its number. Can be dropped at any time.
+    /// Waits until the server has reported the number of the stream's last message once more, and returns that number. Can be dropped at
+    /// any time.
     pub(super) async fn told(&mut self) -> u64 {
         match self.last.changed().await {
             Ok(()) => *self.last.borrow_and_update(),

@@ -1,32 +1,32 @@
-//! Since when messages of the events stream are known that have not been read.
+//! Record of since when the daemon knows of messages in the events stream that it has not read.
 
 use std::collections::VecDeque;
 
-/// How many times are remembered at which the stream was known to have more than was read.
+/// Most *sightings* that are remembered. A sighting is a time at which the stream had more messages than were read.
 const SIGHTINGS_MAX: usize = 64;
-/// The least time between two of them, in microseconds.
+/// Least time between two sightings, in microseconds.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Since when the stream is known to have messages that are not read.
+/// Sightings of messages in the stream that are not read.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// The last message of the stream, and when the server told its number; in the order of time.
+    /// The number of the stream's last message, and when the server reported it; in the order of time.
     sightings: VecDeque<(u64, u64)>,
 }
 
 impl Unread {
-    /// The last message of the stream that is known.
+    /// Number of the last message that the stream is known to have; `None` if none is remembered.
     pub(super) fn last(&self) -> Option<u64> {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Message `sequence` has been read at `now_us`, and `waiting` were behind it. Returns since when the next message is known; 0 where there
-    /// is none.
+    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns since when the next message is
+    /// known, or 0 if there is none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.note_end(sequence, sequence + waiting, now_us)
     }
 
-    /// As [`Self::note`], of the `last` message of the stream.
+    /// Notes the same as [`Self::note`], given the number `last` of the stream's last message.
     pub(super) fn note_end(&mut self, sequence: u64, last: u64, now_us: u64) -> u64 {
         while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
             self.sightings.pop_front();

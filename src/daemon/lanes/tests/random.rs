@@ -1,5 +1,6 @@
-//! A publisher, a network and a resyncer that do anything in any order. Whatever they do: a holder that is exact has what its publisher had at
-//! the holder's cursor, is where its publisher said last by then, and that is not older than anything that has reached the lane.
+//! A publisher, a network and a resyncer that do anything in any order. Whatever they do, a holder that is exact has the blocks that its
+//! publisher had at the holder's cursor, and the address and labels that its publisher had told last by then. The cursor is not older
+//! than anything that has reached the lane.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,7 @@
-//! Engines that hash each block with the token behind it: a query by tokens is hashed as they do, too, and both answers are one.
+//! Engines that look ahead: they hash each block with the token behind it. A query by tokens is hashed in their way, too, and both
+//! answers are merged.
 //!
-//! The chains differ from the first block on, so a holder is in one of the answers.
+//! The two chains differ from the first block on, so a holder is in one of the two answers.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,7 +12,8 @@ use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, Sing
 use super::{Answerer, Asked, Doubts, Found, explain, most_of, saturating_u32};
 
 impl<'n> Doubts<'_, 'n> {
-    /// The key that is asked for, as such engines hash it; none where the namespace has none of them, or the query no tokens.
+    /// The key that is asked for, as engines that look ahead hash it. `None` if the namespace has no such engine, or the query has no
+    /// tokens.
     pub(super) fn key_ahead(&self) -> Option<Cow<'n, QueryKey>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
         let QueryKey::Tokens {
@@ -31,7 +33,7 @@ impl<'n> Doubts<'_, 'n> {
         }
     }
 
-    /// The chain of such a key.
+    /// The chain of a key of [`Self::key_ahead`].
     pub(super) fn chain_ahead<'k>(&self, key: &'k QueryKey) -> Option<QueryChain<'k>> {
         let block_size = self.namespace.indexer.settings().block_size;
         // Not deeper than the query's own chain, which has been checked.
@@ -40,7 +42,7 @@ impl<'n> Doubts<'_, 'n> {
 }
 
 impl Answerer {
-    /// Adds to `reply` what is found of the same prompt in the chain of engines that look ahead, if there are any.
+    /// Adds to `reply` the holders found of the same prompt in the chain of engines that look ahead, if there are any.
     pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let key = doubts.key_ahead();
         let Some(mut chain) = key.as_deref().and_then(|key| doubts.chain_ahead(key)) else {
@@ -68,7 +70,7 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     let found = added.len();
     added.retain(|holder| !known.contains(&place(holder)));
     let twice = saturating_u32(found - added.len());
-    // In the first answer they are among those that are not listed.
+    // The first answer counts these among the doubtful holders that are not listed.
     let listed = count_inexact(&added);
     reply.holders.append(&mut added);
     reply
@@ -80,7 +82,7 @@ fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
     reply.holders_total += ahead.holders_total.saturating_sub(twice);
 }
 
-/// Adds to `found` what was found of the same prompt in the chain of engines that look ahead.
+/// Adds to `found` the holders found of the same prompt in the chain of engines that look ahead.
 pub(super) fn merge_found(found: &mut Found, ahead: Found) {
     let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
     let added = ahead

@@ -17,21 +17,21 @@ pub(crate) struct Answer {
     pub(in super::super) kind: QueryKind,
     /// The namespace asked about.
     pub(in super::super) namespace: NamespaceName,
-    /// The answer itself; none where no prompt was asked about.
+    /// The answer itself; `None` if no prompt was asked about.
     pub(in super::super) reply: Option<AnyReply>,
 }
 
 /// The reply to a request: one answer, or one for each of its queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AnyReply {
-    /// To a single query.
+    /// The reply to a single query.
     Single(QueryReply),
-    /// To a batch of queries.
+    /// The reply to a batch of queries.
     Batch(BatchReply),
 }
 
 impl Answer {
-    /// The answer to a request, of which at most `bytes_max` can be sent.
+    /// Encodes the answer to a request. At most `bytes_max` can be sent, so a longer one goes without addresses and labels.
     pub(in super::super) fn to_query(
         namespace: NamespaceName,
         request: &QueryRequest,
@@ -56,7 +56,7 @@ impl AnyReply {
         }
     }
 
-    /// The reply as a payload. One that would be longer than `bytes_max` goes without addresses and labels.
+    /// Encodes the reply. A reply that would be longer than `bytes_max` goes without addresses and labels, and can still be longer.
     pub(in super::super) fn encode_within(&mut self, bytes_max: usize) -> Vec<u8> {
         let payload = self.encode();
         if payload.len() <= bytes_max {

@@ -1,6 +1,7 @@
-//! Doubts about tiers beyond the device: whom they concern.
+//! Doubts about tiers beyond the device, and the queries that they concern.
 //!
-//! What a tier has can only add to what nearer tiers have. So where those have a whole query, the answer is certain whatever else lies beyond.
+//! The blocks of a tier can only add to those of nearer tiers. So if nearer tiers have all blocks of a query, the answer is certain,
+//! whatever else lies beyond.
 
 use kvatlas_core::index::{NearBlocks, PositionalIndexer, Search, TierDepth};
 use kvatlas_core::wire::{DegradedReasons, SingleQuery, Tier};
@@ -10,9 +11,9 @@ use super::{Doubts, usable_max};
 /// The length of a query.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    /// How many blocks it has.
+    /// Number of its blocks.
     pub(super) blocks: u32,
-    /// How many of them a request can use at most.
+    /// Most of its blocks that a request can use.
     usable_max: u32,
 }
 
@@ -23,7 +24,7 @@ impl Asked {
         Self::new(blocks, usable_max)
     }
 
-    /// A query of `blocks` blocks, no more than `usable_max` of which are usable.
+    /// The length of a query of `blocks` blocks, no more than `usable_max` of which are usable.
     pub(super) fn new(blocks: impl TryInto<u32>, usable_max: Option<u32>) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
         Self {
@@ -32,19 +33,20 @@ impl Asked {
         }
     }
 
-    /// Whether so many blocks are all there can be.
+    /// Whether the `near` blocks are all that there can be.
     fn is_met_by(self, near: NearBlocks) -> bool {
         near.matched_blocks >= self.blocks && near.usable_blocks >= self.usable_max
     }
 }
 
 impl Doubts<'_, '_> {
-    /// Whether it is in doubt what somebody has beyond the device.
+    /// Whether some holder's blocks beyond the device are in doubt.
     fn are_of_tiers(&self) -> bool {
         self.before.partial.up_to(Tier::DEVICE) != self.before.partial
     }
 
-    /// The search for a query. Where it is in doubt what somebody has beyond the device, it looks at what is nearer, too.
+    /// Makes the search for a query. If some holder's blocks beyond the device are in doubt, the search also gives the blocks of the
+    /// nearer tiers.
     pub(super) fn search_of<'o>(&self, query: &'o SingleQuery) -> Search<'o> {
         let tiers = match query.options.tiers || self.are_of_tiers() {
             true => TierDepth::Each,
@@ -58,7 +60,7 @@ impl Doubts<'_, '_> {
     }
 }
 
-/// The holders of an answer of which a tier is in doubt, whether or not that concerns the query.
+/// The places of holders in an answer that have a tier in doubt, whether or not that doubt concerns the query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,
@@ -66,7 +68,8 @@ pub(super) struct Doubted {
 }
 
 impl Doubted {
-    /// The `reasons` that concern the next holder of the answer, which has so much of the query in `near` tiers.
+    /// Judges the next holder of the answer, which has the `near` blocks of the query: returns those of its `reasons` that concern the
+    /// query.
     pub(super) fn judge(
         &mut self,
         reasons: DegradedReasons,
@@ -75,7 +78,7 @@ impl Doubted {
     ) -> DegradedReasons {
         let place = self.judged;
         self.judged += 1;
-        // Mostly there is no reason at all.
+        // Mostly there is no reason.
         if reasons.is_empty() || reasons.up_to(Tier::DEVICE) == reasons {
             return reasons;
         }

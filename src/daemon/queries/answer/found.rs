@@ -1,4 +1,4 @@
-//! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
+//! All holders of a prefix, tier by tier: for listeners that answer in other protocols than the contract's.
 
 use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{
@@ -20,10 +20,10 @@ use super::{
 pub(crate) struct FoundHolder {
     /// The holder's id.
     pub(crate) id: HolderId,
-    /// How many leading blocks of it count, in whichever tiers: those that a request can reuse, or those that full attention has. The settings
-    /// say which.
+    /// Number of leading blocks that count, in whichever tiers. By the settings, these are the blocks that a request can reuse, or the
+    /// blocks that full attention has.
     pub(crate) blocks: u32,
-    /// The same, of what it has on the device, and on device and host together.
+    /// The same count for its blocks on the device alone, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
@@ -36,29 +36,29 @@ pub(crate) struct FoundHolder {
 pub(crate) struct Found {
     /// Tokens in a block of the namespace.
     pub(crate) block_size: u32,
-    /// The prompt's blocks.
+    /// Number of the prompt's blocks.
     pub(crate) asked_blocks: u32,
     /// The holders.
     pub(crate) holders: Vec<FoundHolder>,
-    /// The most blocks that one of them has, and the most that a request can reuse from one.
+    /// The most blocks that one of the holders has, and the most that a request can reuse from one.
     pub(crate) most: NearBlocks,
-    /// How many holders of the namespace a query in this form cannot find.
+    /// Number of holders of the namespace that a query in this form cannot find.
     pub(crate) foreign_holders: u32,
-    /// How many of those asked about are not in the list, while their state is not certain.
+    /// Number of holders asked about that are not in the list, and whose state is not certain.
     pub(crate) doubtful_holders: u32,
 }
 
 impl Found {
-    /// Whether some who are not among the holders may hold more than is known.
+    /// Whether holders that are not in the list may hold more than is known.
     pub(crate) fn lacks_some(&self) -> bool {
         self.foreign_holders > 0 || self.doubtful_holders > 0
     }
 
-    /// The same from the `reply` of shards that were asked for what they have in each tier.
+    /// Makes the findings from the `reply` of shards that were asked for the blocks in each tier.
     ///
     /// # Errors
     ///
-    /// Where the shards do not say how many tokens a block has.
+    /// An error if the shards do not say how many tokens a block has.
     pub(crate) fn of_reply(reply: QueryReply, depth: Depth) -> Result<Self, WireError> {
         if reply.block_size == 0 {
             let text = "the shards do not say how many tokens a block has; upgrade them";
@@ -103,7 +103,7 @@ impl Found {
         AnswerState::of(is_exact, self.holders.is_empty())
     }
 
-    /// The same, for metrics.
+    /// The findings, for metrics.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,
@@ -115,7 +115,7 @@ impl Found {
 }
 
 impl Answerer {
-    /// All holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, only its own.
+    /// Finds all holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, only that worker's holders.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
@@ -139,7 +139,7 @@ impl Answerer {
         Ok(found)
     }
 
-    /// All holders of a prefix of one chain.
+    /// Finds all holders of a prefix of one chain.
     fn found(
         &self,
         doubts: &Doubts<'_, '_>,
@@ -153,7 +153,7 @@ impl Answerer {
             let search = Search {
                 workers,
                 tiers,
-                // Those who ask in other words leave the last token to whom they ask for.
+                // Routers with other protocols subtract the last token themselves.
                 ..Search::default()
             };
             indexer.find_chain(chain, search)

@@ -1,4 +1,4 @@
-//! Hints of routers: taking them, and what they predict beside an answer.
+//! Hints of routers: taking them, and the holders that they predict beside an answer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::{Answerer, profile_of, saturating_u32};
 use crate::hints::Hints;
 
 impl Answerer {
-    /// The same, which keeps hints of routers in `hints`; where there are none, hints are refused.
+    /// Returns the same answerer, which keeps hints of routers in `hints`. With `None`, hints are refused.
     pub(crate) fn hinted_by(self, hints: Option<&Arc<Hints>>) -> Self {
         Self {
             hints: hints.map(Arc::clone),
@@ -21,11 +21,12 @@ impl Answerer {
         }
     }
 
-    /// Keeps hints about the namespace `name`, from `now` on. Gives back how many: not those of other shards' workers.
+    /// Keeps hints about the namespace `name`, from `now` on. Returns how many it has kept: hints about other shards' workers are left
+    /// out.
     ///
     /// # Errors
     ///
-    /// [`WireError`] where the settings take no hints, there are too many, the namespace is not known, or a prompt is none.
+    /// [`WireError`] if the settings take no hints, if there are too many, if the namespace is not known, or if a prompt is not valid.
     pub(crate) fn take_hints(
         &self,
         name: &NamespaceName,
@@ -74,8 +75,8 @@ impl Answerer {
         Ok(kept.add(&namespace.name, holder, &mut chain, now))
     }
 
-    /// Holders that will have more of a prompt soon than is known of them, where the query asks for them. Those that the index does not know are
-    /// left out.
+    /// Returns the holders that will soon have more of a prompt than is known of them, if the query asks for predictions. Holders that
+    /// the index does not know are left out.
     pub(super) fn predicted(
         &self,
         namespace: &Namespace,

@@ -1,4 +1,4 @@
-//! How much work a request is, and answering those that are much in pieces.
+//! Estimating the work of a request, and answering heavy requests in pieces.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,15 +15,15 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Blocks for which a search looks at each holder once more, about: chains that share prefixes part that often.
+/// Blocks after which a search looks at each holder once more, about: chains that share prefixes branch that often.
 const BLOCKS_PER_LOOK: usize = 64;
-/// Blocks entered into the table of compressed chains in the time of a look at a holder, about.
+/// Blocks that are entered into the table of compressed chains in the time of one look at a holder, about.
 const PREPARED_PER_LOOK: u64 = 4;
 /// Ranks of a worker, about.
 const RANKS: usize = 8;
 
 impl Answerer {
-    /// The same, whose heavy requests take their turns from these.
+    /// Returns the same answerer, whose heavy requests wait for their turns in `turns`.
     pub(crate) fn taking_turns(self, turns: &Arc<HeavyTurns>) -> Self {
         Self {
             heavy_turns: Arc::clone(turns),
@@ -31,11 +31,12 @@ impl Answerer {
         }
     }
 
-    /// A place among the heavy requests of the namespace for one that is heavy; none where it is not, or its namespace is unknown.
+    /// Takes a place among the heavy requests of the namespace, if the request is heavy. Returns `None` if it is not, or if its namespace
+    /// is unknown.
     ///
     /// # Errors
     ///
-    /// Where too many wait.
+    /// An error if too much work waits.
     pub(crate) fn enter_if_heavy(
         &self,
         name: &NamespaceName,
@@ -46,7 +47,7 @@ impl Answerer {
         };
         let work = match request {
             QueryRequest::Batch(queries) => work_of(&namespace.indexer, queries),
-            // Its search is one piece, however long it takes.
+            // The search of a single query is one piece, however long it takes.
             QueryRequest::Single(_) => 0,
         };
         let prepared = match has_bounds(request) {
@@ -57,7 +58,7 @@ impl Answerer {
             .enter_if_heavy(name, work.saturating_add(prepared))
     }
 
-    /// Answers a heavy request when it has its turn, and lets others be answered between the pieces.
+    /// Answers a heavy request when it has its turn. Lets other requests be answered between the pieces.
     pub(crate) async fn answer_in_pieces(
         &self,
         name: &NamespaceName,
@@ -85,11 +86,11 @@ impl Answerer {
     }
 }
 
-/// A piece of the work at hand, by when it began.
+/// A piece of work, by the time at which it began.
 struct Piece(Instant);
 
 impl Piece {
-    /// Lets others go on, where the piece has taken its time.
+    /// Ends the piece if its time is over: lets other tasks run, and begins the next piece.
     async fn end(&mut self) {
         if self.0.elapsed() >= PIECE {
             tokio::task::yield_now().await;
@@ -123,7 +124,7 @@ impl Replies {
         }
     }
 
-    /// Answers the next query. Fails where all together would be longer than what can be sent.
+    /// Answers the next query. Fails if all replies together would be longer than can be sent.
     pub(super) fn add(
         &mut self,
         answerer: &Answerer,
@@ -154,7 +155,7 @@ impl Replies {
     }
 }
 
-/// About how many looks at holders queries are, before any is answered.
+/// Estimates the work of queries before any is answered, in looks at holders.
 fn work_of(indexer: &PositionalIndexer, queries: &[SingleQuery]) -> u64 {
     let (holders, size) = (
         indexer.holder_count(),
@@ -170,7 +171,7 @@ fn work_of(indexer: &PositionalIndexer, queries: &[SingleQuery]) -> u64 {
         let asked = query.options.workers.as_ref().map_or(holders, |workers| {
             holders.min(workers.len().saturating_mul(RANKS))
         });
-        // Each of them is looked for by itself.
+        // Each of the chosen blocks is looked for by itself.
         let looks = match &query.positions {
             Some(positions) => 1 + positions.len(),
             None => 1 + blocks / BLOCKS_PER_LOOK,

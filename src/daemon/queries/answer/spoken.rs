@@ -1,16 +1,17 @@
-//! Queries in the hashes of their namespace.
+//! Translating queries into the hashes that their namespace speaks.
 
 use std::borrow::Cow;
 
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 
-/// The key in the hashes that the namespace speaks. Tokens are hashed here where these are not the contract's.
+/// Returns the key in the hashes that the namespace speaks. Tokens are hashed here if the namespace's hashes are those of a *scheme* and
+/// not the contract's.
 ///
 /// # Errors
 ///
-/// [`ErrorCode::BadRequest`] for block hashes where the namespace speaks a scheme: a chain of a scheme has none, and the contract's would find
-/// nobody. And for an adapter's tokens where it is not known how the scheme hashes them.
+/// [`ErrorCode::BadRequest`] for block hashes, if the namespace speaks a scheme: its chain has no block hashes, and the contract's would
+/// find no holder. The same for an adapter's tokens, if it is not known how the scheme hashes them.
 pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
     let Some(chains) = &namespace.chains else {
         return Ok(Cow::Borrowed(key));

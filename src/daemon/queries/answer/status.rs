@@ -1,4 +1,4 @@
-//! The statements about a namespace and its holders where no prompt is asked about.
+//! Status replies: statements about a namespace and its holders, without a prompt.
 
 use crate::lanes::{Look, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
@@ -8,7 +8,7 @@ use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Pro
 
 use super::with_wait;
 
-/// The number of holders whose tokens in a block are only guessed.
+/// Number of holders whose number of tokens in a block is only guessed.
 pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
     match namespace.is_configured {
         true => 0,
@@ -40,7 +40,7 @@ pub(super) fn status(
     }
 }
 
-/// A status reply as a payload. One that would be longer than `bytes_max` goes without addresses and labels.
+/// Encodes a status reply. A reply that would be longer than `bytes_max` goes without addresses and labels, and can still be longer.
 pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize) -> Vec<u8> {
     let payload = reply.encode();
     if payload.len() <= bytes_max {

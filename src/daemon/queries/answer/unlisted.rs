@@ -1,4 +1,4 @@
-//! Holders whose state is not certain and that an answer does not list: they may hold more than is known.
+//! Holders whose state is not certain and that an answer does not list. They may hold more blocks than is known.
 
 use std::collections::HashSet;
 
@@ -14,15 +14,15 @@ use super::{Doubts, saturating_u32, unsized_holders};
 pub(super) struct Listed<'a> {
     pub(super) worker: &'a WorkerName,
     pub(super) rank: Rank,
-    /// Whether nothing that may concern such a query is in doubt.
+    /// Whether the holder has no doubt that could concern such a query.
     pub(super) is_exact: bool,
 }
 
-/// How many of the asked `workers`, or of all, are not `listed`, and may hold more than is known:
+/// Number of holders of the asked `workers`, or of all, that are not `listed` and may hold more than is known. Such holders are:
 ///
-/// - Their state has not been certain since before the search.
-/// - The query is by tokens, and how many tokens their blocks have is only guessed.
-/// - Nothing has been heard of them yet: these count as one.
+/// - Holders whose state has not been certain since before the search.
+/// - For a query by tokens, holders whose number of tokens in a block is only guessed.
+/// - Holders of which nothing has been heard yet. All these count as one.
 pub(super) fn count_doubtful<'a, T>(
     trust: &StreamTrust,
     doubts: &Doubts<'_, '_>,
@@ -34,7 +34,7 @@ pub(super) fn count_doubtful<'a, T>(
     unheard.saturating_add(count_known(trust, doubts, seen, workers, listed))
 }
 
-/// As [`count_doubtful`], of those that have been heard of.
+/// Counts as [`count_doubtful`] does, among the holders that have been heard of.
 fn count_known<'a, T>(
     trust: &StreamTrust,
     doubts: &Doubts<'_, '_>,
@@ -42,7 +42,7 @@ fn count_known<'a, T>(
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {
-    // The daemon cuts the prompt into blocks, and finds nobody whose blocks have another size than it believes.
+    // The daemon cuts the prompt into blocks. It cannot find a holder whose blocks have another size than it believes.
     let is_by_tokens = matches!(doubts.key, QueryKey::Tokens { .. });
     let is_guessed = is_by_tokens && unsized_holders(doubts.namespace) > 0;
     let indexer = &doubts.namespace.indexer;
@@ -50,7 +50,7 @@ fn count_known<'a, T>(
         && seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
-    // Doubts about tiers concern all queries, of holders that are not listed.
+    // Doubts about tiers of holders that are not listed concern all queries.
     let partial = doubts.before.partial.up_to(Tier::DEVICE);
     let is_simple = is_calm && partial.for_query(doubts.key, false).is_empty();
     let doubtful = doubts.before.count.saturating_add(doubts.before.beyond_device);
@@ -58,7 +58,7 @@ fn count_known<'a, T>(
         return 0;
     }
     if is_simple && workers.is_none() {
-        // Nothing has changed since before the search: of those in the answer it was as it says.
+        // Nothing has changed since before the search: the count from before includes the listed holders that are not exact.
         let listed = listed.filter(|listed| !listed.is_exact).count();
         return doubtful.saturating_sub(saturating_u32(listed));
     }
