@@ -383,7 +383,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// The publishers of an engine, by the name of its instance or its worker.
+    /// Returns the publishers of the engine with this name of its instance or its worker.
     pub(super) fn called(&self, name: &str) -> Vec<Named> {
         let state = self.inner.state.lock();
         let is_it = |key: &EngineKey| {
@@ -408,12 +408,12 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.
+    /// Tells whether the bridge may connect to an engine on `host`: a given engine is on it, or the operator allows it.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }
 
-    /// The sources of engines, as they are shown.
+    /// Returns the sources of engines, as operators see them.
     pub fn sources(&self) -> Vec<SourceState> {
         self.inner
             .state
@@ -424,7 +424,7 @@ impl Bridge {
             .collect()
     }
 
-    /// Gives engines that have none the next addresses at which their events are published once more, in the order of `engines`.
+    /// Assigns addresses at which events are published once more: each of `engines` that has none gets the next address, in their order.
     pub fn assign_republished(&self, engines: &[GivenEngine]) {
         if let Some(republisher) = &self.inner.republisher {
             republisher.assign(engines);

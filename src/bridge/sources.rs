@@ -106,7 +106,7 @@ impl Source {
         Self::Server(ServerEvents::new(worker, engine.key.rank, holders))
     }
 
-    /// Dynamo's event plane.
+    /// Makes the source of Dynamo's event plane.
     pub(super) fn plane(engine: &NewEngine, holders: Holders, options: &FollowOptions) -> Self {
         let address = PlaneAddress {
             endpoint: engine.endpoint.clone(),
