@@ -3,7 +3,7 @@
 //! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection, a number that continues the count
 //! proves that nothing was lost. Across connections it proves nothing, as another process may have counted as far. It also does not prove
 //! that the replay socket is the same engine's. So digests of the last batches are remembered. Each question to the replay socket begins at
-//! a number that the socket has given before, and a batch that comes again has to have the same bytes.
+//! a number that the socket has given before. A batch that comes again has to have the same bytes.
 
 use std::collections::VecDeque;
 
@@ -38,13 +38,13 @@ impl Heard {
 /// The verdict on a published batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
-    /// The batch continues the count.
+    /// The batch continues the count of the applied batches.
     Next,
     /// The batch was applied before, with the same bytes.
     Duplicate,
     /// The batch came by replay so long ago that its digest is no longer remembered.
     Forgotten,
-    /// Batches before it are missing.
+    /// Batches between the last applied one and this one are missing.
     Gap,
     /// The batch of this number had other bytes, or the count runs backwards. Either the process is another one, or the replay socket is
     /// another engine's.
@@ -56,9 +56,9 @@ pub(super) enum Published {
 pub(super) enum Replayed {
     /// The batch was applied before. Its bytes are the same, or its digest is no longer remembered.
     Known,
-    /// The batch continues the count.
+    /// The batch continues the count of the applied batches.
     Next,
-    /// Batches before it cannot be had any more.
+    /// Batches between the last applied one and this one cannot be had any more.
     Gap,
     /// The batch has other bytes than the batch of this number that was applied, so that it is another process's.
     Stranger,

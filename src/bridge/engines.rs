@@ -76,7 +76,7 @@ impl Default for BridgeOptions {
         Self {
             follow: FollowOptions::default(),
             publisher: PublisherOptions {
-                // An engine's batches are whole already; only a burst of them is sent together.
+                // An engine's batches are complete already. The delay only joins bursts of them.
                 batch_delay: std::time::Duration::from_micros(500),
                 ring_bytes_max: 4 << 20,
                 ..PublisherOptions::default()
@@ -447,7 +447,7 @@ impl Bridge {
         self.inner.state.lock().sources.push(reports);
     }
 
-    /// Runs a part of a source of engines until the bridge stops.
+    /// Runs the future `part`, of a source of engines, until the bridge stops.
     pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
         let stop = self.inner.stop.clone();
         let task = async move {

@@ -32,7 +32,7 @@ pub struct FollowOptions {
     /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine lives, and
     /// brings batches that were lost last.
     pub poll_interval: Duration,
-    /// Silence after which an engine is out of sight. Without a replay socket, only a broken connection shows that.
+    /// Silence after which an engine is out of sight. For an engine without a replay socket, only a broken connection puts it out of sight.
     pub silent_after: Duration,
     /// The pauses between attempts to connect.
     pub backoff: Backoff,
@@ -277,8 +277,8 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket. If it does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed like an engine without one:
-    /// its published batches are worth more than nothing. The socket is asked again only now and then, since a question keeps this task
+    /// Asks the replay socket. If it does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed like an engine without one.
+    /// Its published batches are worth more than nothing. The socket is asked again only now and then, since a question keeps this task
     /// from reading the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
         self.useless_replay = None;

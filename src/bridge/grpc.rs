@@ -20,7 +20,7 @@ const FRAME_BYTES_MAX: usize = 64 << 20;
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Number of a batch that no server has seen. A server refuses a subscription behind that batch before it sends anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
-/// Silence of the connection after which the server is asked for a sign of life.
+/// Silence of the connection after which the client asks the server for a sign of life.
 const PING_AFTER: Duration = Duration::from_secs(1);
 
 /// Error that keeps a stream of frames from being opened, or has ended it.
@@ -43,7 +43,7 @@ pub(super) enum GrpcError {
         "the server has no KV events to hand on: start the engine with --kv-events-config, or --enable-kv-cache-events ({0})"
     )]
     Off(String),
-    /// The server has lost events, or is another process.
+    /// The server has lost events, or is another process than the one that counted so far.
     #[error("the server has lost events, and is asked from the start: {0}")]
     Lost(String),
     /// Any other status.

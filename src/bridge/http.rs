@@ -20,7 +20,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// An error that stands in the place of a server's answer.
+/// An error instead of a server's answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HttpError {
     /// The connection cannot be made, and nothing was asked.

@@ -17,7 +17,7 @@
 //!    The blocks of both are dropped, and the socket is believed again once it has the same bytes as a batch that is published.
 //! 3. An engine that is gone or does not answer is `upstream_lost` (and so `unverified`), and its heartbeats stop, so that daemons find it
 //!    stale.
-//! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
+//! 4. A bridge that has stood still treats every engine as out of sight until it has looked at the engine again (`stalls`).
 //! 5. State that is kept on disk (`state`) makes no holder exact: the bridge treats it like the state before a reconnect.
 //! 6. Of several bridges that follow an engine, one speaks (`lease`): it alone reports the engine to daemons. If two of them speak by
 //!    mistake, daemons tell them apart by their epochs.
@@ -25,12 +25,12 @@
 //!    means another engine.
 //! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears.
 //!    The process is not in doubt if its server's name or its source vouches for it (`follower::identity`).
-//! 9. A worker of Dynamo's event plane is exact while its event numbers continue without a gap from a state that the bridge has asked it
-//!    for (`dynamo::courses`).
+//! 9. A worker of Dynamo's event plane is exact once the bridge has asked it for its state. It stays exact while its event numbers continue
+//!    from that state without a gap (`dynamo::courses`).
 //! 10. Memory is bounded. Unread messages wait in the engine (back-pressure), and a connection with a message beyond the bounds ends
 //!     (`guard`). Names of blocks are bounded by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
-//! `deploy/bridge.md` says the same for operators.
+//! `deploy/bridge.md` gives the same promises to operators.
 
 mod beginning;
 mod check;

@@ -62,7 +62,7 @@ pub(super) struct Way {
     pub(super) options: PublisherOptions,
     /// Lease that says which bridge speaks; `None` if no other bridge follows the holder.
     pub(super) lease: Option<Lease>,
-    /// The holder's address and labels, when they change.
+    /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
@@ -261,7 +261,7 @@ impl Relay {
         &self.metrics
     }
 
-    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest, which has to come before this task waits.
+    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest. Call [`Self::tell`] before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
         let mut untold = self.take_untold().await;

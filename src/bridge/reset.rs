@@ -69,7 +69,7 @@ enum ResetError {
     TimedOut(String),
 }
 
-/// A server to ask, and how.
+/// Server to ask, and the way to ask it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
     way: Way,

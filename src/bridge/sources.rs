@@ -115,7 +115,7 @@ impl Source {
         Self::Plane(PlaneEvents::new(holders, address, options))
     }
 
-    /// The source of a server that hands on events over gRPC.
+    /// Makes the source of a server that hands on events over gRPC.
     pub(super) fn stream(engine: &NewEngine, worker: WorkerName, holders: Holders) -> Self {
         Self::Stream(SubscribedEvents::new(worker, engine.key.rank, holders))
     }
@@ -279,7 +279,7 @@ impl SourceTask {
         let failed = |error: &dyn std::fmt::Display| SourceError::Nats(error.to_string());
         let subscribed = client.subscribe(self.engine.topic.clone()).await;
         let mut messages = subscribed.map_err(|error| failed(&error))?;
-        // Following goes on meanwhile: the account may lack the right to an inbox, which nothing else needs.
+        // Following goes on without the confirmation: the account may lack the right to an inbox, which nothing else needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         let mut is_confirmed = false;
         *failures = 0;
@@ -344,7 +344,7 @@ impl SourceTask {
             if let Some(frame) = &frame {
                 events.apply(frame).await?;
             }
-            // The connection is asked for signs of life, and ends without one.
+            // The gRPC connection checks for signs of life itself, and ends if there is none.
             if !quiet.is_behind() {
                 events.seen(self.options.look_interval_max()).await?;
             }
@@ -457,7 +457,7 @@ impl Quiet {
         has_stalled
     }
 
-    /// Whether messages may still be those that waited during a stall.
+    /// Whether a message may still be one that waited during a stall.
     fn is_behind(&self) -> bool {
         self.stalls.is_behind()
     }

@@ -24,7 +24,7 @@ use super::holders::Holders;
 /// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// A number is not the next one.
+    /// The number of a frame does not follow the one before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
         /// The rank.
@@ -34,7 +34,7 @@ pub(super) enum StreamError {
         /// The number that came.
         got: u64,
     },
-    /// A chunk of a snapshot is not the next one.
+    /// A chunk of a snapshot does not follow the one before.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
         /// The rank.

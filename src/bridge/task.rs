@@ -34,7 +34,7 @@ pub(super) struct EngineTask {
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
     pub(super) progress: SharedProgress,
-    /// Ends the task; the holder stays as it is, until it is stale.
+    /// Token that ends the task. Unless `says_goodbye` is set, daemons keep the holder until it is stale.
     pub(super) stop: CancellationToken,
     /// Whether daemons are told to forget the holder at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
@@ -160,7 +160,7 @@ impl EngineTask {
         let interval = self.options.poll_interval;
         let mut poll = tokio::time::interval(interval);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The first tick is due at once: it shows what was published before the engine knew of the subscription.
+        // The first tick is due at once. Its look brings the batches that were published before the engine knew of the subscription.
         loop {
             let woken = tokio::select! {
                 biased;
@@ -173,7 +173,7 @@ impl EngineTask {
             if has_stalled {
                 match self.follower.can_ask() {
                     true => poll.reset_immediately(),
-                    // A connection that stands shows nothing before what waits in it has been read.
+                    // A connection that stands shows nothing before its waiting batches have been read.
                     false => poll.reset(),
                 }
             }
@@ -221,7 +221,7 @@ impl EngineTask {
             }
             Err(error @ FollowError::Publisher(_)) => Err(error),
             Err(error) if heard_at.elapsed() >= self.options.silent_after => Err(error),
-            // One question may fail; the connection stands, and continues the count.
+            // One question may fail while the connection stands and its batches continue the count.
             Err(error) => {
                 tracing::debug!(engine = %self.engine.key, %error, "a replay failed");
                 Ok(())

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Knows the topic of one engine.
+/// Topic of one engine, which its first batch decides.
 #[derive(Debug)]
 pub(super) struct Topics {
     /// Configured beginning of the topic.

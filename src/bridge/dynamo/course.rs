@@ -1,4 +1,4 @@
-//! The course of one worker that can be asked: how far its events are known.
+//! Course of one worker that can be asked: how far its events are known.
 //!
 //! ```text
 //!            message goes on                    hole, doubt, late start
@@ -74,7 +74,7 @@ pub(super) struct Course {
     pub(super) is_whole: bool,
     /// Whether a message has come since the connection was made, which shows that the connection is heard.
     pub(super) is_heard: bool,
-    /// Messages behind a hole.
+    /// Messages that wait until the events before them have come.
     pub(super) waiting: Vec<Bytes>,
     /// Number of the last question; `None` if it is no longer open.
     pub(super) asked: Option<u64>,

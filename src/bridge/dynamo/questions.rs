@@ -45,7 +45,7 @@ pub(in super::super) enum QuestionError {
     /// A connection failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The request did not go over NATS.
+    /// The request could not be sent over NATS.
     #[error("the request over NATS: {0}")]
     Nats(String),
     /// Nothing came in time.
@@ -140,7 +140,7 @@ impl Asker {
         message.extend(payload_length.to_be_bytes());
         message.extend(&request);
         self.in_time(worker.write_all(&message)).await??;
-        // The length of an acknowledgement, which is empty.
+        // An acknowledgement is empty, so that its length is 0.
         if self.in_time(worker.read_u32()).await?? != 0 {
             return Err(QuestionError::Form);
         }

@@ -154,11 +154,11 @@ impl Task {
                 .await;
         }
         self.send().await;
-        // Others need not wait for the end of the term.
+        // Other bridges then need not wait for the end of the term.
         let _ = self.nats.flush().await;
     }
 
-    /// Beats, and hears beats, until it is stopped or the subscription ends.
+    /// Sends and receives beats, until the task is stopped or the subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -7,8 +7,8 @@
 //! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
 //!
 //! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
-//! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right: a bridge that begins to speak takes an
-//! epoch above all that it has heard of, and daemons drop what comes of a lower epoch. If two bridges both speak, the one with the lower
+//! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
+//! epoch above all that it has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with the lower
 //! epoch falls silent when it hears of the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -26,7 +26,7 @@ const PEERS_MAX: usize = 64;
 /// Most own beats whose return over NATS is awaited.
 const SENT_MAX: usize = 64;
 
-/// The times of a lease.
+/// Times of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     /// Time between two beats.

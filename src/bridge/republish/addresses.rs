@@ -8,7 +8,7 @@ use kvatlas_core::wire::Rank;
 /// Most engines that get addresses by their order.
 const ASSIGNED_MAX: usize = 4096;
 
-/// The form of an address.
+/// Hint for the form of an address.
 const FORM: &str = "write tcp://HOST:PORT, or NAME=tcp://HOST:PORT for one engine";
 
 /// An address as people write it: for one engine, or for all others.
@@ -82,7 +82,7 @@ impl FromStr for RepublishAddress {
     }
 }
 
-/// Refuses two addresses for the same engines, in words.
+/// Refuses two addresses for the same engines; the error names the engines in words.
 pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     for (place, address) in addresses.iter().enumerate() {
         let mut before = addresses.iter().take(place);

@@ -207,7 +207,8 @@ async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Res
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;
-    // A client that asks beyond the last number, or for too few numbers for the state's lists, gets no batch and asks again behind the next batch.
+    // A client may ask beyond the last number, or for fewer numbers than the state has lists. It gets no batch then, and asks again behind
+    // the next batch.
     if last_number(start, &state) <= state.number {
         for list in &state.lists {
             push_replayed(&mut bytes, number, &stream.payload(list));

@@ -11,7 +11,7 @@
 //! history is kept, and every answer is whole. The promises:
 //!
 //! 1. A router that connects is sent number 0, which clears, and then the last number. It takes the first for a restart and the second for
-//!    a gap, and asks for a replay: nothing of an earlier bridge is left in it.
+//!    a gap, and asks for a replay. So nothing of an earlier bridge is left in it.
 //! 2. A router that asks at the first batch that it hears gets everything, however much came before. An empty batch each second gives it
 //!    the occasion to ask.
 //! 3. If published batches may be wrong, numbers begin anew in the same way, and every router asks again. The same happens after every

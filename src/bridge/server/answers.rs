@@ -38,7 +38,7 @@ pub(super) enum AnswerError {
         /// Fault in the answer.
         reason: String,
     },
-    /// No events are published, or not in a way that can be followed.
+    /// The engine publishes no events, or not over ZeroMQ.
     #[error("the engine publishes no KV events over ZeroMQ: {hint}")]
     Off {
         /// Hint with the flag that mends the fault.
@@ -290,7 +290,8 @@ pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, Ans
     choose_model(served.map(|model| model.id), given)
 }
 
-/// Chooses the model that an engine is followed as: the `given` one if it is among the `served`, or the first served one if none is given.
+/// Chooses the model that an engine is followed as. It is the `given` one, which has to be among the `served`, or the first served one if
+/// none is given.
 pub(super) fn choose_model(
     mut served: impl Iterator<Item = String>,
     given: Option<&str>,

@@ -12,8 +12,8 @@
 //! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ publishers, too.
 //!
 //! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is believed
-//! before the server behind it has shown that it is the same engine: the same model, topics, block size and sockets. Two engines may be
-//! alike in all of that. Only the source that found them can tell them apart, so that the source is asked, too.
+//! before the server behind it has shown that it is the same engine. The same engine means the same model, topics, block size and sockets.
+//! Two engines may be alike in all of that. Only the source that found them can tell them apart, so that the source is asked, too.
 
 mod answers;
 mod ask;
@@ -83,7 +83,7 @@ struct Shared {
     /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
     answered: watch::Sender<u64>,
     progress: Mutex<ServerProgress>,
-    /// The address and labels of its engine, which may change while it is asked.
+    /// Address and labels of the server's engine, which may change while the server is asked.
     profile: Mutex<Profile>,
     /// Name of the engine's process, as the server has told it last; `None` if it tells none.
     process: Mutex<Option<String>>,

@@ -1,6 +1,6 @@
 //! Merging of the shards' answers into one answer, without I/O.
 //!
-//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the limit: the
+//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the limit. The
 //! best `limit` of all are among the best `limit` of each. A shard that does not know a namespace has none of its workers. That counts as
 //! an answer if another shard knows the namespace. Any other error is about the request and the same on every shard, so that it becomes the
 //! answer.

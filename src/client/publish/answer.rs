@@ -131,7 +131,7 @@ impl Outbox {
     fn empty(&self, tier: Tier) -> EventBatch {
         EventBatch {
             epoch: self.cursor.epoch,
-            // A state from before the first batch is empty, but a number of 0 is none.
+            // A state from before the first batch is empty. It still needs a number, and 0 is no batch number.
             seq: self.cursor.seq.max(1),
             rank: self.rank,
             time_us: None,

@@ -80,7 +80,7 @@ pub struct PublisherOptions {
     pub chunk_bytes_max: usize,
     /// Most answers that are sent at once. Further questions are refused, and daemons ask again.
     pub answers_max: usize,
-    /// Whether to answer daemons, and so to keep the ring and the table.
+    /// Whether the publisher answers daemons, for which it keeps the ring and the table.
     pub answers_resyncs: bool,
 }
 

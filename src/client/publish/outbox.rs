@@ -67,7 +67,7 @@ pub(super) struct Outbox {
     server_bytes_max: usize,
 }
 
-/// Most bytes of headers and the frame of a chunk, beside batches.
+/// Most bytes of a message beside its batches: headers, and the frame of a chunk.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -268,7 +268,7 @@ impl Outbox {
     ///
     /// The epoch's first number is skipped: daemons that are not answered now learn from the gap that there is more to ask for.
     ///
-    /// Nothing is done in these cases:
+    /// The call does nothing in these cases:
     /// - The blocks of earlier batches are not known, or the holder has left.
     /// - By this clock the other epoch has already begun: a younger process may have replaced this one. Once this publisher is no longer
     ///   new, the other clock may be up to [`SKEW_US`] ahead and still count as begun.

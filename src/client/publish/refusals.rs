@@ -24,7 +24,7 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// second message leaves the errors time to come first.
 const ECHOES: usize = 2;
 
-/// A connection to publish on that tells what the server refuses. Clones share the connection.
+/// A connection to publish on, which reports the server's refusals. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct PublishConnection {
     pub(super) nats: Client,

@@ -11,7 +11,7 @@ pub trait FullState: Send {
     fn full_state(&mut self) -> Vec<(Tier, Event)>;
 }
 
-/// A [`FullState`] that its keeper shares with a publisher.
+/// A [`FullState`] that its keeper (the caller that maintains it) shares with a publisher.
 ///
 /// The keeper changes the state only while it holds the lock. It releases the lock after [`publish`](super::HolderPublisher::publish) has
 /// taken the events of all changes. So every other holder of the lock finds a state that those events add up to. The publisher takes

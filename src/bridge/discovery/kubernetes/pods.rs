@@ -20,7 +20,7 @@ use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch
 /// Most bytes of a pod's labels that are kept.
 const LABEL_BYTES_MAX: usize = 4096;
 
-/// The place where pods are looked for; an InferencePool may change it.
+/// Place where pods are looked for, shared because a change of an InferencePool replaces it.
 pub(super) type SharedPlace = Arc<Mutex<PodsPlace>>;
 
 /// Looks for the pods of `place` for ever, and lets single pods be asked about.
