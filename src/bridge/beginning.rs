@@ -1,4 +1,4 @@
-//! How following an engine begins: from nothing, or from what a bridge has kept of it.
+//! The beginning of following an engine: from nothing, or from the state that a bridge has kept of the engine.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use super::follower::HeardBefore;
 use super::relay::{Before, Relay, Way};
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of};
 
-/// One block in so many is checked against its tokens, of a source whose hashes are the contract's.
+/// One block in this many is checked against its tokens, for a source that hashes as the contract does.
 const TRUSTED_SAMPLE: u32 = 64;
 
 static TAKEN_UP_GATE: LogGate = LogGate::of_bursts(64);
 
-/// The follower of an engine, from its beginning.
+/// Parts that a follower of an engine begins with.
 pub(super) struct Begun {
     pub(super) relay: Relay,
-    /// The batches that were heard of it before.
+    /// Record of the batches that were heard of the engine before; `None` if no state was kept.
     pub(super) before: Option<HeardBefore>,
     pub(super) keeper: Option<Keeper>,
 }
 
-/// The holder that an engine is to daemons; an error in words where it can be none.
+/// Returns the holder that daemons know the engine as; an error in words if it cannot be one.
 fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<PublishedHolder, String> {
     let namespace = engine.key.model.namespace();
     Ok(PublishedHolder {
@@ -42,7 +42,7 @@ fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<Publi
 }
 
 impl Inner {
-    /// Begins to tell daemons of `engine` itself; an error in words where that is not possible.
+    /// Begins to report the holder of `engine` itself to daemons; an error in words if that is not possible.
     pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<Begun, String> {
         let holder = self.own_holder(engine)?;
         let kept = match &self.options.state {
@@ -73,7 +73,7 @@ impl Inner {
         })
     }
 
-    /// The holder that `engine` itself is.
+    /// Returns the holder that `engine` itself is.
     pub(super) fn own_holder(&self, engine: &NewEngine) -> Result<PublishedHolder, String> {
         let instance = &engine.key.instance;
         let worker = match engine.format {
@@ -87,7 +87,7 @@ impl Inner {
         )
     }
 
-    /// Takes up the state that is kept of an engine; none where there is nothing, or nothing of use.
+    /// Reads the state that is kept of an engine; `None` if there is none, or none of use.
     async fn take_up(
         &self,
         directory: &StateDirectory,
@@ -113,7 +113,7 @@ impl Inner {
         reading.await.map_err(|error| error.to_string())
     }
 
-    /// Goes on to tell daemons of an engine.
+    /// Continues to report an engine to daemons, from the kept state.
     async fn go_on(
         &self,
         engine: &NewEngine,
@@ -126,7 +126,7 @@ impl Inner {
         Relay::go_on(engine.format, &name, before, way, Arc::clone(&self.metrics)).await
     }
 
-    /// The relay for one holder of `engine`; an error in words where that is not possible.
+    /// Starts the relay for one holder of `engine`; an error in words if that is not possible.
     pub(super) async fn relay(
         &self,
         engine: &NewEngine,
@@ -149,7 +149,7 @@ impl Inner {
             settings: NamespaceSettings {
                 block_size,
                 is_size_told: true,
-                // The translator has computed them.
+                // The translator has computed the hashes.
                 hashing: Hashing::Engine,
             },
             ..self.options.publisher.clone()
@@ -170,7 +170,7 @@ impl Inner {
             blocks_max: self.options.follow.blocks_max,
             groups: engine.groups.clone(),
             mode: match engine.format {
-                // Its standard is the contract's, and it need not tell tokens.
+                // Mooncake hashes as the contract does, and need not tell tokens.
                 Format::Mooncake => HashMode::Trust {
                     sample: TRUSTED_SAMPLE,
                 },
@@ -184,12 +184,12 @@ impl Inner {
     }
 }
 
-/// An engine's name in metrics and logs.
+/// Returns an engine's name in metrics and logs.
 fn name_of(holder: &PublishedHolder) -> String {
     format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
 }
 
-/// The kept state, as a relay and a follower go on from it; an error in words where it contradicts itself.
+/// Converts the kept state to the form from which a relay and a follower go on; an error in words if it contradicts itself.
 fn taken_up(
     kept: KeptEngine,
     settings: TranslatorSettings,

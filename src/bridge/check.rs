@@ -11,7 +11,7 @@ use super::http::ServerAddress;
 use super::subscribed::method_path;
 use super::{grpc, tensorrt};
 
-/// The address of a server that can be asked as it is given.
+/// Checks a server as it is given. Returns the address at which it is asked.
 pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if let Err(error) = worker_of_instance(&server.instance) {
@@ -41,9 +41,9 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     }
 }
 
-/// Refuses an engine whose blocks have another size than its namespace's: queries by tokens would not find them. A namespace that the
-/// configuration does not name has the size of those that are in it. The engine's own holders are no hindrance: they are of a process that
-/// has ended.
+/// Refuses an engine whose blocks have another size than its namespace's, as queries by tokens would not find them. A namespace that the
+/// configuration does not name has the size of the holders in it. The engine's own holders do not count: they are of a process that has
+/// ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -73,7 +73,7 @@ pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> R
     }
 }
 
-/// Whether an engine can be followed as it is given.
+/// Checks that an engine can be followed as it is given.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
         ));
     }
     let scheme = engine.key.model.scheme.as_ref().map(|scheme| scheme.algorithm);
-    // These take the engine's own names.
+    // These schemes use block names of one kind of engine.
     let whose = match scheme {
         Some(SchemeAlgorithm::Sglang) => Some(Format::Sglang),
         Some(SchemeAlgorithm::VllmSha256Cbor) => Some(Format::Vllm),
@@ -148,12 +148,12 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// The scheme, which stands before `://`.
+/// Returns the scheme of an endpoint, which stands before `://`; `tcp` if there is none.
 fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
 }
 
-/// A gRPC server of an engine that hands on events.
+/// Checks an engine that hands on events over gRPC.
 fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if method_path(engine.format).is_none() {
@@ -168,7 +168,7 @@ fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// A NATS server without anybody's name in it, and the subject on which events come there.
+/// Checks the NATS server of an event plane, whose URL may not hold credentials, and the subject of its events.
 fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
     if engine.endpoint.contains('@') || engine.endpoint.parse::<async_nats::ServerAddr>().is_err() {
@@ -184,7 +184,7 @@ fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     )
 }
 
-/// `tcp://HOST:PORT`, to connect to.
+/// Checks that an endpoint is a `tcp://HOST:PORT` that can be connected to.
 fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
     let refused = || RegisterRefusal::Invalid(format!("endpoint {endpoint:?} is not tcp://HOST:PORT"));
     let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;

@@ -1,9 +1,9 @@
-//! Proofs of continuity, from the numbers and the bytes of an engine's batches. No I/O, no clock.
+//! Proofs of continuity: tells from the numbers and bytes of an engine's batches whether any are missing. No I/O, no clock.
 //!
-//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection a number that continues the count
-//! proves that nothing was lost. Across connections it proves nothing: another process may have counted as far. Nor does it prove that the
-//! replay socket is the same engine's. So the last batches are remembered by digests. Each question to the replay socket begins at one that
-//! the socket has given before, and whatever comes again has to have the same bytes.
+//! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection, a number that continues the count
+//! proves that nothing was lost. Across connections it proves nothing, as another process may have counted as far. It also does not prove
+//! that the replay socket is the same engine's. So digests of the last batches are remembered. Each question to the replay socket begins at
+//! a number that the socket has given before. A batch that comes again has to have the same bytes.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,7 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    /// That with this number and these bytes.
+    /// Makes the record of a batch with this number and these bytes.
     pub(super) fn new(seq: u64, payload: &[u8]) -> Self {
         let digest = xxh3_64(payload);
         Self { seq, digest }
@@ -38,30 +38,31 @@ impl Heard {
 /// The verdict on a published batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
-    /// The batch continues the count.
+    /// The batch continues the count of the applied batches.
     Next,
     /// The batch was applied before, with the same bytes.
     Duplicate,
-    /// The batch came by replay so long ago that its bytes are not remembered.
+    /// The batch came by replay so long ago that its digest is no longer remembered.
     Forgotten,
-    /// Batches before it are missing.
+    /// Batches between the last applied one and this one are missing.
     Gap,
-    /// The batch of this number had other bytes, or the count runs backwards: it is another process, or the replay socket is.
+    /// The batch of this number had other bytes, or the count runs backwards. Either the process is another one, or the replay socket is
+    /// another engine's.
     Other,
 }
 
 /// The verdict on a batch of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replayed {
-    /// The batch was applied before, with the same bytes or so long ago that they are not remembered.
+    /// The batch was applied before. Its bytes are the same, or its digest is no longer remembered.
     Known,
-    /// The batch continues the count.
+    /// The batch continues the count of the applied batches.
     Next,
-    /// Batches before it cannot be had any more.
+    /// Batches between the last applied one and this one cannot be had any more.
     Gap,
-    /// The batch shows that the process is another one than that of the batches applied so far.
+    /// The batch has other bytes than the batch of this number that was applied, so that it is another process's.
     Stranger,
-    /// The replay begins behind the last one that was applied: it proves nothing about what came before.
+    /// The replay begins behind the last batch that was applied, so that it proves nothing about the batches before.
     Beyond,
 }
 
@@ -70,23 +71,23 @@ pub(super) enum Replayed {
 pub(super) struct Continuity {
     /// The last batches that were applied, in the order of their numbers.
     recent: VecDeque<Applied>,
-    /// The largest number that came by replay. What is published up to it may come twice.
+    /// Largest number that came by replay. Batches up to it may be published once more on the connection.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
     #[serde(skip)]
     published: Option<u64>,
     /// The last number that the replay socket has given.
     confirmed: Option<u64>,
-    /// The largest number that the first batch of a process can have.
+    /// Largest number that the first batch of a process can have.
     #[serde(skip)]
     first_max: u64,
-    /// How often something has changed that is worth keeping.
+    /// Change counter: number of changes so far that are worth keeping on disk.
     #[serde(skip)]
     changes: u64,
 }
 
 impl Continuity {
-    /// Follows a publisher whose first batch has this number, or a smaller one.
+    /// Makes the count of a publisher whose first batch has a number of `first_max` at most.
     pub(super) fn from(first_max: u64) -> Self {
         Self {
             first_max,
@@ -94,7 +95,7 @@ impl Continuity {
         }
     }
 
-    /// The continuity that a bridge has kept of the publisher that is followed now; none where that contradicts itself. As after a reconnect, the
+    /// Takes up the count that a bridge has kept of the publisher; `None` if the count contradicts itself. As after a reconnect, the
     /// publisher has to show that it is still the same process.
     pub(super) fn kept(self, first_max: u64) -> Option<Self> {
         let numbers = self.recent.iter().map(|batch| batch.seq);
@@ -102,7 +103,7 @@ impl Continuity {
         is_sound.then_some(Self { first_max, ..self })
     }
 
-    /// How often something has changed that is worth keeping.
+    /// Returns the number of changes so far that are worth keeping on disk.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
@@ -112,7 +113,8 @@ impl Continuity {
         seq <= self.first_max
     }
 
-    /// The number from which the replay is to be asked: one that it has given before, so that the process shows whether it is the same.
+    /// Returns the number from which to ask the replay. The socket has given that batch before, so that its bytes show whether the process
+    /// is the same.
     pub(super) fn replay_from(&self) -> u64 {
         let is_remembered = |confirmed: &u64| self.digest_of(*confirmed).is_some();
         let oldest = self.recent.front().map(|batch| batch.seq);
@@ -122,7 +124,7 @@ impl Continuity {
             .unwrap_or_default()
     }
 
-    /// The number of the last batch that was applied.
+    /// Returns the number of the last batch that was applied; `None` if there is none.
     pub(super) fn last(&self) -> Option<u64> {
         self.recent.back().map(|batch| batch.seq)
     }
@@ -132,7 +134,7 @@ impl Continuity {
         self.published.is_some()
     }
 
-    /// The last batch that was published on this connection, where it is remembered.
+    /// Returns the last batch that was published on this connection; `None` if there is none or it is no longer remembered.
     pub(super) fn heard(&self) -> Option<Heard> {
         let seq = self.published?;
         let digest = self.digest_of(seq)?;
@@ -153,12 +155,12 @@ impl Continuity {
         self.recent.get(place).map(|batch| batch.digest)
     }
 
-    /// A new connection: what is published on it begins anywhere.
+    /// Notes a new connection, whose first batch may have any number.
     pub(super) fn reconnect(&mut self) {
         self.published = None;
     }
 
-    /// Another process: nothing has been applied of it.
+    /// Begins with another process, of which nothing has been applied.
     pub(super) fn restart(&mut self) {
         *self = Self {
             published: self.published,
@@ -168,7 +170,7 @@ impl Continuity {
         };
     }
 
-    /// The replay socket has given a batch that was applied before.
+    /// Notes that the replay socket has given the batch `seq`, which was applied.
     pub(super) fn confirm(&mut self, seq: u64) {
         self.confirmed = self.confirmed.max(Some(seq));
     }
@@ -178,25 +180,25 @@ impl Continuity {
         self.confirmed.is_some()
     }
 
-    /// The progress so far: the last batch that was applied, and the last that the replay socket has given.
+    /// Returns the progress so far: the number of the last batch that was applied, and the last number that the replay socket has given.
     pub(super) fn reached(&self) -> (Option<u64>, Option<u64>) {
         (self.last(), self.confirmed)
     }
 
-    /// The verdict on the batch `seq` that was published on this connection.
+    /// Judges the batch `seq`, which was published on this connection.
     pub(super) fn published(&mut self, seq: u64, payload: &[u8]) -> Published {
         let before = self.published;
         let is_again = before.is_some_and(|before| seq <= before);
         let found = self.published_again(seq, payload);
         if is_again && found == Published::Duplicate {
-            // Whoever is between has sent it twice.
+            // Something between the bridge and the publisher has sent the batch twice.
             return found;
         }
         self.published = Some(seq);
         if is_again { Published::Other } else { found }
     }
 
-    /// As [`Self::published`], for one of which that was asked before a replay.
+    /// Judges once more a batch that [`Self::published`] has already judged, after a replay.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         if self.recent.is_empty() && self.is_first(seq) {
             return Published::Next;
@@ -212,7 +214,7 @@ impl Continuity {
         }
     }
 
-    /// The verdict on a batch of a replay; `is_first` says whether it is the first of it.
+    /// Judges a batch of a replay; `is_first` says whether it is the first batch of that replay.
     pub(super) fn replayed(&self, seq: u64, payload: &[u8], is_first: bool) -> Replayed {
         let next = self.next();
         match seq.cmp(&next) {

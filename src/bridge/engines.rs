@@ -45,29 +45,29 @@ use super::task::EngineTask;
 use given::Given;
 use servers::AskedServer;
 
-/// How a bridge works.
+/// Settings of a bridge.
 #[derive(Debug, Clone)]
 pub struct BridgeOptions {
-    /// How engines are followed.
+    /// Settings of following engines.
     pub follow: FollowOptions,
-    /// How daemons are told. The settings of the namespace are the engine's.
+    /// Settings of the publishers to daemons. The settings of a namespace come from its engine.
     pub publisher: PublisherOptions,
-    /// The namespaces of the daemon in the same process, if there is one: an engine whose blocks have another size than its namespace's is
-    /// refused. A daemon elsewhere refuses its batches.
+    /// Namespaces of the daemon in the same process; `None` if there is no daemon. An engine is refused if its blocks have another size
+    /// than its namespace's. A daemon elsewhere refuses the batches of such an engine.
     pub namespaces: Option<Arc<Namespaces>>,
     /// Most engines that are followed.
     pub engines_max: usize,
-    /// Which hosts engines may have that are registered over HTTP, beside those of engines that are given and the client's own.
+    /// Hosts that engines may have that are registered over HTTP. The hosts of given engines and the client's own are always allowed.
     pub register_hosts: AllowedHosts,
-    /// The token that clients need that register engines over HTTP, unless they are programs on this machine; none where it is not needed.
+    /// Token that clients need to register engines over HTTP, except programs on this machine; `None` if no token is needed.
     pub register_token: Option<Secret>,
-    /// The clock by which the bridge notices that it has stood still.
+    /// Clock by which the bridge notices that it has stood still.
     pub clock: BridgeClock,
-    /// The directory in which the state of engines is kept, if there is one.
+    /// Directory in which the state of engines is kept; `None` if none is kept.
     pub state: Option<StateDirectory>,
-    /// The lease by which bridges that follow the same engines agree who speaks.
+    /// Lease by which bridges that follow the same engines agree which one speaks; `None` if the bridge is alone.
     pub lease: Option<LeaseOptions>,
-    /// The sockets at which engines' events are published once more, if anywhere.
+    /// Sockets at which engines' events are published once more; `None` if they are not.
     pub republish: Option<RepublishOptions>,
 }
 
@@ -76,7 +76,7 @@ impl Default for BridgeOptions {
         Self {
             follow: FollowOptions::default(),
             publisher: PublisherOptions {
-                // An engine's batches are whole already; only a burst of them is sent together.
+                // An engine's batches are complete already. The delay only joins bursts of them.
                 batch_delay: std::time::Duration::from_micros(500),
                 ring_bytes_max: 4 << 20,
                 ..PublisherOptions::default()
@@ -96,23 +96,24 @@ impl Default for BridgeOptions {
 /// An engine, and the task that follows it.
 struct Followed {
     engine: NewEngine,
-    /// The server that has told of it, if one has.
+    /// Server that has told of the engine; `None` if the engine was given directly.
     origin: Option<Origin>,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
-    /// Its address and labels, which may change while it is followed.
+    /// Address and labels of the engine, which may change while it is followed.
     profiles: watch::Sender<Profile>,
 }
 
 impl Followed {
-    /// Ends its task.
+    /// Ends the task that follows the engine.
     fn end(&self, says_goodbye: bool) {
         self.says_goodbye.store(says_goodbye, Ordering::Release);
         self.stop.cancel();
     }
 
-    /// Takes over the address and labels of `engine`. Refuses to follow it beside this one of the same name, unless both are one.
+    /// Takes over the address and labels of `engine`, if it is followed like this engine and comes from the same server. Refuses it
+    /// otherwise, as another engine of the same name.
     fn take_over(&mut self, engine: NewEngine, origin: Option<&Origin>) -> Result<(), RegisterRefusal> {
         let is_same_origin = match (&self.origin, origin) {
             (Some(own), Some(other)) => own.handle.is_same(&other.handle),
@@ -146,10 +147,10 @@ impl Followed {
     }
 }
 
-/// An engine that is followed, as commands of operators are about it.
+/// A followed engine, as commands of operators see it.
 pub(super) struct Named {
     pub(super) engine: NewEngine,
-    /// The URL of the server that has told of it, if one has.
+    /// URL of the server that has told of the engine; `None` if none has.
     pub(super) server: Option<String>,
 }
 
@@ -160,7 +161,7 @@ pub(super) struct Inner {
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
-    /// Ends the sources of engines.
+    /// Token that ends the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,
@@ -171,7 +172,7 @@ pub(super) struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The connection; none until the bridge is started.
+    /// NATS connection; `None` until the bridge is started.
     nats: Option<Client>,
     is_stopping: bool,
     engines: BTreeMap<EngineKey, Followed>,
@@ -180,14 +181,14 @@ struct State {
     given: Given,
     /// The sources of engines.
     sources: Vec<Reports>,
-    /// The task of the lease, and how it is stopped.
+    /// Task of the lease, with the token that stops it.
     leasing: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Engines that were registered with the bridge before, until they are taken up.
+    /// Engines that were registered with an earlier bridge, until they are taken up.
     kept: Vec<GivenEngine>,
 }
 
 impl State {
-    /// An engine that is followed at the same address, and has another model or block size.
+    /// Returns an engine that is followed at the same address and has another model or block size; `None` if there is none.
     fn at_same_address(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let mut others = self.engines.values().map(|followed| &followed.engine);
         others.find(|other| {
@@ -198,14 +199,14 @@ impl State {
         })
     }
 
-    /// Ends to follow an engine: daemons forget it.
+    /// Stops following an engine, so that daemons forget it.
     fn remove(&mut self, key: &EngineKey) {
         if let Some(followed) = self.engines.remove(key) {
             followed.end(true);
         }
     }
 
-    /// The engines that were registered: nothing gives them, and no server has told of them.
+    /// Returns the engines that were registered: no source gives them, and no server has told of them.
     fn registered(&self) -> Vec<GivenEngine> {
         let publishers = self.engines.values().filter(|followed| followed.origin.is_none());
         let publishers = publishers.map(|followed| GivenEngine::Publisher(followed.engine.clone()));
@@ -215,7 +216,7 @@ impl State {
         registered.chain(self.kept.iter().cloned()).collect()
     }
 
-    /// An engine of the same namespace whose blocks have another size.
+    /// Returns a followed engine of the same model whose blocks have another size; `None` if there is none.
     fn other_size(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let others = self.engines.values().map(|followed| &followed.engine);
         let mut others = others.filter(|other| other.key.model == engine.key.model);
@@ -230,9 +231,9 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// A bridge that follows nobody yet; engines that are registered before [`Self::start`] wait for it.
+    /// Makes a bridge that follows no engine yet. Engines that are registered before [`Self::start`] wait for it.
     ///
-    /// Belongs to the current tokio runtime.
+    /// The bridge's tasks run on the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
         let opened = options.state.clone().map(Registered::open);
         let (kept, registered) = opened.unzip();
@@ -259,7 +260,7 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow, and to tell daemons through `nats`.
+    /// Begins to follow engines, and to tell daemons through `nats`.
     pub fn start(&self, nats: &Client) {
         let mut state = self.inner.state.lock();
         state.nats = Some(nats.clone());
@@ -279,8 +280,8 @@ impl Bridge {
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
     }
 
-    /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and
-    /// files give are followed, which come first, and before others are looked for.
+    /// Follows the engines again that the state directory lists as registered before. Call it after the engines that flags and files give,
+    /// which come first, and before discovery begins.
     pub fn take_up_registered(&self) {
         let kept = std::mem::take(&mut self.inner.state.lock().kept);
         for engine in kept {
@@ -292,15 +293,15 @@ impl Bridge {
         self.keep_registered();
     }
 
-    /// Keeps the list of engines that are registered, so that the next bridge follows them, too.
+    /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
     fn keep_registered(&self) {
         if let Some(registered) = &self.inner.registered {
             registered.keep(|| self.inner.state.lock().registered());
         }
     }
 
-    /// Ends to follow all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once; without, they keep
-    /// them until another bridge tells more, or until they are stale.
+    /// Stops following all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once. Without it, they
+    /// keep the holders until another bridge tells more, or until the holders are stale.
     pub async fn stop(&self, says_goodbye: bool) {
         {
             let mut state = self.inner.state.lock();
@@ -318,12 +319,13 @@ impl Bridge {
         let leasing = self.inner.state.lock().leasing.take();
         if let Some((stop, task)) = leasing {
             stop.cancel();
-            // A task that has failed has said so.
+            // A task that has failed has logged that.
             let _ = task.await;
         }
     }
 
-    /// Begins to follow an engine, however it is given. Where it is followed in just this way, only its address and labels are taken over.
+    /// Begins to follow an engine, however it is given. If the engine is already followed in just this way, only its address and labels are
+    /// taken over.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(engine) => self.add(&mut self.inner.state.lock(), engine, None),
@@ -331,7 +333,7 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow `engine`, of which `origin` has told, as [`Self::follow`] does.
+    /// Begins to follow `engine`, which `origin` has told of, as [`Self::follow`] does.
     fn add(
         &self,
         state: &mut State,
@@ -381,7 +383,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// The publishers of an engine, by the name of its instance or its worker.
+    /// Returns the publishers of the engine with this name of its instance or its worker.
     pub(super) fn called(&self, name: &str) -> Vec<Named> {
         let state = self.inner.state.lock();
         let is_it = |key: &EngineKey| {
@@ -406,12 +408,12 @@ impl Bridge {
         &self.inner.subjects
     }
 
-    /// Tells whether an engine on `host` may be connected to: it was given so, or the operator allows it.
+    /// Tells whether the bridge may connect to an engine on `host`: a given engine is on it, or the operator allows it.
     pub(super) fn allows_host(&self, host: &str) -> bool {
         self.inner.options.register_hosts.allows(host) || self.inner.state.lock().given.has_host(host)
     }
 
-    /// The sources of engines, as they are shown.
+    /// Returns the sources of engines, as operators see them.
     pub fn sources(&self) -> Vec<SourceState> {
         self.inner
             .state
@@ -422,19 +424,19 @@ impl Bridge {
             .collect()
     }
 
-    /// Gives engines that have none the next addresses at which their events are published once more, in the order of `engines`.
+    /// Assigns addresses at which events are published once more: each of `engines` that has none gets the next address, in their order.
     pub fn assign_republished(&self, engines: &[GivenEngine]) {
         if let Some(republisher) = &self.inner.republisher {
             republisher.assign(engines);
         }
     }
 
-    /// The sockets at which an engine's events are published once more, if they are.
+    /// Returns the sockets at which an engine's events are published once more; `None` if they are not.
     pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
     }
 
-    /// The number of engines that all sources know together for which `is_meant` holds.
+    /// Returns the number of engines that the sources for which `is_meant` holds know together.
     pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
         let state = self.inner.state.lock();
         let sources = state.sources.iter().filter(|reports| is_meant(reports));
@@ -445,7 +447,7 @@ impl Bridge {
         self.inner.state.lock().sources.push(reports);
     }
 
-    /// Runs a part of a source of engines until the bridge stops.
+    /// Runs the future `part`, of a source of engines, until the bridge stops.
     pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
         let stop = self.inner.stop.clone();
         let task = async move {
@@ -512,18 +514,19 @@ impl Bridge {
 }
 
 impl Inner {
-    /// The address and labels of an engine, from now on.
+    /// Returns a receiver of the address and labels of an engine, which follows their changes.
     pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
         let state = self.state.lock();
         let followed = state.engines.get(&engine.key);
-        // One that was unregistered meanwhile is about to end.
+        // An engine that was unregistered meanwhile is about to end.
         followed.map_or_else(
             || watch::channel(engine.profile.clone()).1,
             |followed| followed.profiles.subscribe(),
         )
     }
 
-    /// The records of Dynamo's discovery that say how the workers of an engine are asked, where a place is given.
+    /// Returns the records of Dynamo's discovery that say how the workers of an engine are asked; `None` if the engine has no place of
+    /// discovery.
     fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
         let discovery = engine.discovery.as_ref()?;
         let spawn = |looking| {
@@ -536,7 +539,7 @@ impl Inner {
         Some(self.record_readers.of(discovery, spawn))
     }
 
-    /// Forgets what is kept of an engine that was unregistered.
+    /// Removes the kept state of an engine that was unregistered.
     fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
             return;
@@ -546,7 +549,7 @@ impl Inner {
         }
     }
 
-    /// Follows a source that tells of several holders.
+    /// Follows a source that reports several holders.
     async fn follow_source(self: Arc<Self>, task: SourceTask) {
         let (inner, engine, nats) = (Arc::clone(&self), task.engine.clone(), task.nats.clone());
         let start: StartRelay = Box::new(move |worker, rank| {

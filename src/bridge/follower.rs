@@ -1,4 +1,4 @@
-//! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
+//! Follower of one publisher: reacts to connections, gaps and restarts. The task around it decides when to connect and when to give up.
 
 use std::time::{Duration, Instant};
 
@@ -24,20 +24,21 @@ mod trust;
 use asking::Verified;
 use identity::Identity;
 
-/// How engines are followed.
+/// Settings of following engines.
 #[derive(Debug, Clone)]
 pub struct FollowOptions {
-    /// How long a connection, and each message of a replay, may take.
+    /// Longest time for a connection, and for each message of a replay.
     pub patience: Duration,
-    /// How often the replay socket is asked while nothing seems to be missing: it shows that the engine lives, and what was lost last.
+    /// Interval between questions to the replay socket while nothing seems to be missing. The answer shows that the engine lives, and
+    /// brings batches that were lost last.
     pub poll_interval: Duration,
-    /// Silence after which an engine is out of sight. Without a replay socket, only a broken connection shows that.
+    /// Silence after which an engine is out of sight. For an engine without a replay socket, only a broken connection puts it out of sight.
     pub silent_after: Duration,
     /// The pauses between attempts to connect.
     pub backoff: Backoff,
     /// Most names of blocks that are kept for one engine.
     pub blocks_max: usize,
-    /// Silence after which another process at an engine's sockets is not taken for that engine any more.
+    /// Silence after which another process at an engine's sockets no longer counts as that engine.
     pub give_up_after: Duration,
     /// The ports at which workers of Dynamo answer.
     pub answer_ports: AnswerPorts,
@@ -54,7 +55,7 @@ impl Default for FollowOptions {
                 pause_max: Duration::from_secs(5),
             },
             blocks_max: 1 << 22,
-            // As long as daemons keep a holder of whom nothing is heard.
+            // Daemons keep a holder of which nothing is heard for the same time.
             give_up_after: Duration::from_secs(600),
             answer_ports: AnswerPorts::default(),
         }
@@ -62,26 +63,27 @@ impl Default for FollowOptions {
 }
 
 impl FollowOptions {
-    /// The longest time between two looks at an engine: after a longer one, this process has stood still, and the engine has not.
+    /// Returns the longest time between two looks at an engine. A longer time means that this process has stood still, while the engine has
+    /// not.
     pub(super) fn look_interval_max(&self) -> Duration {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// The time from which on a pause of this process is a stall. Daemons miss heartbeats after three seconds, of which one may have passed
-    /// before it: whoever was stale in one of them must not be believed again before a look.
+    /// Returns the shortest pause of this process that counts as a stall. Daemons miss heartbeats after three seconds, one of which may
+    /// have passed before the pause. A holder that was stale in one of them must not be believed again before a look.
     pub(super) fn pause_max(&self) -> Duration {
-        // What a busy machine may take is no stall.
+        // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
     }
 }
 
-/// Why a publisher cannot be followed just now.
+/// Error that keeps a publisher from being followed just now.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowError {
-    /// A socket of the engine.
+    /// A socket of the engine failed.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The way to the daemons: without it there is no following.
+    /// The publisher towards the daemons failed. Following then ends.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -95,21 +97,21 @@ impl FollowError {
 
 /// A replay socket that does not answer, or does not answer as this engine would.
 struct UselessReplay {
-    /// When it is asked again.
+    /// Time at which the socket is asked again.
     ask_at: Instant,
-    /// Why, for people.
+    /// Reason in words for people.
     error: String,
-    /// Whether it contradicts what the engine publishes: then it has to agree with that before it is believed again.
+    /// Whether the socket contradicts the published batches. It then has to agree with them before it is believed again.
     is_contradicted: bool,
 }
 
 static USELESS_GATE: LogGate = LogGate::new();
 
-/// So many connections in a row have to fail at the replay socket before the engine is followed without it: while an engine starts, one socket
-/// comes before the other.
+/// Number of connections in a row that have to fail at the replay socket before the engine is followed without it. While an engine starts,
+/// one socket comes before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
-/// The pauses between questions to one that does not answer.
+/// Pauses between questions to a replay socket that does not answer.
 const REPLAY_BACKOFF: Backoff = Backoff {
     pause_min: Duration::from_secs(1),
     pause_max: Duration::from_secs(60),
@@ -120,40 +122,40 @@ pub(super) struct Follower {
     relay: Relay,
     continuity: Continuity,
     topics: Topics,
-    /// The address of the replay socket, if there is one.
+    /// Address of the replay socket; `None` if the engine has none.
     replay_endpoint: Option<String>,
     replay: Option<Replay>,
     options: FollowOptions,
-    /// The replay socket where it is of no use. Meanwhile the engine is followed as one without.
+    /// State of a replay socket that is of no use; `None` if it is of use. Meanwhile the engine is followed like an engine without one.
     useless_replay: Option<UselessReplay>,
-    /// How often in a row it has not answered a new connection, or, once it is useless, at all.
+    /// Number of failures of the replay socket in a row: at new connections, or at any question once it is useless.
     replay_failures: u32,
-    /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
+    /// Whether the batches of this connection continue the applied batches. After a reconnect, that has to be shown first.
     is_verified: bool,
     /// Whether the replay socket has given the same bytes as this connection for the same number.
     is_proven: bool,
-    /// Since when looks have found batches that are not published on this connection; none where what came last was published.
+    /// Time since which looks have found batches that are not published on this connection; `None` if the last batch was published on it.
     unheard_since: Option<Instant>,
-    /// Whether that has lasted for too long.
+    /// Whether unpublished batches have been found for too long.
     is_unheard: bool,
-    /// When it was last certain that nothing is missing.
+    /// Time at which it was last certain that nothing is missing.
     known_at: Instant,
     stalls: StallWatch,
-    /// In words, that a replay began too late.
+    /// Note in words that a replay began too late; `None` if none did.
     short_replay: Option<String>,
     identity: Identity,
-    /// In words, that another process is not taken for the engine.
+    /// Note in words that another process does not count as the engine; `None` if no such process came.
     stranger: Option<String>,
 }
 
-/// The history of an engine from before, beside its blocks.
+/// History of an engine that was kept from before, beside its blocks.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,
 }
 
 impl Follower {
-    /// Follows the publisher of `topic`, with what comes first of a topic; empty for all.
+    /// Makes a follower of one publisher. `topic` is the beginning of its topics; empty for all.
     pub(super) fn new(
         relay: Relay,
         topic: &str,
@@ -182,18 +184,19 @@ impl Follower {
         }
     }
 
-    /// Goes on behind what was heard before, and is what its relay knows. The engine has to show that it is still the same process.
+    /// Continues after the batches that were heard before, whose blocks the relay knows. The engine has to show that it is still the same
+    /// process.
     pub(super) fn go_on(&mut self, before: HeardBefore) {
         self.continuity = before.continuity;
         self.topics.remember(before.topic);
     }
 
-    /// How often something has changed that is worth keeping.
+    /// Returns the number of changes so far that are worth keeping on disk.
     pub(super) fn changes(&self) -> u64 {
         self.continuity.changes()
     }
 
-    /// All that is known of the engine, whose blocks are translated with `cache`.
+    /// Returns all that is known of the engine, to be kept on disk; `cache` is the settings that its blocks are translated with.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
         let (blocks, rank, epoch) = self.relay.save().await?;
         Ok(KeptEngine {
@@ -206,7 +209,7 @@ impl Follower {
         })
     }
 
-    /// Waits until all that was told has left.
+    /// Waits until everything that daemons were told has left for NATS.
     pub(super) async fn flush(&mut self) -> Result<(), FollowError> {
         Ok(self.relay.flush().await?)
     }
@@ -224,7 +227,7 @@ impl Follower {
         self.relay.has_untold()
     }
 
-    /// Tells it. To be called before this task waits for the engine.
+    /// Tells daemons what has been applied. Call it before this task waits for the engine.
     pub(super) async fn tell(&mut self) -> Result<(), FollowError> {
         Ok(self.relay.tell().await?)
     }
@@ -234,12 +237,12 @@ impl Follower {
         self.replay_endpoint.is_some() && self.useless_replay.is_none()
     }
 
-    /// Whether a look is due at once: nothing shows yet that the replay socket is of the engine that publishes on this connection.
+    /// Whether a look is due at once, because nothing shows yet that the replay socket is of the engine that publishes on this connection.
     pub(super) fn wants_proof(&self) -> bool {
         self.can_ask() && !self.is_proven && self.continuity.is_heard()
     }
 
-    /// The trouble that there is although the engine is followed.
+    /// Returns the trouble with an engine that is followed, in words; `None` if there is none.
     pub(super) fn trouble(&self) -> Option<&str> {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";
@@ -254,23 +257,23 @@ impl Follower {
         certain.or_else(|| self.relay.trouble())
     }
 
-    /// Tells daemons what the trouble is: why the engine is `out_of_sight`, or what there is although it is followed.
+    /// Tells daemons what the trouble with the engine is: why it is `out_of_sight`, or else why it is in doubt although it is followed.
     pub(super) async fn explain(&mut self, out_of_sight: Option<&str>) -> Result<(), FollowError> {
         let trouble = out_of_sight.or_else(|| self.trouble()).map(str::to_owned);
         Ok(self.relay.explain(trouble.as_deref()).await?)
     }
 
-    /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
-    /// afterwards; without one, its next batch has to show it.
+    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. Without a replay
+    /// socket, its next batch has to put it in sight.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
         (self.is_verified, self.is_proven) = (false, false);
         (self.unheard_since, self.is_unheard) = (None, false);
         self.replay = None;
-        // It is out of sight until now.
+        // The engine is out of sight until now.
         self.stalls.begin();
         match &mut self.useless_replay {
-            // What was published contradicted it: the next batch may show that it is right now.
+            // Published batches contradicted the socket. The next batch may show that it is right now.
             Some(useless) if useless.is_contradicted && self.continuity.last().is_some() => {
                 useless.ask_at = Instant::now();
                 Ok(())
@@ -280,8 +283,9 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket. Where it does not answer, for long enough, the engine is followed as one without: what it publishes is worth more
-    /// than nothing. The socket is asked again now and then, since a question keeps this task from reading the connection.
+    /// Asks the replay socket. If it does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed like an engine without one.
+    /// Its published batches are worth more than nothing. The socket is asked again only now and then, since a question keeps this task
+    /// from reading the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
         self.useless_replay = None;
         let error = match self.verify().await {
@@ -316,8 +320,8 @@ impl Follower {
         Ok(())
     }
 
-    /// To be called whenever this task has waited, before it publishes anything: after a stall the engine is out of sight until a look
-    /// that begins after this. Returns whether there was one.
+    /// Notices a stall, and returns whether there was one. Call it whenever this task has waited, before it publishes anything. After a
+    /// stall the engine is out of sight, until a look that begins after this call.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {
@@ -326,13 +330,13 @@ impl Follower {
         Ok(has_stalled)
     }
 
-    /// The connection broke, or the engine is silent.
+    /// Puts the engine out of sight: the connection broke, or the engine is silent.
     pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
         self.replay = None;
         Ok(self.relay.lost().await?)
     }
 
-    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands has to do, while nothing
+    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands is enough while nothing
     /// waits in it.
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
@@ -352,17 +356,17 @@ impl Follower {
         Ok(())
     }
 
-    /// Asks the replay socket for what has been missed, and whether the process is still the same.
+    /// Asks the replay socket for missed batches, and whether the process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
         let (was_verified, before) = (self.is_verified, self.continuity.last());
         match self.ask().await? {
             Verified::Whole | Verified::Torn => {}
-            // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
+            // The bridge is so far behind that only the connection can give the missing batches. Another look shows when it has.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
             behind @ (Verified::Stranger | Verified::Beyond) => {
-                // Nothing is left of the old process; until the new one has told what it has, it is out of sight.
+                // The blocks of the old process are dropped. The engine is out of sight until the new process has told its blocks.
                 self.relay.lost().await?;
                 match behind {
                     Verified::Beyond => self.relay.restart_behind_a_gap().await?,
@@ -373,7 +377,7 @@ impl Follower {
                 }
                 self.continuity.restart();
                 if !self.ask_all().await? {
-                    // It has forgotten some of that meanwhile. Another look finds the rest.
+                    // The socket has forgotten some batches meanwhile. Another look finds the rest.
                     return self.lost().await;
                 }
             }
@@ -385,7 +389,7 @@ impl Follower {
         self.is_proven = self.continuity.is_heard();
         self.known_at = Instant::now();
         if was_verified && self.continuity.last() > before {
-            // One that was the last before a silence may be lost, and one that was just published may be on its way.
+            // A batch that was the last before a silence may be lost, and a batch that was just published may still be on its way.
             let since = *self.unheard_since.get_or_insert(self.known_at);
             self.is_unheard |= since.elapsed() >= self.options.silent_after / 2;
         }
@@ -436,7 +440,7 @@ impl Follower {
                 self.relay.lose(Reason::LostBatches).await?;
                 self.apply(numbered, false).await
             }
-            // Another process behind the same connection, or a replay socket of another one.
+            // Either another process is behind the same connection, or the replay socket is another engine's.
             Published::Other if self.can_ask() => self.distrust(Some(numbered)).await,
             Published::Other => self.begin_with(numbered).await,
         }
@@ -450,7 +454,7 @@ impl Follower {
         match self.continuity.published_again(numbered.seq, &numbered.payload) {
             Published::Next => self.apply(numbered, false).await,
             Published::Duplicate | Published::Forgotten => Ok(()),
-            // The replay socket has given everything, and not what was published before the question.
+            // The replay socket has given all of its batches, and lacks one that was published before the question.
             Published::Gap if self.continuity.is_confirmed() => self.distrust(Some(numbered)).await,
             Published::Gap => {
                 self.relay.lose(Reason::LostBatches).await?;
@@ -460,15 +464,15 @@ impl Follower {
         }
     }
 
-    /// The first batch after a reconnect, of an engine without a replay socket: nobody can say what came before it, nor whether it is
-    /// still the same process. Only a count that begins anew is certain.
+    /// Takes the first batch after a reconnect, of an engine without a replay socket. Nobody can say which batches came before it, nor
+    /// whether it is of the same process. Only a count that begins anew is certain.
     async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.is_verified = true;
         let has_begun = self.continuity.last().is_some();
         match self.continuity.published(numbered.seq, &numbered.payload) {
             Published::Next => {
                 if has_begun {
-                    // What it had is worth more than nothing, and is in doubt.
+                    // The earlier blocks are worth more than nothing, but are in doubt.
                     self.relay.lose(Reason::LostBatches).await?;
                 }
                 self.settle_identity().await?;
@@ -479,7 +483,7 @@ impl Follower {
         self.seen_unless_behind().await
     }
 
-    /// The engine is in sight, unless what it said during a stall may still wait.
+    /// Puts the engine in sight, unless batches from a stall may still wait.
     async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
         match self.stalls.is_behind() {
             true => Ok(()),
@@ -509,7 +513,7 @@ impl Follower {
         }
         self.continuity.applied(*seq, payload, by_replay);
         match by_replay {
-            // The next message of the replay is waited for.
+            // The task waits for the next message of the replay after this.
             true => self.relay.tell().await?,
             false => self.known_at = Instant::now(),
         }

@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
-/// One numbered payload.
+/// A payload with its number and topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Numbered {
     pub(super) seq: u64,
     pub(super) payload: Bytes,
-    /// Empty where it is not told.
+    /// Topic of the payload; empty if the frames do not tell it.
     pub(super) topic: Bytes,
 }
 
@@ -16,22 +16,22 @@ pub(super) struct Numbered {
 pub(super) enum ReplayMessage {
     /// A batch that was published before.
     Batch(Numbered),
-    /// There are no more.
+    /// End of the replay.
     End,
 }
 
-/// Why frames are not a message.
+/// Fault of frames that are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
-    /// The number of frames is another.
+    /// The message has a wrong number of frames.
     #[error("a message has {0} frames; a batch has topic, number and payload")]
     Count(usize),
-    /// The number is not one.
+    /// The frame of the number does not have 8 bytes.
     #[error("the number of a batch has {0} bytes instead of 8")]
     Number(usize),
 }
 
-/// The number that ends a replay: −1.
+/// Number that ends a replay: −1.
 const END: u64 = u64::MAX;
 
 fn number(frame: &Bytes) -> Result<u64, FrameError> {
@@ -42,7 +42,7 @@ fn number(frame: &Bytes) -> Result<u64, FrameError> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// A published message: `[topic, number, payload]`.
+/// Parses a published message: `[topic, number, payload]`.
 pub(super) fn parse_published(frames: &[Bytes]) -> Result<Numbered, FrameError> {
     let [topic, seq, payload] = frames else {
         return Err(FrameError::Count(frames.len()));
@@ -54,7 +54,7 @@ pub(super) fn parse_published(frames: &[Bytes]) -> Result<Numbered, FrameError> 
     })
 }
 
-/// A replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`.
+/// Parses a replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`.
 pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameError> {
     let (topic, seq, payload) = match frames {
         [empty, seq, payload] => (empty, seq, payload),
@@ -71,7 +71,7 @@ pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameErr
     })
 }
 
-/// The question for everything from `start` on: `[empty, number]`.
+/// Makes the question for all batches from `start` on: `[empty, number]`.
 pub(super) fn replay_request(start: u64) -> [Bytes; 2] {
     [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())]
 }

@@ -18,21 +18,21 @@ use super::subscribed::method_path;
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest description of an engine, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Number of a batch that no server has seen. A subscription behind it is refused before anything is sent.
+/// Number of a batch that no server has seen. A server refuses a subscription behind that batch before it sends anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
-/// Silence of the connection after which the server is asked for a sign of life.
+/// Silence of the connection after which the client asks the server for a sign of life.
 const PING_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a stream of frames cannot be had, or has ended.
+/// Error that keeps a stream of frames from being opened, or has ended it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GrpcError {
-    /// The endpoint is none.
+    /// The text is no endpoint for gRPC.
     #[error("{0} is not grpc://HOST:PORT or grpcs://HOST:PORT")]
     Endpoint(String),
     /// The format has no such method.
     #[error("{} is not served over gRPC", .0.as_str())]
     Format(Format),
-    /// The connection.
+    /// The connection failed.
     #[error("{}", in_words(.0))]
     Transport(#[from] tonic::transport::Error),
     /// Nothing came in time.
@@ -43,7 +43,7 @@ pub(super) enum GrpcError {
         "the server has no KV events to hand on: start the engine with --kv-events-config, or --enable-kv-cache-events ({0})"
     )]
     Off(String),
-    /// The server has lost events, or is another process.
+    /// The server has lost events, or is another process than the one that counted so far.
     #[error("the server has lost events, and is asked from the start: {0}")]
     Lost(String),
     /// Any other status.
@@ -60,7 +60,7 @@ pub(super) enum GrpcError {
 }
 
 impl GrpcError {
-    /// Tells whether the server does not have the method that it was asked by.
+    /// Tells whether the error means that the server lacks the method.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, Self::Off(_))
     }
@@ -77,7 +77,7 @@ impl From<Status> for GrpcError {
     }
 }
 
-/// An error with its causes: tonic's own text is `transport error`.
+/// Returns an error with its causes in words. Tonic's own text is only `transport error`.
 fn in_words(error: &tonic::transport::Error) -> String {
     let mut words = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -88,7 +88,7 @@ fn in_words(error: &tonic::transport::Error) -> String {
     words
 }
 
-/// The endpoint of a channel: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS.
+/// Parses the endpoint of a channel: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS.
 pub(super) fn parse_endpoint(endpoint: &str) -> Result<Endpoint, GrpcError> {
     let refused = || GrpcError::Endpoint(endpoint.to_owned());
     let (authority, is_secure) = match endpoint.strip_prefix("grpcs://") {
@@ -111,7 +111,7 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<Endpoint, GrpcError> {
     })
 }
 
-/// Connects to the server at `endpoint`.
+/// Connects to the server at `endpoint`. `patience` bounds the time to connect, and the wait for a sign of life.
 pub(super) async fn connect(endpoint: &str, patience: Duration) -> Result<Channel, GrpcError> {
     let endpoint = parse_endpoint(endpoint)?
         .connect_timeout(patience)
@@ -157,7 +157,7 @@ pub(super) async fn subscribe(
     subscribed.map_err(|_| GrpcError::TimedOut(patience))?
 }
 
-/// Subscribes behind the batch with the number `seen`; from the start with 0.
+/// Subscribes behind the batch with the number `seen`; 0 asks for everything from the start.
 async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<KvEventFrame>, GrpcError> {
     let path = method_path(format).ok_or(GrpcError::Format(format))?;
     let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(FRAME_BYTES_MAX);
@@ -170,7 +170,7 @@ async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<
     Ok(response.await?.into_inner())
 }
 
-/// The next frame.
+/// Waits for the next frame, and returns it.
 pub(super) async fn next(stream: &mut Streaming<KvEventFrame>) -> Result<KvEventFrame, GrpcError> {
     stream.message().await?.ok_or(GrpcError::Ended)
 }

@@ -1,12 +1,13 @@
-//! A guard between an engine and the ZeroMQ library, which reserves whatever a frame announces.
+//! A guard between an engine and the ZeroMQ library. The library reserves as much memory as a frame announces, so that the guard checks the
+//! announcements first.
 //!
 //! ```text
 //! engine ──TCP──▶ guard: Walker ──Unix socket──▶ the library's socket
 //!        ◀────────────────────────────────────
 //! ```
 //!
-//! The guard makes the connection to the engine. The library connects to a private socket of the guard, which takes a connection of this
-//! process alone, and only one. Either connection ends with the other. What broke a bound never reaches the library.
+//! The guard makes the connection to the engine. The library connects to a private socket of the guard, which accepts a single connection,
+//! and only from this process. Either connection ends with the other. A frame that breaks a bound never reaches the library.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -21,10 +22,10 @@ use kvatlas_telemetry::labels::FrameFault;
 
 use super::walker::{Broken, WalkLimits, Walker};
 
-/// Bytes that are on their way in the guard.
+/// Most bytes of an engine that are in the guard at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A guarded connection to an engine. It ends when this is dropped.
+/// A guarded connection to an engine. The connection ends when the guard is dropped.
 pub(super) struct Guard {
     local: String,
     fault: Arc<OnceLock<FrameFault>>,
@@ -36,7 +37,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// What keeps the connection from being made.
+    /// Any error that keeps the connection from being made.
     pub(super) async fn connect(endpoint: &str, metrics: Arc<BridgeMetrics>) -> io::Result<Self> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not tcp://HOST:PORT");
         let (host, port) = match endpoint.parse() {
@@ -45,7 +46,7 @@ impl Guard {
         };
         let remote = TcpStream::connect((host.as_str(), port)).await?;
         remote.set_nodelay(true)?;
-        // A name without a file: it needs no directory that can be written, and leaves nothing behind.
+        // The name is abstract, without a file: it needs no writable directory, and leaves nothing behind.
         let name = format!("\0kvatlas-bridge-{:032x}", fastrand::u128(..));
         let listener = UnixListener::bind(&name)?;
         let fault = Arc::new(OnceLock::new());
@@ -57,12 +58,13 @@ impl Guard {
         })
     }
 
-    /// The address that the library connects to.
+    /// Returns the address that the library connects to.
     pub(super) fn local(&self) -> &str {
         &self.local
     }
 
-    /// The bound that the engine has broken, if that ended the connection. It is known before the library sees the end.
+    /// Returns the bound that the engine has broken; `None` if that did not end the connection. The bound is known before the library sees
+    /// the end.
     pub(super) fn fault(&self) -> Option<FrameFault> {
         self.fault.get().copied()
     }
@@ -89,13 +91,13 @@ async fn pass(
     };
     // Both connections stand until the end of this function: the library sees their end with the fault known.
     if let Ok(Some(found)) = ended {
-        // Nobody else sets it.
+        // No other code sets the fault.
         let _ = fault.set(found);
         metrics.connection_cut(found, &endpoint);
     }
 }
 
-/// The first connection that this process makes; those of others are closed.
+/// Accepts the first connection from this process. Connections from other processes are closed.
 async fn accept_own(listener: &UnixListener) -> io::Result<UnixStream> {
     let own = i32::try_from(std::process::id()).ok();
     loop {
@@ -106,7 +108,7 @@ async fn accept_own(listener: &UnixListener) -> io::Result<UnixStream> {
     }
 }
 
-/// Passes an engine's bytes to the library. Returns the bound that the engine breaks, or none at the end.
+/// Passes an engine's bytes to the library. Returns the bound that the engine breaks; `None` if its connection ends without one.
 async fn pass_inbound(
     mut inbound: impl AsyncRead + Unpin,
     mut to_library: impl AsyncWrite + Unpin,
@@ -120,7 +122,7 @@ async fn pass_inbound(
         }
         let bytes = &chunk[..read];
         if let Err(Broken { passed, fault }) = walker.walk(bytes) {
-            // What came before it is as good as anything.
+            // The bytes before the broken bound are valid, and are passed on.
             to_library.write_all(&bytes[..passed]).await?;
             return Ok(Some(fault));
         }

@@ -1,4 +1,4 @@
-//! The holders of one source that tells of several workers or ranks.
+//! Holders of one source that reports several workers or ranks.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,13 +13,13 @@ use super::relay::Relay;
 static FULL_GATE: LogGate = LogGate::new();
 static FAILED_GATE: LogGate = LogGate::new();
 
-/// Most holders of one source; events of further ones are not told.
+/// Most holders of one source. Events of further holders are not reported.
 const HOLDERS_MAX: usize = 4096;
 
-/// Begins to tell daemons of a worker's rank.
+/// Function that starts the relay for a worker's rank, which reports it to daemons.
 pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
 
-/// A relay that is being started, or in words why there is none.
+/// A relay that is being started; its future yields the relay, or in words why there is none.
 pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
 
 /// The relays of a source, by worker and rank.
@@ -36,7 +36,7 @@ impl Holders {
         }
     }
 
-    /// The relay of a holder, started where there is none yet; none where that fails.
+    /// Returns the relay of a holder, and starts it if there is none yet; `None` if that fails or the source has too many holders.
     pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
         let is_full = self.relays.len() >= HOLDERS_MAX;
         match self.relays.entry((worker.clone(), rank)) {
@@ -64,14 +64,14 @@ impl Holders {
         }
     }
 
-    /// All of them, with whose they are.
+    /// Returns all relays, each with its worker and rank.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (&WorkerName, Rank, &mut Relay)> {
         self.relays
             .iter_mut()
             .map(|((worker, rank), relay)| (worker, *rank, relay))
     }
 
-    /// Ends one of them: daemons forget the holder.
+    /// Ends one relay, so that daemons forget its holder.
     pub(super) async fn forget(&mut self, worker: &WorkerName, rank: Rank) -> Result<(), PublisherError> {
         match self.relays.remove(&(worker.clone(), rank)) {
             Some(relay) => relay.say_goodbye().await,
@@ -79,7 +79,7 @@ impl Holders {
         }
     }
 
-    /// The source is out of sight, and so are they.
+    /// Puts all holders out of sight, because the source is.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for relay in self.relays.values_mut() {
             relay.lost().await?;
@@ -87,7 +87,7 @@ impl Holders {
         Ok(())
     }
 
-    /// Why one of them is not exact, in words for operators; none where all are.
+    /// Returns in words for operators why a holder is not exact; `None` if all are exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let mut troubled = self
             .relays
@@ -100,7 +100,7 @@ impl Holders {
         })
     }
 
-    /// Ends: daemons forget the holders, or learn that nobody sees them any more.
+    /// Ends all relays. With `says_goodbye` daemons forget the holders; otherwise they learn that the holders are out of sight.
     pub(super) async fn end(self, says_goodbye: bool) -> Result<(), PublisherError> {
         for mut relay in self.relays.into_values() {
             match says_goodbye {

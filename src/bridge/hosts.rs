@@ -1,11 +1,11 @@
 //! Hosts that a bridge may connect to for engines that are registered over HTTP.
 //!
-//! Whoever may register would else have the bridge connect to any inner host, or send requests there.
+//! Without this bound, a client that may register could have the bridge connect to any inner host, or send requests there.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Which hosts may be registered, beside this machine.
+/// Hosts that may be registered, beside this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts {
     is_any: bool,
@@ -92,7 +92,7 @@ fn is_in(address: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
     }
 }
 
-/// The host of an endpoint, without brackets; none where the endpoint has none.
+/// Returns the host of an endpoint, without brackets; `None` if the endpoint has none.
 pub(super) fn host_of(endpoint: &str) -> Option<String> {
     let (_, rest) = endpoint.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;

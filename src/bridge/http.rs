@@ -20,16 +20,16 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// An error that stands in the place of a server's answer.
+/// An error instead of a server's answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HttpError {
-    /// The connection cannot be made: nothing was asked.
+    /// The connection cannot be made, and nothing was asked.
     #[error("{0}")]
     Connection(#[from] io::Error),
-    /// The protocol.
+    /// HTTP failed on the connection.
     #[error("{0}")]
     Protocol(#[from] hyper::Error),
-    /// The question cannot be written.
+    /// The question is no valid request.
     #[error("{0}")]
     Request(#[from] hyper::http::Error),
     /// The answer does not end, or is too long.
@@ -44,12 +44,12 @@ pub(super) struct ServerAddress {
     /// A name or an address, without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// The path behind the port; `/` where there is none.
+    /// The path behind the port; `/` if there is none.
     pub(super) path: String,
 }
 
 impl ServerAddress {
-    /// The address in `http://HOST:PORT`, or `https://HOST:PORT`, with a path or without; none where the URL is of another form.
+    /// Parses the address in `http://HOST:PORT` or `https://HOST:PORT`, with a path or without; `None` if the URL has another form.
     pub(super) fn parse(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
@@ -61,7 +61,7 @@ impl ServerAddress {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         let port = match authority.port() {
             Some(port) => port.as_u16(),
-            // What stands behind the host is no port.
+            // The text behind the host is no port.
             None if authority.as_str() != authority.host() => return None,
             None if is_secure => 443,
             None => 80,
@@ -76,7 +76,7 @@ impl ServerAddress {
         })
     }
 
-    /// The address in the URL of an engine's server, which may speak gRPC: `grpc://HOST:PORT`, or `grpcs://HOST:PORT`.
+    /// Parses the URL of an engine's server. Besides HTTP, it may be `grpc://HOST:PORT` or `grpcs://HOST:PORT`.
     pub(super) fn of_server(url: &str) -> Option<Self> {
         match url.strip_prefix("grpc") {
             Some(rest) => Self::parse(&format!("http{rest}")),
@@ -84,13 +84,13 @@ impl ServerAddress {
         }
     }
 
-    /// Host and port, as a URL has them.
+    /// Returns host and port, as a URL has them.
     pub(super) fn authority(&self) -> String {
         authority(&self.host, self.port)
     }
 }
 
-/// A host with a port, as a URL has them.
+/// Joins a host and a port, as a URL has them: an IPv6 address in brackets.
 pub(super) fn authority(host: &str, port: u16) -> String {
     match host.contains(':') {
         true => format!("[{host}]:{port}"),
@@ -106,7 +106,7 @@ pub(super) struct HttpConnection {
 }
 
 impl HttpConnection {
-    /// Connects.
+    /// Connects to a server, with TLS if the address says so.
     pub(super) async fn open(address: &ServerAddress) -> Result<Self, HttpError> {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
         let peer = stream.peer_addr()?;
@@ -126,7 +126,7 @@ impl HttpConnection {
         })
     }
 
-    /// The address that was connected to.
+    /// Returns the address of the server's machine.
     pub(super) fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -136,7 +136,8 @@ impl HttpConnection {
         self.sender.is_closed()
     }
 
-    /// The answer to a question without a body. After an error the connection is of no use.
+    /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection cannot be used
+    /// again.
     pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
         self.sender.ready().await?;
         let request = Request::builder()
@@ -168,7 +169,7 @@ async fn begin(
     Ok(sender)
 }
 
-/// The checks of servers' certificates: against the authorities that this machine trusts.
+/// Settings of TLS: servers' certificates are checked against the authorities that this machine trusts.
 static TLS: LazyLock<Result<Arc<ClientConfig>, String>> = LazyLock::new(|| {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -1,32 +1,36 @@
-//! The bridge: follows engines' ZMQ publishers, and tells daemons by the contract what they say.
+//! The bridge: follows engines' ZMQ publishers and reports their events to daemons in the form of the contract.
 //!
 //! ```text
 //! engine ──PUB──▶ Guard ─▶ Subscription ─┐
 //!        ◀─DEALER─ Guard ◀▶ Replay ─────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
 //! ```
 //!
-//! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane tell of several holders;
-//! their tasks are in `sources`. The promises:
+//! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane report several holders
+//! each; their tasks are in `sources`. The promises:
 //!
-//! 1. A holder is called exact only while all of the engine's batches since its start, or since a clear, have been applied in order.
-//!    What is missing is asked of the engine's replay socket. What that cannot give back makes the holder `upstream_gap` until the engine
-//!    clears or restarts.
-//! 2. Each question to the replay socket overlaps with what was applied. After a reconnect, other bytes for the same number are another
-//!    process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before. On an
-//!    unbroken connection other bytes are either another process or a replay socket of another engine. Nothing of either is left, and the
-//!    socket is believed again once it has the same bytes as a batch that is published.
-//! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
-//! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
-//! 5. What is kept on disk (`state`) makes no holder exact: it is as after a reconnect.
-//! 6. Of several bridges that follow an engine one speaks (`lease`), and two that both do are told apart by their epochs.
-//! 7. What an engine's server has told counts for connections that stood when it was asked (`server`). What differs then is another engine.
-//! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears, unless
-//!    its server's name or its source vouches for it (`follower::identity`).
-//! 9. A worker of Dynamo's event plane is exact while its own numbers of events go on from a state that it was asked for (`dynamo::courses`).
-//! 10. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
-//!     [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
+//! 1. A holder is called exact only while all of the engine's batches since its start, or since a clear, have been applied in order. The
+//!    bridge asks the engine's replay socket for missing batches. If the socket cannot give them back, the holder is `upstream_gap` until
+//!    the engine clears or restarts.
+//! 2. Each question to the replay socket overlaps with the batches that were applied. After a reconnect, other bytes under the same number
+//!    show another process: a new epoch begins, and all blocks of the old process are dropped. Nothing that came over the new connection
+//!    counts before that check. On an unbroken connection, other bytes show either another process or a replay socket of another engine.
+//!    The blocks of both are dropped, and the socket is believed again once it has the same bytes as a batch that is published.
+//! 3. An engine that is gone or does not answer is `upstream_lost` (and so `unverified`), and its heartbeats stop, so that daemons find it
+//!    stale.
+//! 4. A bridge that has stood still treats every engine as out of sight until it has looked at the engine again (`stalls`).
+//! 5. State that is kept on disk (`state`) makes no holder exact: the bridge treats it like the state before a reconnect.
+//! 6. Of several bridges that follow an engine, one speaks (`lease`): it alone reports the engine to daemons. If two of them speak by
+//!    mistake, daemons tell them apart by their epochs.
+//! 7. An answer of an engine's server counts for connections that stood when the server was asked (`server`). A later answer that differs
+//!    means another engine.
+//! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears.
+//!    The process is not in doubt if its server's name or its source vouches for it (`follower::identity`).
+//! 9. A worker of Dynamo's event plane is exact once the bridge has asked it for its state. It stays exact while its event numbers continue
+//!    from that state without a gap (`dynamo::courses`).
+//! 10. Memory is bounded. Unread messages wait in the engine (back-pressure), and a connection with a message beyond the bounds ends
+//!     (`guard`). Names of blocks are bounded by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
-//! `deploy/bridge.md` says the same for operators.
+//! `deploy/bridge.md` gives the same promises to operators.
 
 mod beginning;
 mod check;

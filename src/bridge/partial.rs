@@ -1,9 +1,10 @@
-//! Doubts for some queries only: what an engine's events cannot tell, and tiers of which something is not known, as daemons are told.
+//! Partial doubts: doubts that concern some queries only. An engine's events may leave out facts, and the content of a tier may be
+//! uncertain.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 use kvatlas_engines::Translator;
 
-/// The doubts that what has come of an engine leaves for some queries only.
+/// Returns the doubts for some queries only that an engine's events so far leave, in the form that daemons are told.
 pub(super) fn partial_doubts(blocks: &Translator) -> DegradedReasons {
     let untold = blocks.untold();
     let of_tiers = blocks

@@ -1,4 +1,4 @@
-//! How an engine is followed: told to whoever asks, and to the log.
+//! Progress of following an engine, kept for clients that ask and written to the log.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use kvatlas_process::registry::{EngineStatus, NewEngine};
 use kvatlas_telemetry::LogGate;
 
 static LOST_GATE: LogGate = LogGate::new();
-/// Each of many engines is worth a line at a start. Who registers and removes engines without end gets no more.
+/// Log gate that lets bursts through: each of many engines is worth a line at a start. A client that registers and removes engines without
+/// end gets no more lines.
 static FOLLOWED_GATE: LogGate = LogGate::of_bursts(64);
 static ENDED_GATE: LogGate = LogGate::of_bursts(64);
 static UNTOLD_GATE: LogGate = LogGate::new();
 
-/// How an engine is followed.
+/// Status of an engine that is followed.
 #[derive(Debug, Clone)]
 pub(super) struct Progress {
     pub(super) status: EngineStatus,
@@ -35,12 +36,13 @@ impl Default for Progress {
 pub(super) struct SharedProgress(Arc<Mutex<Progress>>);
 
 impl SharedProgress {
-    /// As it is now.
+    /// Returns the progress as it is now.
     pub(super) fn get(&self) -> Progress {
         self.0.lock().clone()
     }
 
-    /// The engine is followed; `is_exact` says whether all that it has is known for certain, and `trouble` what is wrong nevertheless.
+    /// Notes that the engine is followed. `is_exact` says whether all of its content is known for certain, and `trouble` what is wrong
+    /// nevertheless.
     pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool, trouble: Option<&str>) {
         let status = match is_exact {
             true => EngineStatus::Exact,
@@ -60,12 +62,12 @@ impl SharedProgress {
         }
     }
 
-    /// The engine is out of sight, for now.
+    /// Notes that the engine is out of sight, for now.
     pub(super) fn out_of_sight(&self, engine: &NewEngine, error: &dyn Display) {
         {
             let mut progress = self.0.lock();
             progress.last_error = Some(error.to_string());
-            // One that was never seen stays pending.
+            // An engine that was never seen stays pending.
             if progress.status != EngineStatus::Pending {
                 progress.status = EngineStatus::Lost;
             }
@@ -76,7 +78,7 @@ impl SharedProgress {
         }
     }
 
-    /// The engine is not followed any more.
+    /// Notes that the engine is no longer followed.
     pub(super) fn ended(&self, engine: &NewEngine, error: &dyn Display) {
         *self.0.lock() = Progress {
             status: EngineStatus::Lost,
@@ -88,7 +90,7 @@ impl SharedProgress {
     }
 }
 
-/// Says that the end of following could not be told.
+/// Logs that daemons could not be told of the end of following.
 pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
     if let Some(suppressed) = UNTOLD_GATE.admit() {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! From an engine's payloads to batches of the contract, with what is in doubt.
+//! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,18 +24,18 @@ use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
 use super::republish::Tap;
 
-/// The bounds on a piece that is handed to the publisher at once; it has its own bounds on a batch, and its server's.
+/// Bounds on a piece that is handed to the publisher at once. The publisher has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
 };
-/// About how many bytes of payloads are translated before their events are handed on.
+/// Bytes of payloads, about, that are translated before their events are handed on.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// For so long daemons are told of an engine that has never been in sight, so that those hear of it that start after the bridge.
+/// Time for which daemons are told of an engine that has never been in sight, so that daemons that start after the bridge hear of it.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
-/// The blocks that one engine has. The publisher gives them to daemons that need all of it.
+/// Blocks that one engine has. The publisher gives them to daemons that need the full state.
 struct Blocks(Translator);
 
 impl FullState for Blocks {
@@ -49,35 +49,35 @@ impl FullState for Blocks {
     }
 }
 
-/// Events that the publisher has not been given yet, in the translation. Nobody else sees the blocks meanwhile.
+/// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.
 struct Untold {
     blocks: OwnedMutexGuard<Blocks>,
     payload_bytes: usize,
 }
 
-/// The way to daemons: whom a relay tells, and how.
+/// Everything that a relay needs to tell daemons of its holder.
 pub(super) struct Way {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
     pub(super) holder: PublishedHolder,
     pub(super) options: PublisherOptions,
-    /// The lease that says which bridge speaks, where several follow the holder.
+    /// Lease that says which bridge speaks; `None` if no other bridge follows the holder.
     pub(super) lease: Option<Lease>,
-    /// The holder's address and labels, when they change.
+    /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
 }
 
 /// Labels that the bridge adds to those that a holder was given.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Added {
-    /// The layers that the engine's events tell of, beside full attention.
+    /// Layers beside full attention that the engine's events tell of.
     layers: Option<&'static str>,
-    /// The trouble that there is with the engine, as the value of a label.
+    /// Trouble with the engine, as the value of a label.
     trouble: Option<String>,
 }
 
 impl Added {
-    /// The profile with these labels, too. Where there is no room for one more, those that were given count.
+    /// Returns `profile` with these labels added. A label for which there is no room is left out.
     fn to(&self, profile: &Profile) -> Profile {
         let added = [
             (LAYERS_LABEL, self.layers),
@@ -92,7 +92,7 @@ impl Added {
     }
 }
 
-/// The knowledge that a bridge had of an engine before, and how far it had told it.
+/// Knowledge that an earlier bridge had of an engine, and the last epoch in which it told daemons.
 pub(super) struct Before {
     pub(super) blocks: Translator,
     /// The rank that the engine's batches named.
@@ -101,9 +101,9 @@ pub(super) struct Before {
     pub(super) epoch: u64,
 }
 
-/// Tells daemons what one engine says.
+/// Reports the events of one engine to daemons.
 pub(super) struct Relay {
-    /// For metrics and logs.
+    /// Name of the engine in metrics and logs.
     name: String,
     publisher: HolderPublisher,
     profiles: watch::Receiver<Profile>,
@@ -111,28 +111,30 @@ pub(super) struct Relay {
     batch: EngineBatch,
     blocks: Arc<Mutex<Blocks>>,
     translation: Translation,
-    /// Events that have not been told; none where everything has been. They must not be kept while this task waits for an engine.
+    /// Events that daemons have not been told; `None` if they have been told everything. They must not be kept while this task waits for an
+    /// engine.
     untold: Option<Untold>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
-    /// Why the translator doubts what the engine has, if it does.
+    /// Reason for which the translator doubts the engine's blocks; `None` if it does not.
     doubt: Option<Reason>,
-    /// Doubts for some queries only, by what the engine's events cannot tell.
+    /// Doubts for some queries only, because of facts that the engine's events leave out.
     partial: DegradedReasons,
-    /// Whether it doesn't know what a request can reuse of that.
+    /// Whether the translator does not know which of the blocks a request can reuse.
     hides_groups: bool,
-    /// The labels that this adds to the given ones, and those that daemons have been told.
+    /// Labels that the bridge adds to the given ones.
     added: Added,
+    /// Added labels that daemons have been told.
     told_added: Added,
     /// Whether the engine is out of sight.
     is_lost: bool,
-    /// Whether it has ever been in sight.
+    /// Whether the engine has ever been in sight.
     was_seen: bool,
-    /// The doubts that daemons have been told.
+    /// Doubts that daemons have been told.
     told: DegradedReasons,
-    /// Absent where no other bridge follows the holder.
+    /// Share of the holder in the lease; `None` if no other bridge follows the holder.
     share: Option<Share>,
-    /// Absent where the engine's events are not published once more.
+    /// Tap for publishing the engine's events once more; `None` if they are not.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
@@ -150,7 +152,7 @@ impl Relay {
         Self::begin(format, name, Translator::new(settings), way, metrics).await
     }
 
-    /// Goes on to tell them of one whose blocks were known before. Daemons are given all of them.
+    /// Continues to tell daemons of an engine whose blocks were known before. Daemons are given all of the blocks.
     pub(super) async fn go_on(
         format: Format,
         name: &str,
@@ -232,7 +234,7 @@ impl Relay {
         })
     }
 
-    /// Passes all that is applied from now on through `tap`.
+    /// Passes all batches that are applied from now on through `tap`.
     pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
         self.tap = tap;
     }
@@ -242,22 +244,22 @@ impl Relay {
         &self.name
     }
 
-    /// Whether what the engine has is known for certain.
+    /// Whether all of the engine's blocks are known for certain.
     pub(super) fn is_exact(&self) -> bool {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether all that the engine has told is known, whether or not that tells what a request can reuse.
+    /// Whether nothing of the engine's events is missing and it is in sight, even if the events do not tell what a request can reuse.
     pub(super) fn is_whole(&self) -> bool {
         self.doubt.is_none() && !self.is_lost
     }
 
-    /// Why what the engine has is in doubt; none where it is only out of sight.
+    /// Returns the reason for which the engine's blocks are in doubt; `None` if there is none, also while the engine is only out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
     }
 
-    /// Why the engine is not exact, in words for operators.
+    /// Returns in words for operators why the engine is not exact; `None` if it is.
     pub(super) fn trouble(&self) -> Option<&'static str> {
         let out_of_sight = self
             .is_lost
@@ -266,7 +268,7 @@ impl Relay {
         self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
     }
 
-    /// Tells daemons, and the people who look at them, what the trouble with the engine is, where it is not exact.
+    /// Tells daemons, in a label, what the trouble with the engine is. An exact engine has none.
     pub(super) async fn explain(&mut self, trouble: Option<&str>) -> Result<(), PublisherError> {
         let trouble = trouble.filter(|_| !self.is_exact()).map(Labels::value_of);
         if self.added.trouble == trouble {
@@ -276,7 +278,7 @@ impl Relay {
         self.tell_profile_if_new().await
     }
 
-    /// The largest number that the first batch of such an engine can have.
+    /// Returns the largest number that the first batch of such an engine can have.
     pub(super) fn first_number(&self) -> u64 {
         self.decoder.format().first_number_max()
     }
@@ -289,7 +291,7 @@ impl Relay {
         &self.metrics
     }
 
-    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest, which has to come before this task waits.
+    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest. Call [`Self::tell`] before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
         let mut untold = self.take_untold().await;
@@ -313,21 +315,21 @@ impl Relay {
         untold.payload_bytes += payload.len();
         let is_full = untold.payload_bytes >= UNTOLD_BYTES_MAX;
         self.keep(untold);
-        // What begins or ends a doubt is told in its order.
+        // An event that begins or ends a doubt is told in its order.
         if is_full || self.doubts() != self.told || self.translation.has_cleared() {
             return self.tell().await;
         }
         Ok(())
     }
 
-    /// Notes that what was published once more may be wrong.
+    /// Notes that the events published once more may be wrong.
     fn doubt_tap(&self) {
         if let Some(tap) = &self.tap {
             tap.doubt();
         }
     }
 
-    /// Locks the blocks, unless they are locked for what has not been told yet.
+    /// Locks the blocks, unless they are still locked for untold events.
     async fn take_untold(&mut self) -> Untold {
         match self.untold.take() {
             Some(untold) => untold,
@@ -351,8 +353,8 @@ impl Relay {
         self.untold.is_some()
     }
 
-    /// Applies those events of a batch that was decoded elsewhere for which `is_ours` holds, and tells daemons. What the decoder has left
-    /// out of the batch leaves its doubts here.
+    /// Applies the events for which `is_ours` holds, of a batch that was decoded elsewhere, and tells daemons. Events that the decoder has
+    /// left out of the batch leave their doubts here.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -365,7 +367,7 @@ impl Relay {
         self.tell().await
     }
 
-    /// Tells daemons what has been applied, and what is in doubt.
+    /// Tells daemons the applied events, and the doubts.
     pub(super) async fn tell(&mut self) -> Result<(), PublisherError> {
         // The blocks stay locked until the publisher has all of their events.
         let untold = self.untold.take();
@@ -377,7 +379,7 @@ impl Relay {
         }
         let has_cleared = self.translation.has_cleared();
         let doubts = self.doubts();
-        // A new doubt comes before what is doubted.
+        // A new doubt comes before the events that it concerns.
         if !doubts.is_empty() && doubts != self.told {
             self.tell_doubts(doubts).await?;
         }
@@ -394,7 +396,7 @@ impl Relay {
         self.tell_profile_if_new().await
     }
 
-    /// Tells daemons the holder's address and labels, where they have changed.
+    /// Tells daemons the holder's address and labels, if they have changed.
     async fn tell_profile_if_new(&mut self) -> Result<(), PublisherError> {
         if !self.profiles.has_changed().unwrap_or_default() && self.added == self.told_added {
             return Ok(());
@@ -404,7 +406,8 @@ impl Relay {
         self.publisher.set_profile(profile).await
     }
 
-    /// A clear ends every doubt, and those that there are still have to be told in the same batch.
+    /// Adds the current doubts behind the last clear of each part. A clear ends every doubt, and the doubts that remain have to be told in
+    /// the same batch.
     fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
         for part in &mut self.translation.parts {
             let clears = part.events.iter().rposition(|event| *event == Event::Cleared);
@@ -438,7 +441,7 @@ impl Relay {
         doubts
     }
 
-    /// Tells daemons what is in doubt, where they have been told otherwise.
+    /// Tells daemons the doubts, if they differ from those last told.
     async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
         let doubts = self.doubts();
         if doubts == self.told {
@@ -472,28 +475,28 @@ impl Relay {
         self.share.as_ref().is_none_or(Share::speaks)
     }
 
-    /// All that is known, and what is needed to go on from there.
+    /// Returns everything that is needed to go on later: the blocks, the rank of the batches, and the holder's epoch.
     pub(super) async fn save(&mut self) -> Result<(SavedTranslator, Option<Rank>, u64), PublisherError> {
         self.tell().await?;
         let blocks = self.blocks.lock().await.0.save();
         Ok((blocks, self.rank, self.publisher.cursor().epoch))
     }
 
-    /// Batches of the engine are lost for good, or of no use, for this reason.
+    /// Notes that batches of the engine are lost for good, or of no use, for this reason.
     pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         self.note_doubt(reason).await
     }
 
-    /// A batch cannot be of this engine: it is left out, and what the engine has is in doubt.
+    /// Notes that a batch which cannot be of this engine is left out, so that the engine's blocks are in doubt.
     pub(super) async fn refuse(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.translation.reasons.count(reason);
         self.note_doubt(reason).await
     }
 
-    /// Doubts what the engine has, until it clears, for this reason.
+    /// Doubts the engine's blocks until it clears, for this reason.
     pub(super) async fn note_doubt(&mut self, reason: Reason) -> Result<(), PublisherError> {
-        // The translator's doubt ends with a clear, as this one has to.
+        // The doubt is noted in the translator, where a clear ends it.
         let mut untold = self.take_untold().await;
         untold.blocks.0.note_doubt(reason);
         self.doubt_tap();
@@ -506,7 +509,7 @@ impl Relay {
         !self.is_lost
     }
 
-    /// The engine is out of sight.
+    /// Puts the engine out of sight.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         let was_lost = std::mem::replace(&mut self.is_lost, true);
         if let Some(tap) = &self.tap {
@@ -523,9 +526,9 @@ impl Relay {
         }
     }
 
-    /// The engine is in sight, for now: heartbeats are sent for `time`, unless this is called again.
+    /// Puts the engine in sight, for now: heartbeats are sent for `time`, unless this is called again.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
-        // What was applied while it was out of sight is told as such.
+        // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;
         (self.is_lost, self.was_seen) = (false, true);
         if let Some(tap) = &self.tap {
@@ -536,8 +539,8 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// The engine is another process: a new epoch begins, and nothing of the old one is left. With a `doubt`, batches of the new process are
-    /// missing already, for this reason.
+    /// Begins a new epoch without any block, because the engine is another process. With a `doubt`, batches of the new process are missing
+    /// already, for this reason.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         if let Some(tap) = &self.tap {
@@ -546,8 +549,8 @@ impl Relay {
         self.begin_anew(doubt, Translator::reset).await
     }
 
-    /// Batches of the engine are out of reach: a new epoch begins, of which nothing is known. What names stood for is remembered: it may be the same
-    /// process.
+    /// Begins a new epoch of which nothing is known, because batches of the engine are out of reach. The blocks that names stood for are
+    /// remembered, as it may be the same process.
     pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
         self.doubt_tap();
         self.begin_anew(None, Translator::reset_but_names).await
@@ -566,21 +569,21 @@ impl Relay {
             untold.blocks.0.note_doubt(reason);
         }
         self.keep(untold);
-        // The epoch's first batch says so: without it, nothing would be exactly what the engine has. The blocks stay locked meanwhile: the
-        // old epoch had others.
+        // The epoch's first batch tells the doubts. Without them, daemons would take an empty holder as exact. The blocks stay locked
+        // meanwhile, as the old epoch had others.
         let doubts = self.doubts();
         self.publisher.begin_epoch_in_doubt(doubts).await?;
         self.note_told(doubts);
         self.tell().await
     }
 
-    /// Waits until all that was told has left for the broker.
+    /// Waits until everything that daemons were told has left for the broker.
     pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
         self.tell().await?;
         self.publisher.flush().await.map(|_| ())
     }
 
-    /// Daemons forget the holder.
+    /// Ends the relay, and has daemons forget the holder.
     pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
         if let Some(tap) = &self.tap {
             tap.clear();
@@ -590,8 +593,8 @@ impl Relay {
     }
 }
 
-/// Whether a batch names another rank than those before it, of which `own` is taken note. One publisher is one rank, whatever number it was
-/// registered with: what another one clears is not this one's.
+/// Whether a batch names another rank than the batches before it; `own` keeps the first rank. One publisher is one rank, whatever number it
+/// was registered with, so that a clear of another rank is not this engine's.
 fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
     batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
 }

@@ -1,7 +1,8 @@
-//! `kvatlas admin reset`: an operator has an engine drop its prefix cache, which ends every doubt about it.
+//! Reset: `kvatlas admin reset` has an engine drop its prefix cache, which ends every doubt about it.
 //!
-//! The command comes over NATS, to every bridge; those that follow the engine ask its server, and reply. Asked is where the engine is followed or
-//! has been told to take requests, and nowhere else: the command only names it.
+//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is asked only at
+//! an address that the bridge already has: its own address, or the one that takes the engine's requests. The command itself only names the
+//! engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +29,7 @@ static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
 
 /// Most bytes of a command.
 const COMMAND_BYTES_MAX: usize = 4096;
-/// Longest time for an engine's answer: whoever has sent the command waits.
+/// Longest time for an engine's answer: the sender of the command waits for it.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Most characters of an answer that are shown.
 const ANSWER_CHARS_MAX: usize = 200;
@@ -68,7 +69,7 @@ enum ResetError {
     TimedOut(String),
 }
 
-/// A server to ask, and how.
+/// Server to ask, and the way to ask it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
     way: Way,
@@ -76,11 +77,11 @@ struct Target {
     format: Format,
 }
 
-/// The protocol of a server.
+/// Protocol and address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Way {
     Http(ServerAddress),
-    /// The URL of one that hands on events over gRPC.
+    /// URL of a server that hands on events over gRPC.
     Grpc(String),
 }
 
@@ -138,7 +139,7 @@ impl Target {
         }
     }
 
-    /// The meaning of an answer. vLLM refuses with status 200, SGLang with 400.
+    /// Judges an answer. vLLM refuses with status 200, SGLang with 400.
     fn judge(&self, status: StatusCode, body: &[u8]) -> Result<(), ResetError> {
         let text = || {
             String::from_utf8_lossy(body)
@@ -165,14 +166,15 @@ impl Target {
     }
 }
 
-/// The answer of vLLM's newer releases; older ones say nothing.
+/// Answer of vLLM's newer releases. Older releases answer without a body.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     success: bool,
 }
 
 impl Bridge {
-    /// Listens to commands of operators for ever. Without the right to, nobody is answered, which `kvatlas admin` says.
+    /// Listens to commands of operators for ever. Without the right to subscribe, the bridge answers no command, which `kvatlas admin`
+    /// reports.
     pub(super) async fn carry_out_commands(self, nats: Client) {
         let subject = self.subjects().admin(AdminCommand::Reset);
         let mut commands = match nats.subscribe(subject).await {
@@ -221,11 +223,11 @@ impl Bridge {
             },
             error,
         };
-        // Who does not hear of it asks again.
+        // An operator who gets no reply asks again.
         let _ = nats.publish(reply_to.clone(), reply.encode().into()).await;
     }
 
-    /// Has the servers of these publishers drop their caches, each once.
+    /// Has each server of these publishers drop its cache, once.
     async fn reset(&self, publishers: &[Named]) -> Result<(), ResetError> {
         let mut targets = BTreeMap::new();
         for named in publishers {
@@ -253,7 +255,8 @@ impl Bridge {
         })
     }
 
-    /// The address where an engine is asked over HTTP: that of the `server` which has told of it, or where requests for it go.
+    /// Returns the address where an engine is asked over HTTP: that of the `server` which has told of it, or else the address for its
+    /// requests.
     fn http_address(&self, engine: &NewEngine, server: Option<&str>) -> Result<ServerAddress, ResetError> {
         if let Some(address) = server.and_then(ServerAddress::parse) {
             return Ok(address);
@@ -266,7 +269,7 @@ impl Bridge {
             .as_str();
         let address = ServerAddress::parse(told).or_else(|| ServerAddress::parse(&format!("http://{told}")));
         let address = address.ok_or(ResetError::NoServer)?;
-        // It may have come with a registration, of which only the sockets were looked at.
+        // The address may have come with a registration, for which only the sockets' hosts were checked.
         match self.allows_host(&address.host) {
             true => Ok(address),
             false => Err(ResetError::Host(told.to_owned())),
@@ -274,7 +277,7 @@ impl Bridge {
     }
 }
 
-/// The path by which an engine of this format drops its cache; none where it has none.
+/// Returns the path by which an engine of this format drops its cache; `None` if it has none.
 fn reset_path(format: Format, is_grpc: bool) -> Option<&'static str> {
     match (format, is_grpc) {
         (Format::Vllm, false) => Some("/reset_prefix_cache"),

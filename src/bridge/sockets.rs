@@ -1,4 +1,5 @@
-//! The two sockets of an engine, each behind a guard. Both are made anew after every fault, so that a connection is never replaced unseen.
+//! The two sockets of an engine, for batches and for replays, each behind a guard. Both are made anew after every fault, so that a
+//! connection is never replaced unseen.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use kvatlas_telemetry::labels::FrameFault;
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
 use super::guard::Guard;
 
-/// Why a socket cannot be used any more.
+/// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
     /// The library's error.
@@ -72,12 +73,12 @@ async fn connect(
     connected.map_err(|_| SocketError::TimedOut(patience))?
 }
 
-/// Why a connection ended: the guard knows more than the library.
+/// Returns why a connection ended: the bound that the guard saw broken, if there is one, or else the library's `error`.
 fn explain(guard: &Guard, error: SocketError) -> SocketError {
     guard.fault().map_or(error, SocketError::Cut)
 }
 
-/// The next message of a socket. What had been received before its connection broke comes first.
+/// Waits for the next message of a socket. Messages that were received before its connection broke come first.
 async fn receive(
     socket: &mut impl SocketRecv,
     events: &mut BoxStream<'static, SocketEvent>,
@@ -90,7 +91,7 @@ async fn receive(
                 return message.map(ZmqMessage::into_vec).map_err(|error| explain(guard, error.into()));
             }
             event = events.next() => match event {
-                // The library would connect again by itself, and nobody would know what is between.
+                // The library would connect again by itself, and messages could be lost unseen in between.
                 Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None => {
                     return Err(explain(guard, SocketError::Closed));
                 }
@@ -117,7 +118,7 @@ impl Subscription {
     ) -> Result<Self, SocketError> {
         let mut socket = SubSocket::with_options(options(connect_timeout));
         let events = socket.monitor().boxed();
-        // Before the connection, so that nothing is published on it unseen.
+        // Subscribes before connecting, so that nothing is published on the connection unseen.
         socket.subscribe(topic).await?;
         let guard = connect(&mut socket, endpoint, connect_timeout, metrics).await?;
         Ok(Self {
@@ -127,12 +128,12 @@ impl Subscription {
         })
     }
 
-    /// The next batch. What had been received before the connection broke comes first.
+    /// Waits for the next batch. Batches that were received before the connection broke come first.
     pub(super) async fn next(&mut self) -> Result<Numbered, SocketError> {
         Ok(parse_published(&self.next_frames().await?)?)
     }
 
-    /// The next message, whatever it is.
+    /// Waits for the next message of any form, and returns its frames.
     pub(super) async fn next_frames(&mut self) -> Result<Vec<Bytes>, SocketError> {
         receive(&mut self.socket, &mut self.events, &self.guard).await
     }
@@ -147,7 +148,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Connects. `patience` is how long the next message of an answer may take.
+    /// Connects to a replay socket. `patience` bounds the time to connect and the wait for each message of an answer.
     pub(super) async fn connect(
         endpoint: &str,
         patience: Duration,
@@ -173,7 +174,7 @@ impl Replay {
         Ok(sent.map_err(|_| SocketError::TimedOut(self.patience))??)
     }
 
-    /// The next message of the answer.
+    /// Waits for the next message of the answer.
     pub(super) async fn next(&mut self) -> Result<ReplayMessage, SocketError> {
         let patience = self.patience;
         let next = timeout(patience, receive(&mut self.socket, &mut self.events, &self.guard)).await;

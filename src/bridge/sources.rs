@@ -1,4 +1,4 @@
-//! The tasks of sources that are no single ZMQ publisher of an engine: TensorRT-LLM's servers, and Dynamo's event plane.
+//! Tasks of sources that report several holders: TensorRT-LLM's servers, servers that hand on events over gRPC, and Dynamo's event plane.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ use super::tensorrt::{PollError, Poller, ServerEvents};
 
 static UNHEARD_GATE: LogGate = LogGate::new();
 
-/// Pause between two questions to a server that had something to say, or nothing.
+/// Pause between two questions to a TensorRT-LLM server, whether or not its answer had events.
 const SERVER_PAUSE: Duration = Duration::from_millis(100);
-/// How long the server may take to say that it knows a subscription.
+/// Longest time for the NATS server to confirm a subscription.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
-/// Messages that may wait for the task.
+/// Most messages of a subscription that may wait for the task.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 
-/// Why a source cannot be followed just now.
+/// Error that keeps a source from being followed just now.
 #[derive(Debug, thiserror::Error)]
 enum SourceError {
     #[error(transparent)]
@@ -52,7 +52,7 @@ enum SourceError {
     Grpc(#[from] GrpcError),
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The way to the daemons: without it there is no following.
+    /// The publisher towards the daemons failed. Following then ends.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
@@ -75,7 +75,8 @@ impl SourceError {
 /// Follows one source.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
-    /// The server that has told of it, if one has: it has to tell the same behind each new connection.
+    /// Server that has told of the source; `None` if the source was given directly. The server has to tell the same behind each new
+    /// connection.
     pub(super) origin: Option<Origin>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
@@ -83,13 +84,13 @@ pub(super) struct SourceTask {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// The records of Dynamo's discovery, where a place is given.
+    /// Records of Dynamo's discovery; `None` if no place of them is given.
     pub(super) records: Option<watch::Receiver<Arc<Records>>>,
-    /// The connection over which daemons are told.
+    /// NATS connection over which daemons are told.
     pub(super) nats: Client,
 }
 
-/// A kind of source: what it tells of, and how.
+/// A source, with the state that its kind needs.
 pub(super) enum Source {
     /// A TensorRT-LLM server.
     Server(ServerEvents),
@@ -100,12 +101,12 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The source of a TensorRT-LLM server.
+    /// Makes the source of a TensorRT-LLM server.
     pub(super) fn server(engine: &NewEngine, worker: WorkerName, holders: Holders) -> Self {
         Self::Server(ServerEvents::new(worker, engine.key.rank, holders))
     }
 
-    /// Dynamo's event plane.
+    /// Makes the source of Dynamo's event plane.
     pub(super) fn plane(engine: &NewEngine, holders: Holders, options: &FollowOptions) -> Self {
         let address = PlaneAddress {
             endpoint: engine.endpoint.clone(),
@@ -114,7 +115,7 @@ impl Source {
         Self::Plane(PlaneEvents::new(holders, address, options))
     }
 
-    /// The source of a server that hands on events over gRPC.
+    /// Makes the source of a server that hands on events over gRPC.
     pub(super) fn stream(engine: &NewEngine, worker: WorkerName, holders: Holders) -> Self {
         Self::Stream(SubscribedEvents::new(worker, engine.key.rank, holders))
     }
@@ -137,7 +138,7 @@ impl Source {
 }
 
 impl SourceTask {
-    /// Follows until it is stopped: connects, and connects again.
+    /// Follows the source until it is stopped: connects, and connects again after each failure.
     pub(super) async fn run(self, mut source: Source) {
         let mut failures = 0;
         loop {
@@ -161,7 +162,7 @@ impl SourceTask {
                 return;
             }
             if error.is_cut() {
-                // As for an engine.
+                // A broken bound does not reset the count of failures, as for an engine.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -176,7 +177,7 @@ impl SourceTask {
         }
     }
 
-    /// Looks at the records of discovery without a connection: whoever broke it may be gone.
+    /// Takes in the records of discovery while there is no connection: the worker behind the broken connection may be gone.
     async fn look_at_records(&self, source: &mut Source) -> Result<(), PublisherError> {
         match (source, &self.records) {
             (Source::Plane(events), Some(records)) => {
@@ -214,7 +215,7 @@ impl SourceTask {
             if stalls.has_stalled() {
                 events.holders().lost().await?;
             }
-            // An answer takes the events out of the server: it counts, also where it is no news that the server lives.
+            // An answer takes the events out of the server. So it is applied even when it no longer proves that the server lives.
             let is_news = stalls.is_news(look);
             let seen_for = is_news.then(|| self.options.look_interval_max());
             events.apply(&answer, seen_for).await?;
@@ -253,7 +254,7 @@ impl SourceTask {
         }
     }
 
-    /// Takes in what an event plane has brought.
+    /// Takes in one event of a plane's task: a message, news of discovery, or a tick.
     async fn hear(
         &self,
         heard: Heard,
@@ -278,7 +279,7 @@ impl SourceTask {
         let failed = |error: &dyn std::fmt::Display| SourceError::Nats(error.to_string());
         let subscribed = client.subscribe(self.engine.topic.clone()).await;
         let mut messages = subscribed.map_err(|error| failed(&error))?;
-        // Following goes on meanwhile: the account may lack the right to an inbox, which nothing else needs.
+        // Following goes on without the confirmation: the account may lack the right to an inbox, which nothing else needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         let mut is_confirmed = false;
         *failures = 0;
@@ -311,7 +312,7 @@ impl SourceTask {
             is_confirmed |= matches!(heard, Heard::Message(_));
             self.hear(heard, events, &mut quiet, &healing).await?;
             if is_confirmed {
-                // Whoever is asked before would not be heard behind the answer.
+                // A worker that is asked before would publish events after its answer that nobody hears.
                 healing.ask(events, &quiet.stalls);
                 self.note_plane(events);
             }
@@ -343,7 +344,7 @@ impl SourceTask {
             if let Some(frame) = &frame {
                 events.apply(frame).await?;
             }
-            // The connection is asked for signs of life, and ends without one.
+            // The gRPC connection checks for signs of life itself, and ends if there is none.
             if !quiet.is_behind() {
                 events.seen(self.options.look_interval_max()).await?;
             }
@@ -351,7 +352,7 @@ impl SourceTask {
         }
     }
 
-    /// A connection of its own, and what tells that it broke: it is not made again unseen.
+    /// Makes a NATS connection for this source alone, and a channel that tells when it breaks, so that no reconnect goes unseen.
     async fn connect_nats(&self) -> Result<(Client, mpsc::Receiver<String>), SourceError> {
         let (broke, breaks) = mpsc::channel(1);
         let options = ConnectOptions::new()
@@ -366,7 +367,7 @@ impl SourceTask {
                         Event::Disconnected | Event::SlowConsumer(_) | Event::Closed
                     );
                     if is_loss {
-                        // One is enough to end the connection.
+                        // One event is enough to end the connection.
                         let _ = broke.try_send(event.to_string());
                     }
                 }
@@ -386,7 +387,7 @@ impl SourceTask {
             .followed(&self.engine, trouble.is_none(), trouble.as_deref());
     }
 
-    /// Notes how a plane is followed. Trouble with questions makes no holder inexact that is exact.
+    /// Notes how a plane is followed. An exact holder stays exact when only questions fail.
     fn note_plane(&self, events: &mut PlaneEvents) {
         let in_doubt = events.holders().trouble();
         let trouble = events.trouble().or_else(|| in_doubt.clone());
@@ -401,24 +402,24 @@ impl SourceTask {
     }
 }
 
-/// The event that wakes the task of a plane.
+/// Event that wakes the task of a plane.
 enum Heard {
     /// A message has come.
     Message(Bytes),
-    /// Something else is new.
+    /// An answer or a record has come.
     News(News),
-    /// Nothing, for a while.
+    /// A tick: nothing waits to be read.
     Nothing,
 }
 
-/// The envelope of a message over ZeroMQ; nothing, which cannot be decoded, where it is none.
+/// Returns the envelope of a message over ZeroMQ. If the frames are no such message, returns empty bytes, which cannot be decoded.
 fn envelope_of(frames: &[Bytes]) -> Bytes {
     parse_plane_message(frames)
         .inspect_err(|error| tracing::debug!(%error, "no message of an event plane"))
         .unwrap_or_default()
 }
 
-/// Tells an event plane that has nothing more to say from one that has not been read: the plane cannot be asked.
+/// Tells a source that has nothing more to say from a source that has not been read, because it cannot be asked.
 struct Quiet {
     stalls: StallWatch,
     ticks: Interval,
@@ -436,8 +437,8 @@ impl Quiet {
         self.ticks.tick().await;
     }
 
-    /// To be called after each wait, before anything of `events` is told; `is_tick` says that nothing waits to be read. After a stall the
-    /// holders are out of sight. Returns whether messages may still be those that waited during a stall.
+    /// Call after each wait, before daemons are told anything of `events`. `is_tick` says that nothing waits to be read. Puts the holders
+    /// out of sight after a stall. Returns whether messages may still be those that waited during a stall.
     async fn awake(&mut self, is_tick: bool, events: &mut PlaneEvents) -> Result<bool, PublisherError> {
         if self.has_stalled(is_tick) {
             events.lost().await?;
@@ -445,7 +446,7 @@ impl Quiet {
         Ok(self.is_behind())
     }
 
-    /// As [`Self::awake`]. Returns whether the bridge has stood still: its holders have to be out of sight then.
+    /// Returns whether the bridge has stood still. If so, the caller puts the holders out of sight. `is_tick` is as in [`Self::awake`].
     fn has_stalled(&mut self, is_tick: bool) -> bool {
         let has_stalled = self.stalls.has_stalled();
         if has_stalled {
@@ -456,7 +457,7 @@ impl Quiet {
         has_stalled
     }
 
-    /// Whether messages may still be those that waited during a stall.
+    /// Whether a message may still be one that waited during a stall.
     fn is_behind(&self) -> bool {
         self.stalls.is_behind()
     }

@@ -1,4 +1,4 @@
-//! Engines as people write them: flags, and a TOML file.
+//! Engines as people write them, in flags and in a TOML file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// The fault of an engine as written.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// A flag is not of the form.
+    /// A flag does not have the expected form.
     #[error(
         "--engine {text:?}: {reason}; write http://HOST:PORT or grpc://HOST:PORT, or NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, \
          rank=N, ranks=N, format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
@@ -52,7 +52,7 @@ pub enum SpecError {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not of the form.
+    /// The file does not have the expected form.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file.
@@ -62,16 +62,16 @@ pub enum SpecError {
     },
 }
 
-/// The settings of an engine that does not say them.
+/// Settings of engines for which no other settings are given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineDefaults {
-    /// The model; an engine has to say where there is none, unless its server does.
+    /// Model; `None` if each engine, or its server, has to tell its own.
     pub model: Option<String>,
     /// The tenant.
     pub tenant: Option<String>,
-    /// Tokens in a block, where that is given for all of them.
+    /// Number of tokens in a block; `None` if it is not given for all engines.
     pub block_size: Option<u32>,
-    /// Tokens in a block of an engine that nobody says it of, and that cannot be asked.
+    /// Number of tokens in a block of an engine for which nothing tells the number and that cannot be asked.
     pub untold_block_size: u32,
     /// The format of payloads.
     pub format: Format,
@@ -90,7 +90,7 @@ impl Default for EngineDefaults {
 }
 
 impl EngineDefaults {
-    /// A server with nothing but these, and without a name or an address yet.
+    /// Makes a server with these settings alone, without a name or an address yet.
     pub(super) fn server(&self) -> NewServer {
         NewServer {
             instance: String::new(),
@@ -112,7 +112,7 @@ impl EngineDefaults {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EngineText {
-    /// Empty for the host and port of a server.
+    /// Name of the engine; empty to name a server by its host and port.
     #[serde(default)]
     name: String,
     endpoint: String,
@@ -138,7 +138,7 @@ struct EngineText {
     discovery: Option<String>,
 }
 
-/// The engines of one `--engine`: one, or one a rank.
+/// Parses the engines of one `--engine`: one engine, or one for each rank.
 ///
 /// # Errors
 ///
@@ -217,11 +217,11 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
     Ok(engine)
 }
 
-/// The engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and those of the flag.
+/// Reads the engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and those of the flag.
 ///
 /// # Errors
 ///
-/// All others of [`SpecError`].
+/// Every [`SpecError`] except [`SpecError::Flag`].
 pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<GivenEngine>, SpecError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -254,7 +254,7 @@ pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<
     Ok(engines)
 }
 
-/// The facts that an engine does not tell, however it is followed.
+/// Facts that an engine does not tell, in whatever way it is followed.
 struct Facts {
     beside: BesideEvents,
     groups: GroupFacts,
@@ -313,7 +313,7 @@ impl EngineText {
         Ok(engines.into_iter().map(GivenEngine::Publisher).collect())
     }
 
-    /// The server that is asked for the rest.
+    /// Makes the server that is asked for the rest.
     fn server(self, format: Format, facts: Facts) -> Result<NewServer, String> {
         let told = [
             ("replay", self.replay.is_some()),
@@ -348,7 +348,7 @@ impl EngineText {
         }
     }
 
-    /// The engines at its sockets: one, or one a rank.
+    /// Makes the engines at the given sockets: one engine, or one for each rank.
     fn publishers(&self, format: Format, block_size: u32, facts: &Facts) -> Result<Vec<NewEngine>, String> {
         let model = self.model.as_deref();
         let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
@@ -397,7 +397,7 @@ impl EngineText {
     }
 }
 
-/// The endpoint of a rank: engines give each rank the port after the one before.
+/// Returns the endpoint of a rank: each rank's port is the one after the port of the rank before.
 fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     let refused = || format!("{endpoint} has no port to which rank {rank} can be added");
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(refused)?;

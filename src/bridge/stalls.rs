@@ -1,11 +1,13 @@
-//! Whether this process has stood still: stopped, or without a processor. Engines go on meanwhile, and what they said waits unread.
+//! Stalls: notices when this process has stood still, because it was stopped or had no processor. Engines go on meanwhile, and their
+//! messages wait unread.
 //!
-//! So after a stall a source is out of sight, until a look at it that begins afterwards has succeeded. All sources use the same watch:
+//! So after a stall, a source is out of sight until a look (a check of the source) that begins after the stall has succeeded. All sources
+//! use the same watch:
 //!
 //! | Source | What ends the doubt |
 //! |---|---|
 //! | an engine with a replay socket | the answer to a question that was asked after the stall |
-//! | a server that is asked | the same |
+//! | a server that is asked | the answer to a question that was asked after the stall |
 //! | an engine without a replay socket, an event plane | a whole interval, at whose end nothing waits to be read |
 
 use std::fmt;
@@ -19,7 +21,7 @@ use super::follower::FollowOptions;
 pub struct BridgeClock(Arc<dyn Fn() -> Instant + Send + Sync>);
 
 impl BridgeClock {
-    /// A clock that says what `now` returns. It must not run backwards.
+    /// Makes a clock that reads `now`, which must not run backwards.
     pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -41,22 +43,22 @@ impl fmt::Debug for BridgeClock {
     }
 }
 
-/// A look at an engine that has begun: a question that is open.
+/// A look at an engine that has begun: a question that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Look {
     stalls_before: u64,
 }
 
-/// Notices when the task that it belongs to has stood still.
+/// Notices when its task has stood still.
 #[derive(Debug)]
 pub(super) struct StallWatch {
     clock: BridgeClock,
-    /// A longer time between two signs of life is a stall.
+    /// Shortest time between two signs of life of the task that counts as a stall.
     pause_max: Duration,
-    /// When the task was last seen to run.
+    /// Time at which the task was last seen to run.
     awake_at: Instant,
     stalls: u64,
-    /// Whether what waited during a stall may not have been read yet.
+    /// Whether messages that waited during a stall may still be unread. For sources that cannot be asked.
     is_behind: bool,
 }
 
@@ -71,8 +73,8 @@ impl StallWatch {
         }
     }
 
-    /// To be called whenever the task has waited, before it tells daemons anything. Returns whether it has waited for too long: then the
-    /// source has to be out of sight before anything else is told.
+    /// Returns whether the task has just waited for so long that it counts as a stall. Call it whenever the task has waited, before it
+    /// tells daemons anything. After a stall, put the source out of sight before anything else is told.
     pub(super) fn has_stalled(&mut self) -> bool {
         let now = self.clock.now();
         let paused = now.saturating_duration_since(self.awake_at);
@@ -83,30 +85,30 @@ impl StallWatch {
         has_stalled
     }
 
-    /// Forgets how long the task has waited, as what it follows was out of sight meanwhile.
+    /// Restarts the measurement. Called when the source was out of sight meanwhile, so that the wait counts as no stall.
     pub(super) fn begin(&mut self) {
         self.awake_at = self.clock.now();
         self.is_behind = false;
     }
 
-    /// Whether what waited during a stall may not have been read yet. For sources that cannot be asked.
+    /// Whether messages that waited during a stall may still be unread. For sources that cannot be asked.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Nothing waits to be read, a whole interval after the last stall.
+    /// Notes that nothing waits to be read any more, a whole interval after the last stall.
     pub(super) fn caught_up(&mut self) {
         self.is_behind = false;
     }
 
-    /// A look begins now.
+    /// Begins a look now.
     pub(super) fn look(&self) -> Look {
         Look {
             stalls_before: self.stalls,
         }
     }
 
-    /// Whether what `look` shows is still news: the task has not stood still since it began.
+    /// Whether the result of `look` still counts: the task has not stood still since the look began.
     pub(super) fn is_news(&self, look: Look) -> bool {
         look == self.look()
     }

@@ -1,14 +1,14 @@
 //! `SubscribeKvEvents`: an engine's server hands on its KV events over gRPC, in numbered frames.
 //!
-//! Every connection asks from the start. What comes first, by rank, says how much is known:
+//! Every connection asks for the frames from the start. The first frame of each rank says how much of the rank is known:
 //!
 //! | First frame | The holder |
 //! |---|---|
-//! | number 0 | whole from here on |
+//! | number 0 | whole from this frame on |
 //! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
 //! | a number above 0 | in doubt until the engine clears: the server hands on live events only |
 //!
-//! Each first frame begins a new epoch: a number has no incarnation, so that a connection that is made again may be to another process. A
+//! Each first frame begins a new epoch. A number does not tell which process counts, so that a new connection may be to another process. A
 //! number that does not follow the one before ends the connection.
 
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use kvatlas_engines::{DecodeLimits, EngineBatch, Format, Reason};
 
 use super::holders::Holders;
 
-/// Why a stream of frames cannot go on.
+/// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// A number is not the next one.
+    /// The number of a frame does not follow the one before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
         /// The rank.
@@ -34,7 +34,7 @@ pub(super) enum StreamError {
         /// The number that came.
         got: u64,
     },
-    /// A chunk of a snapshot is not the next one.
+    /// A chunk of a snapshot does not follow the one before.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
         /// The rank.
@@ -42,12 +42,12 @@ pub(super) enum StreamError {
         /// The chunk that was due.
         due: u32,
     },
-    /// The way to the daemons: without it there is no following.
+    /// The publisher towards the daemons failed. Following then ends.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
 
-/// The gRPC method by which servers of a format hand on events; none where there is none.
+/// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
 pub(super) fn method_path(format: Format) -> Option<&'static str> {
     match format {
         Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),
@@ -58,21 +58,21 @@ pub(super) fn method_path(format: Format) -> Option<&'static str> {
     }
 }
 
-/// The messages of one rank over the connection.
+/// State of one rank's frames on the connection.
 #[derive(Debug)]
 struct RankStream {
     /// The number of the last frame.
     last: u64,
-    /// The chunk of a snapshot that is due, and how many there are; none where it is whole.
+    /// Index of the snapshot's chunk that is due, and the number of chunks; `None` if no chunk is due.
     due: Option<(u32, u32)>,
-    /// Batches that the server has missed, or that came before it was asked.
+    /// Number of batches that the server has missed, or that came before it was asked.
     missed: u64,
 }
 
-/// Tells daemons what the frames of one server say.
+/// Reports the frames of one server to daemons.
 pub(super) struct SubscribedEvents {
     worker: WorkerName,
-    /// The rank of frames that name none.
+    /// Rank of frames that name no rank.
     rank: Rank,
     holders: Holders,
     batch: EngineBatch,
@@ -98,19 +98,19 @@ impl SubscribedEvents {
         self.holders
     }
 
-    /// A connection was made. Until a rank's first frame nothing is known of it.
+    /// Notes a new connection. Nothing is known of a rank until its first frame.
     pub(super) async fn connected(&mut self) -> Result<(), PublisherError> {
         self.ranks.clear();
         self.holders.get(&self.worker, self.rank).await;
         self.holders.lost().await
     }
 
-    /// The connection broke, or this process stood still.
+    /// Puts all ranks out of sight: the connection broke, or this process stood still.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }
 
-    /// Why the state of a rank is not known, in words for operators.
+    /// Returns in words for operators why the state of a rank is not known; `None` if all are known.
     pub(super) fn trouble(&self) -> Option<String> {
         if self.ranks.is_empty() {
             return Some(
@@ -138,7 +138,7 @@ impl SubscribedEvents {
             return Ok(());
         };
         if begins {
-            // Out of sight until it is whole.
+            // The rank is out of sight until its snapshot is whole.
             relay.lost().await?;
             relay.restart(has_missed.then_some(Reason::LostBatches)).await?;
         }
@@ -204,14 +204,14 @@ impl SubscribedEvents {
         }
     }
 
-    /// Forgets the doubts that a clear has ended.
+    /// Forgets the missed batches of a rank, as a clear has ended the doubt about it.
     fn forgive(&mut self, rank: Rank) {
         if let Some(stream) = self.ranks.get_mut(&rank) {
             stream.missed = 0;
         }
     }
 
-    /// The server is alive: so are the ranks that are whole, for `time`.
+    /// Reports the ranks whose snapshot is whole as alive for `time`, because the server is alive.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         for (_, rank, relay) in self.holders.all() {
             if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {

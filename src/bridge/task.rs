@@ -1,4 +1,4 @@
-//! The task of one engine: connects, follows, and connects again, until it is stopped.
+//! Task of one engine: connects, follows, and connects again, until it is stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ use super::server::Origin;
 use super::sockets::Subscription;
 use super::state::{Keeper, cache_of};
 
-/// Why the task of an engine goes on.
+/// Event that wakes the task of an engine.
 enum Woken {
     /// A batch has come.
     Published(Numbered),
-    /// Nothing waits to be read: what was read is told together.
+    /// Nothing waits to be read, so that the batches read so far are told together.
     Idle,
     /// The time to look has come, unless something has arrived meanwhile.
     Tick,
@@ -28,20 +28,21 @@ enum Woken {
 /// Follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
-    /// The server that has told of it, if one has: it has to tell the same behind each new connection.
+    /// Server that has told of the engine; `None` if the engine was given directly. The server has to tell the same behind each new
+    /// connection.
     pub(super) origin: Option<Origin>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
     pub(super) progress: SharedProgress,
-    /// Ends the task; the holder stays as it is, until it is stale.
+    /// Token that ends the task. Unless `says_goodbye` is set, daemons keep the holder until it is stale.
     pub(super) stop: CancellationToken,
     /// Whether daemons are told to forget the holder at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// The keeper of what is known, if it is kept.
+    /// Keeper of the engine's state on disk; `None` if no state is kept.
     pub(super) keeper: Option<Keeper>,
-    /// Since when the engine is out of sight; none while it is in sight.
+    /// Time since which the engine is out of sight; `None` while it is in sight.
     pub(super) unseen_since: Option<Instant>,
-    /// The name of the engine's process, as its server told it behind the last connection; none where it tells none.
+    /// Name of the engine's process, as its server told it behind the last connection; `None` if it tells none.
     pub(super) process: Option<String>,
 }
 
@@ -49,7 +50,7 @@ impl EngineTask {
     pub(super) async fn run(mut self) {
         let stop = self.stop.clone();
         let mut failures = 0;
-        // Until it is connected, nothing is known of it.
+        // Until the engine is connected, nothing is known of it.
         if self.follower.lost().await.is_err() {
             return;
         }
@@ -74,7 +75,7 @@ impl EngineTask {
                 return;
             }
             if error.is_cut() {
-                // That it could be connected to is no reason to come back sooner.
+                // A connection that ended for a broken bound does not reset the count of failures.
                 failures = failures.max(failed_before);
             }
             failures = failures.saturating_add(1);
@@ -89,7 +90,7 @@ impl EngineTask {
         }
     }
 
-    /// Says that nobody sees any more what the engine does, or that there is none, and keeps what is known.
+    /// Ends the relay: tells daemons that the engine is out of sight, or to forget it. Keeps the known state.
     async fn end(mut self) -> Result<(), FollowError> {
         let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
         if !says_goodbye {
@@ -116,7 +117,7 @@ impl EngineTask {
         Ok(())
     }
 
-    /// Keeps what is known, if it is time.
+    /// Keeps the known state on disk, if it is time.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
         let Some(keeper) = &mut self.keeper else {
             return Ok(());
@@ -159,12 +160,12 @@ impl EngineTask {
         (self.unseen_since, *failures) = (None, 0);
         self.note_followed().await?;
         let mut heard_at = Instant::now();
-        // When a batch came last, and the same if that was since the last look.
+        // Time of the last batch, and the same time if that batch came since the last look.
         let (mut heard_last, mut published_at): (Option<Instant>, Option<Instant>) = (None, None);
         let interval = self.options.poll_interval;
         let mut poll = tokio::time::interval(interval);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The first tick is due at once: it shows what was published before the engine knew of the subscription.
+        // The first tick is due at once. Its look brings the batches that were published before the engine knew of the subscription.
         loop {
             let woken = tokio::select! {
                 biased;
@@ -177,7 +178,7 @@ impl EngineTask {
             if has_stalled {
                 match self.follower.can_ask() {
                     true => poll.reset_immediately(),
-                    // A connection that stands shows nothing before what waits in it has been read.
+                    // A connection that stands shows nothing before its waiting batches have been read.
                     false => poll.reset(),
                 }
             }
@@ -187,7 +188,7 @@ impl EngineTask {
                     let after_silence = heard_last.is_none_or(|at: Instant| at.elapsed() >= interval);
                     heard_at = Instant::now();
                     (heard_last, published_at) = (Some(heard_at), Some(heard_at));
-                    // Whoever may be another one since shows that at once, however much comes behind.
+                    // After a silence, the engine may be another process. The look shows that at once, however many batches follow.
                     if after_silence && self.follower.can_ask() {
                         self.look(&mut heard_at).await?;
                         published_at = None;
@@ -225,7 +226,7 @@ impl EngineTask {
             }
             Err(error @ FollowError::Publisher(_)) => Err(error),
             Err(error) if heard_at.elapsed() >= self.options.silent_after => Err(error),
-            // One question may fail; the connection stands, and continues the count.
+            // One question may fail while the connection stands and its batches continue the count.
             Err(error) => {
                 tracing::debug!(engine = %self.engine.key, %error, "a replay failed");
                 Ok(())
@@ -233,8 +234,8 @@ impl EngineTask {
         }
     }
 
-    /// The time for which the engine has been out of sight, where that is too long for another process to be taken for it, and nobody vouches
-    /// for that.
+    /// Returns the time for which the engine has been out of sight, if another process would then no longer count as the engine; `None` if
+    /// the time is shorter or its origin vouches for the engine.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;
@@ -242,7 +243,7 @@ impl EngineTask {
         (is_long && !is_vouched_for).then_some(silence)
     }
 
-    /// Takes note of which process the server tells of. Returns whether it is another one than before.
+    /// Notes the name of the process that the server tells. Returns whether it is another process than before.
     fn is_replaced(&mut self) -> bool {
         let told = self.origin.as_ref().and_then(Origin::process);
         let before = std::mem::replace(&mut self.process, told);

@@ -1,8 +1,8 @@
-//! TensorRT-LLM: its server is asked over HTTP for the events since the last question.
+//! TensorRT-LLM: asks its server over HTTP for the events since the last question.
 //!
-//! An answer takes the events out of the server, so there has to be one who asks, and an answer that is lost is lost for good. The events
-//! are numbered from 0 for each rank; the first of a process says which windows it has. So numbers that go on prove that nothing is
-//! missing, and an answer that begins at 0 is another process.
+//! An answer takes the events out of the server. So exactly one client may ask, and an answer that is lost cannot be had again. The events
+//! are numbered from 0 for each rank, and the first event of a process tells its attention windows. So numbers that go on prove that
+//! nothing is missing, and an answer that begins at 0 is of another process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,37 +22,37 @@ use super::http::{HttpConnection, HttpError, ServerAddress};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 
-/// The path of events, unless the endpoint has one.
+/// Path of the events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
 
-/// Why the server cannot be asked.
+/// Error that keeps the server from being asked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PollError {
-    /// The way there and back.
+    /// The connection, or HTTP on it, failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The answer is none of events.
+    /// The status of the answer is not that of events.
     #[error("status {0}")]
     Status(u16),
     /// Nothing came in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The endpoint is none.
+    /// The endpoint is no HTTP address.
     #[error("{0} is not http://HOST:PORT")]
     Endpoint(String),
-    /// The way to the daemons: without it there is no following.
+    /// The publisher towards the daemons failed. Following then ends.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
 }
 
 impl PollError {
-    /// Whether the server may have been asked: then it has taken events out for an answer that did not come.
+    /// Whether the question may have reached the server, which then has taken out events for an answer that did not come.
     fn may_have_taken(&self) -> bool {
         !matches!(self, Self::Http(HttpError::Connection(_)) | Self::Endpoint(_))
     }
 }
 
-/// The address of a server's events.
+/// Parses the address of a server's events.
 pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError> {
     let address = ServerAddress::parse(endpoint).filter(|address| !address.is_secure);
     let mut address = address.ok_or_else(|| PollError::Endpoint(endpoint.to_owned()))?;
@@ -78,10 +78,10 @@ impl Poller {
         })
     }
 
-    /// The events since the last question. After an error the connection is made anew.
+    /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new connection.
     pub(super) async fn poll(&mut self) -> Result<Bytes, PollError> {
         let patience = self.patience;
-        // Taken out: an answer that was given up must not be read as the next one.
+        // The connection is taken out, so that a late answer is not read as the next one.
         let connection = self.connection.take();
         let answered = timeout(patience, self.exchange(connection)).await;
         let (connection, body) = answered.map_err(|_| PollError::TimedOut(patience))??;
@@ -105,20 +105,20 @@ impl Poller {
     }
 }
 
-/// The proof that the numbers of an answer give about one rank.
+/// Verdict on the numbers of an answer, for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Numbers {
-    /// They go on.
+    /// The numbers go on.
     Whole,
-    /// Some are missing.
+    /// Some numbers are missing.
     Holes,
-    /// They count anew, from the start.
+    /// The numbers count anew, from 0 and without a hole.
     Restarted,
-    /// They count anew, and their start is missing.
+    /// The numbers count anew, and some are missing.
     RestartedWithHoles,
 }
 
-/// The proof that `numbers`, of one rank and in order, give behind the number `last`.
+/// Judges `numbers`, which are of one rank and in order, behind the number `last`.
 fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
     let Some(first) = numbers.first().copied() else {
         return Numbers::Whole;
@@ -135,17 +135,16 @@ fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
     }
 }
 
-/// Tells daemons what one server answers.
+/// Reports the answers of one server to daemons.
 pub(super) struct ServerEvents {
     worker: WorkerName,
-    /// The rank of events that name none.
+    /// Rank of events that name no rank.
     rank: Rank,
     holders: Holders,
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
-    /// The ranks that an answer may have told of that was lost, or that was given to a bridge before this one. They are out of sight until
-    /// their next numbers.
+    /// Ranks about which an answer may have been lost, or given to an earlier bridge. They are out of sight until their next numbers.
     unproven: BTreeSet<Rank>,
 }
 
@@ -170,7 +169,7 @@ impl ServerEvents {
         self.holders
     }
 
-    /// An answer did not come. Whether something was in it, only the next numbers show: an answer without any does not.
+    /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows nothing.
     pub(super) fn note_failure(&mut self, error: &PollError) {
         if error.may_have_taken() {
             self.unproven.insert(self.rank);
@@ -178,7 +177,7 @@ impl ServerEvents {
         }
     }
 
-    /// Applies an answer. `seen_for` is how long daemons may take the engine for alive; none where the answer does not show that.
+    /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does not show that.
     pub(super) async fn apply(
         &mut self,
         answer: &[u8],
@@ -189,21 +188,21 @@ impl ServerEvents {
                 let worker = &self.worker;
                 tracing::warn!(%worker, %error, suppressed, "an answer of an engine's server cannot be decoded");
             }
-            // Whatever was in it is gone.
+            // The events in an undecodable answer are lost.
             self.batch.clear();
-            // It may have been the first one.
+            // The answer may have been the first one, so that the relay is started.
             self.holders.get(&self.worker, self.rank).await;
             for (_, _, relay) in self.holders.all() {
                 relay.lose(Reason::Malformed).await?;
             }
-            // All of them are in doubt until a clear now.
+            // All ranks are now in doubt until a clear.
             self.unproven.clear();
         }
         let proven = self.prove_all();
         let is_restarted =
             |numbers: &Numbers| matches!(numbers, Numbers::Restarted | Numbers::RestartedWithHoles);
         if proven.values().any(is_restarted) {
-            // The windows of the process before do not count any more.
+            // The windows of the old process no longer count.
             self.decoder = decoder();
             let _decoded_before = self.decoder.decode(answer, &mut self.batch);
         }
@@ -213,7 +212,8 @@ impl ServerEvents {
         applied
     }
 
-    /// The proofs that the numbers of the batch give, by rank; with the rank of the server itself, so that an empty answer says that it lives.
+    /// Judges the numbers of the batch, by rank. The server's own rank is always among the ranks, so that an empty answer also shows that
+    /// the server lives.
     fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
         let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::from([(self.rank, Vec::new())]);
         for EventNumber { rank, id } in &self.batch.numbers {

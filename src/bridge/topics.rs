@@ -1,17 +1,17 @@
-//! The topics under which one engine publishes: another topic is another engine's.
+//! Topic under which one engine publishes: a batch with another topic is another engine's.
 
 use bytes::Bytes;
 
-/// Knows the topic of one engine.
+/// Topic of one engine, which its first batch decides.
 #[derive(Debug)]
 pub(super) struct Topics {
-    /// The beginning of the topic, as it was configured.
+    /// Configured beginning of the topic.
     prefix: Vec<u8>,
-    /// The topic of the first batch; none before that, or where batches have none.
+    /// Lasting part of the first batch's topic; `None` before that batch, or if batches have no topic.
     own: Option<Vec<u8>>,
 }
 
-/// The part that has to stay the same. Of `kv@POD@MODEL` that is the model: the pod is another one after each restart.
+/// Returns the part of a topic that has to stay the same. For `kv@POD@MODEL` the part is the model, as the pod changes with each restart.
 fn lasting(topic: &[u8]) -> &[u8] {
     let mut parts = topic.splitn(3, |byte| *byte == b'@');
     match (parts.next(), parts.next(), parts.next()) {
@@ -28,7 +28,8 @@ impl Topics {
         }
     }
 
-    /// Whether a batch with this topic is another engine's. The first one decides; those without a topic do not tell.
+    /// Whether a batch with this topic is another engine's. The first batch with a topic decides the engine's topic. A batch without a
+    /// topic tells nothing.
     pub(super) fn is_other(&mut self, topic: &Bytes) -> bool {
         if topic.is_empty() {
             return false;
@@ -46,17 +47,17 @@ impl Topics {
         }
     }
 
-    /// The engine's topic, where it is known.
+    /// Returns the lasting part of the engine's topic; `None` if it is not known.
     pub(super) fn own(&self) -> Option<Vec<u8>> {
         self.own.clone()
     }
 
-    /// The engine's topic was known before.
+    /// Sets the engine's topic to one that was known before.
     pub(super) fn remember(&mut self, own: Option<Vec<u8>>) {
         self.own = own;
     }
 
-    /// Forgets what was known: it may have been another engine's.
+    /// Forgets the engine's topic, which may have been another engine's.
     pub(super) fn forget(&mut self) {
         self.own = None;
     }

@@ -1,4 +1,4 @@
-//! The bounds of what a ZMTP 3 peer sends: walks its bytes without keeping them.
+//! Bounds on the messages of a ZMTP 3 peer: walks over the peer's bytes without keeping them.
 //!
 //! ```text
 //! greeting  64 bytes
@@ -37,37 +37,38 @@ impl WalkLimits {
     };
 }
 
-/// The part of the stream that comes next.
+/// Part of the stream that comes next.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// So many bytes that need no look: of the greeting, or of a body.
+    /// This many bytes need no look: the rest of the greeting, or of a body.
     Skip(u64),
-    /// The flags of a frame.
+    /// The flags of a frame are next.
     Flags,
-    /// So many more bytes of a frame's length.
+    /// `missing` more bytes of a frame's length; `value` is the length so far.
     Length { flags: u8, missing: u8, value: u64 },
 }
 
 /// A bound that a peer has broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Broken {
-    /// The bytes, of those that were looked at last, that come before it. None of them completes the head of the frame that broke it.
+    /// Number of bytes, in the slice walked last, before the byte that broke the bound. They do not complete the head of the frame that
+    /// broke it.
     pub(super) passed: usize,
     pub(super) fault: FrameFault,
 }
 
-/// The place of a connection in a peer's bytes.
+/// Position in the bytes of one peer's connection.
 #[derive(Debug)]
 pub(super) struct Walker {
     limits: WalkLimits,
     state: State,
-    /// The frames of the message that is under way.
+    /// Number of frames of the current message.
     frames: u32,
     message_bytes: u64,
 }
 
 impl Walker {
-    /// At the beginning of a connection.
+    /// Makes a walker at the beginning of a connection.
     pub(super) fn new(limits: WalkLimits) -> Self {
         Self {
             limits,
@@ -81,14 +82,14 @@ impl Walker {
     ///
     /// # Errors
     ///
-    /// [`Broken`] as soon as a frame's head announces what is beyond a bound.
+    /// [`Broken`] as soon as the head of a frame announces a length or a frame beyond a bound.
     pub(super) fn walk(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
             self.state = match self.state {
                 State::Skip(left) => {
                     let rest = bytes.len() - at;
-                    // Fits: it is at most `rest`.
+                    // The conversion cannot lose anything: the result is at most `rest`.
                     let skipped = usize::try_from(left).map_or(rest, |left| left.min(rest));
                     at += skipped;
                     Self::skip(left - skipped as u64)
@@ -134,7 +135,7 @@ impl Walker {
         }
     }
 
-    /// Whether a frame may come.
+    /// Counts a frame with these `flags` and this length, or refuses it with the bound that it breaks.
     fn admit(&mut self, flags: u8, bytes: u64) -> Result<(), FrameFault> {
         let limits = self.limits;
         if flags & COMMAND != 0 {

@@ -1,13 +1,13 @@
-//! The clock of the world, in the contract's unit, and as people read it.
+//! Wall clock: the time in the contract's unit, and in a form for people.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The time now, in microseconds since the Unix epoch; 0 before it.
+/// Returns the time now, in microseconds since the Unix epoch; 0 before the epoch.
 pub fn unix_time_us() -> u64 {
     unix_us_of(SystemTime::now())
 }
 
-/// A time in microseconds since the Unix epoch; 0 before it.
+/// Converts a time to microseconds since the Unix epoch; 0 before the epoch.
 pub fn unix_us_of(time: SystemTime) -> u64 {
     let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
@@ -16,7 +16,7 @@ pub fn unix_us_of(time: SystemTime) -> u64 {
 const MICROSECONDS_PER_SECOND: u64 = 1_000_000;
 const SECONDS_PER_DAY: u64 = 86_400;
 
-/// A time in microseconds since the Unix epoch, in RFC 3339 (UTC), to the second.
+/// Formats a time in microseconds since the Unix epoch in RFC 3339 (UTC), to the second.
 pub fn rfc3339(time_us: u64) -> String {
     let seconds = time_us / MICROSECONDS_PER_SECOND;
     let (year, month, day) = civil_date(seconds / SECONDS_PER_DAY);
@@ -25,7 +25,7 @@ pub fn rfc3339(time_us: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, from days since 1970-01-01.
+/// Returns year, month and day of the Gregorian calendar, from days since 1970-01-01.
 ///
 /// Howard Hinnant's `civil_from_days`, <https://howardhinnant.github.io/date_algorithms.html>, without days before 1970.
 /// Years begin in March, so that a leap day is the last of its year; 400 of them are an era.

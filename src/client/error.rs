@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use kvatlas_core::wire::WireError;
 
-/// Why a request has no answer, or a batch was not sent.
+/// Error that leaves a request without an answer, or a message unsent.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody subscribes to the subject.
+    /// No daemon subscribes to the subject.
     #[error("no kvatlas daemon listens on {subject}; start one, or check the subject prefix")]
     NoDaemon {
-        /// The subject asked.
+        /// Subject of the request.
         subject: String,
     },
     /// No answer came in time.
     #[error("no answer on {subject} within {patience:?}")]
     TimedOut {
-        /// The subject asked.
+        /// Subject of the request.
         subject: String,
-        /// How long was waited.
+        /// Time that the request waited.
         patience: Duration,
     },
     /// The daemon answered with an error.

@@ -1,4 +1,4 @@
-//! The other side of the contract: a client for routers, and a publisher for engines.
+//! Clients of the contract with daemons: a query client for routers, and a publisher for engines.
 
 mod backoff;
 mod clock;

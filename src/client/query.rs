@@ -1,4 +1,4 @@
-//! Asking: for routers.
+//! Queries to daemons, for routers.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -16,20 +16,20 @@ use kvatlas_core::wire::{
 use super::error::ClientError;
 use super::gather::Gatherer;
 
-/// How long a request waits for its answer unless told otherwise.
+/// Longest wait of a request for its answer, unless the caller sets another.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a request that waits looks whether the connection is another one.
+/// Interval at which a waiting request checks whether the connection was made anew.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// On so many connections a request is sent at most: a server may end the connection because of it.
+/// Most connections on which one request is sent: the request itself may be why a server ends the connection.
 const CONNECTIONS_MAX: usize = 8;
-/// The share of the patience for which a request that nobody listens to is sent again: one part in so many.
+/// Divisor of the patience: for this part of it, a request that no daemon listens to is sent again.
 const NOBODY_PARTS: u32 = 20;
 
-/// Asks the daemons of one prefix. Cheap to clone; requests may run side by side.
+/// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
 ///
 /// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request is sent
-/// again on each new connection, and once more when half of its patience has passed: asking changes nothing. Where no daemon listens, it is
-/// sent again for a twentieth of the patience: daemons whose server has gone are with another one soon.
+/// again on each new connection, and once more after half of its patience, which is safe because asking changes nothing. If no daemon
+/// listens, the request is sent again for a twentieth of the patience: daemons whose server has gone soon connect to another.
 ///
 /// ```no_run
 /// use kvatlas_client::QueryClient;
@@ -56,7 +56,7 @@ pub struct QueryClient {
 }
 
 impl QueryClient {
-    /// A client on the connection `nats`.
+    /// Makes a client on the connection `nats`.
     pub fn new(nats: Client, subjects: Subjects) -> Self {
         Self {
             nats,
@@ -66,8 +66,8 @@ impl QueryClient {
         }
     }
 
-    /// Asks all shards instead of one daemon or gateway, and makes one answer of theirs. An answer that lacks shards when the
-    /// patience is at its end names them in `gathered`: give a patience that a router can afford.
+    /// Lets the client ask all shards instead of one daemon or gateway, and merge their answers into one. An answer that lacks shards when
+    /// the patience ends names them in `gathered`: set a patience that a router can afford.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl QueryClient {
         self
     }
 
-    /// Which holders hold how long a prefix.
+    /// Asks which holders hold how long a prefix of the query.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -109,7 +109,7 @@ impl QueryClient {
         Ok(QueryReply::decode(&reply.payload)?)
     }
 
-    /// Several queries in one request; the answers come in the same order.
+    /// Asks several queries in one request. The answers come in the same order.
     pub async fn query_batch(
         &self,
         namespace: &NamespaceName,
@@ -131,7 +131,7 @@ impl QueryClient {
         Ok(BatchReply::decode(&reply.payload)?.results)
     }
 
-    /// How far a daemon has followed the holders of a namespace.
+    /// Asks how far a daemon has followed the holders of a namespace.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
         if let Some(gatherer) = &self.gatherer {
             return Ok(gatherer
@@ -143,12 +143,12 @@ impl QueryClient {
         Ok(StatusReply::decode(&reply.payload)?)
     }
 
-    /// Tells what requests found of what answers promised, so that daemons can compare. Nobody replies: it returns when the report is on its
-    /// way.
+    /// Reports how much of what answers promised requests have found, so that daemons can compare. Daemons do not reply: the call returns
+    /// when the report is on its way.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] where the connection takes nothing.
+    /// [`ClientError::Connection`] if the connection takes nothing.
     pub async fn tell_outcomes(
         &self,
         namespace: &NamespaceName,
@@ -163,20 +163,21 @@ impl QueryClient {
         .await
     }
 
-    /// Tells daemons where requests are sent, before their events do. They are kept where `hints.ttl_ms` says for how long, and queries with
-    /// [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get what they predict. Nobody replies.
+    /// Tells daemons where requests are sent, before the engines' events show it. A daemon keeps such hints if its `hints.ttl_ms` says for
+    /// how long. Queries with [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get the blocks that the hints
+    /// predict. Daemons do not reply.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Connection`] where the connection takes nothing, or a hint is longer than the server allows.
+    /// [`ClientError::Connection`] if the connection takes nothing, or a hint is longer than the server allows.
     pub async fn tell_hints(&self, namespace: &NamespaceName, hints: Vec<Hint>) -> Result<(), ClientError> {
         let subject = self.subjects.hint(namespace);
-        // Each may be as long as a query, and so may a message.
+        // Each hint may be as long as a query, which may fill a message.
         let reports = hints.into_iter().map(|hint| HintReport(vec![hint]).encode());
         self.publish(&subject, reports).await
     }
 
-    /// Publishes reports, which nobody replies to.
+    /// Publishes reports, to which no daemon replies.
     async fn publish(
         &self,
         subject: &str,
@@ -217,7 +218,7 @@ impl QueryClient {
 }
 
 impl QueryClient {
-    /// Asks, and asks once more beside it when half of the patience has passed.
+    /// Asks, and asks a second time in parallel when half of the patience has passed. Returns the first reply.
     async fn ask_twice(&self, subject: &str, payload: Bytes) -> Result<Message, RequestError> {
         let ask = || self.ask_on_each_connection(subject.to_owned(), payload.clone());
         let mut first = pin!(ask());
@@ -231,7 +232,7 @@ impl QueryClient {
         }
     }
 
-    /// Asks, and asks again whenever the connection is another one.
+    /// Asks, and asks again whenever the connection was made anew.
     async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
         let statistics = self.nats.statistics();
         let asked = Instant::now();
@@ -266,7 +267,7 @@ impl QueryClient {
     }
 }
 
-/// The error that a reply's headers carry, if any.
+/// Returns the error that a reply's headers carry; `None` if they carry none.
 pub(super) fn refusal(reply: &Message) -> Option<ClientError> {
     let headers = reply.headers.as_ref()?;
     let code = headers.get(ERROR_CODE_HEADER)?.as_str();

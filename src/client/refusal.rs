@@ -1,21 +1,21 @@
 //! A refusal by a NATS server: of a subscription, or of a message.
 //!
-//! The server says so in an error on the connection, at any time. It is asked, or its configuration is loaded again and the
-//! right is gone. The client library goes on as if nothing had happened. So the words of the error are all there is to know
-//! it by.
+//! The server reports a refusal in an error on the connection. That happens when the client subscribes or publishes, or later, when the
+//! server's configuration is loaded again and the right is gone. The client library goes on as if nothing had happened. So a refusal can be
+//! known only by the words of the error.
 
 use std::fmt;
 
 /// The subscription or the message that the server refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Refused {
-    /// A subscription to this subject. Without a subject it may be any: the server has as many as it allows.
+    /// A subscription to this subject. `None` means any subscription: the server has as many as it allows.
     Subscription(Option<String>),
     /// A message on this subject.
     Message(String),
 }
 
-/// A refusal, and the server's words.
+/// A refusal, with the server's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The subscription or the message that was refused.
@@ -25,9 +25,9 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal that `words` of the server are; none if they are about something else.
+    /// Reads the refusal in the server's `words`; `None` if they are about something else.
     pub fn parse(words: &str) -> Option<Self> {
-        // Other versions spell it in other cases.
+        // Versions of the server differ in upper and lower case.
         let lower = words.to_ascii_lowercase();
         let refused = if lower.contains("permissions violation for subscription to") {
             Refused::Subscription(quoted(words))
@@ -60,7 +60,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The first text in quotation marks.
+/// Returns the first text in quotation marks; `None` if there is none.
 fn quoted(words: &str) -> Option<String> {
     words.split('"').nth(1).map(str::to_owned)
 }

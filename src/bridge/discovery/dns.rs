@@ -1,7 +1,8 @@
-//! Engines behind a name of DNS, such as that of a headless Service: an address each, or an SRV record each, which has the port, too.
+//! Engines behind a name of DNS, such as that of a headless Service. Each address is an engine, or each SRV record, which also has the
+//! port.
 //!
 //! An answer may lack an engine that is there: name servers leave out pods that are not ready for a moment, and some of many records. So an
-//! engine is gone when several answers in a row lack it. No answer at all, or an error of the name server, changes nothing.
+//! engine counts as gone only after several answers in a row lack it. No answer at all, or an error of the name server, changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use super::super::spec::EngineDefaults;
 use super::spec::DnsPlace;
 use super::{Reports, SERVER_PORT, ServerPort, server_at};
 
-/// So many answers in a row lack an engine that is gone.
+/// Number of answers in a row without an engine, after which the engine counts as gone.
 const MISSED_MAX: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +31,7 @@ enum DnsError {
     SeveralPorts { target: String },
 }
 
-/// The engines of a name, and how many answers in a row have lacked each.
+/// Engines of a name, each with the number of answers in a row that have lacked it.
 #[derive(Debug, Default)]
 struct Known(BTreeMap<String, (NewServer, u32)>);
 
@@ -80,7 +81,7 @@ async fn look(
     }
 }
 
-/// A resolver for the name servers of this machine, with its search domains, or for the one that is given. It has no cache.
+/// Makes a resolver without a cache: for the name servers of this machine, with its search domains, or for the given name server.
 fn make_resolver(place: &DnsPlace) -> Result<TokioResolver, NetError> {
     let mut builder = match place.server {
         None => TokioResolver::builder_tokio()?,
@@ -96,12 +97,12 @@ fn make_resolver(place: &DnsPlace) -> Result<TokioResolver, NetError> {
     };
     let options = builder.options_mut();
     options.cache_size = 0;
-    // A pod with both has one cache.
+    // A pod with addresses of both families has one cache, and must be one engine.
     options.ip_strategy = LookupIpStrategy::Ipv4thenIpv6;
     builder.build()
 }
 
-/// An empty list where the name server says that there is nothing.
+/// Returns an empty list if the name server says that there is nothing, and the error otherwise.
 fn or_nothing<T>(error: NetError) -> Result<Vec<T>, DnsError> {
     match error.is_no_records_found() {
         true => Ok(Vec::new()),
@@ -109,7 +110,7 @@ fn or_nothing<T>(error: NetError) -> Result<Vec<T>, DnsError> {
     }
 }
 
-/// An engine for each address of `name`.
+/// Returns an engine for each address of `name`.
 async fn addresses(
     resolver: &TokioResolver,
     name: &str,
@@ -136,7 +137,8 @@ async fn addresses(
     Ok(found.iter().map(server).collect())
 }
 
-/// An engine for each SRV record of `name`, called by the first label of its target: of a pod with a name in DNS that is its own name.
+/// Returns an engine for each SRV record of `name`. Its name is the first label of the record's target: for a pod with a name in DNS, the
+/// pod's name.
 async fn records(
     resolver: &TokioResolver,
     name: &str,
@@ -175,7 +177,7 @@ async fn records(
             &address.to_string(),
             ServerPort {
                 number: port,
-                // As the service of the records is called.
+                // The name of the records' service tells the protocol.
                 is_grpc: name.starts_with("_grpc."),
             },
             discovered,

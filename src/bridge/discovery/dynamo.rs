@@ -1,11 +1,13 @@
-//! Event planes of Dynamo, by the records of its discovery: who publishes, over what, and which model a component serves.
+//! Event planes of Dynamo, read from the records of its discovery. The records say which publishers there are, over what they publish, and
+//! which model a component serves.
 //!
-//! | key | it says |
+//! | key | what the record says |
 //! |---|---|
 //! | `v1/event_channels/SCOPE/topic/kv-events/PUBLISHER` | the publisher's address on ZeroMQ, or its subject on NATS |
 //! | `v1/mdc/NAMESPACE/COMPONENT/ENDPOINT/INSTANCE` | the model of the endpoint, and the size of its blocks |
 //!
-//! On ZeroMQ each publisher is a plane of its own, and gone with its record. On NATS all publishers of an endpoint share one subject.
+//! On ZeroMQ each publisher is a plane (a source of events) of its own, and is gone with its record. On NATS all publishers of an endpoint
+//! share one subject.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,12 +28,12 @@ use super::spec::DynamoPlace;
 const MODELS: &str = "v1/mdc/";
 const TOPIC: &str = "kv-events";
 
-/// The way by which a publisher tells of its events.
+/// Transport over which a publisher sends its events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Transport {
-    /// Its address.
+    /// ZeroMQ, with the publisher's address.
     Zmq(String),
-    /// The first words of its subject.
+    /// NATS, with the first words of the publisher's subject.
     Nats(String),
 }
 
@@ -43,14 +45,14 @@ struct Channel {
     transport: Transport,
 }
 
-/// The model that an endpoint serves, and tokens in a block.
+/// A model's record: the model that an endpoint serves, and the number of tokens in a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Card {
     model: String,
     block_size: Option<u32>,
 }
 
-/// Looks at the records of `place` for ever.
+/// Looks at the records of `place` every `interval`, for ever, and reports the engines.
 pub(super) async fn run(
     place: &DynamoPlace,
     defaults: &EngineDefaults,
@@ -73,7 +75,8 @@ pub(super) async fn run(
     }
 }
 
-/// The cards by their scopes. Publishers are written to `known`, by their keys: one whose record cannot be read is as it was.
+/// Reads the records. Returns the models' cards by their scopes, and writes the publishers to `known` by their keys. A publisher whose
+/// record cannot be read stays as it was.
 async fn look(
     place: &DynamoPlace,
     known: &mut BTreeMap<String, Channel>,
@@ -83,7 +86,7 @@ async fn look(
     let mut before = std::mem::take(known);
     let is_of_plane = |(key, _): &Pair| key.contains(&format!("/topic/{TOPIC}/"));
     for (key, value) in channels.into_iter().filter(is_of_plane) {
-        // It may be written just now.
+        // A record that cannot be read may be half written just now.
         if let Some(channel) = read_channel(&key, &value).or_else(|| before.remove(&key)) {
             known.insert(key, channel);
         }
@@ -91,7 +94,7 @@ async fn look(
     Ok(cards.iter().filter_map(|(_, value)| read_card(value)).collect())
 }
 
-/// The engines of these publishers, and in words why some are not followed.
+/// Returns the engines of these publishers, and in words why some are not followed.
 fn engines<'a>(
     place: &DynamoPlace,
     channels: impl Iterator<Item = &'a Channel>,
@@ -102,7 +105,7 @@ fn engines<'a>(
     for channel in channels.filter(|channel| place.is_meant(&channel.scope)) {
         let card = cards.get(&channel.scope);
         let model = match (card, &defaults.model) {
-            // Another model than that which is looked for.
+            // The endpoint serves another model than the given one.
             (Some(card), Some(given)) if card.model != *given => continue,
             (Some(card), _) => &card.model,
             (None, Some(given)) => given,
@@ -141,7 +144,7 @@ fn engines<'a>(
     (engines.into_values().collect(), troubles.into_iter().collect())
 }
 
-/// The name of a plane, its endpoint and its topic; none where it is not known where its NATS server is.
+/// Returns the name of a plane, its endpoint and its topic; `None` if the plane is on NATS and its NATS server is not given.
 fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
     match &channel.transport {
         Transport::Zmq(endpoint) => {
@@ -152,7 +155,7 @@ fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, 
             let subject = format!("{prefix}.{TOPIC}");
             let words: Vec<&str> = channel.scope.split('/').skip(1).step_by(2).collect();
             let name = words.join(".");
-            // It has to be short enough for a name.
+            // A scope that is too long for a name is replaced by a hash.
             let name = match worker_of_instance(&name) {
                 Ok(_) => name,
                 Err(_) => format!("dynamo-{:x}", xxh3_64(subject.as_bytes())),
@@ -162,7 +165,7 @@ fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, 
     }
 }
 
-/// A publisher's record; none where it is of another form.
+/// Reads a publisher's record; `None` if it has another form.
 fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
     let (scope, rest) = key.strip_prefix(CHANNELS)?.rsplit_once("/topic/")?;
     let (_, publisher) = rest.split_once('/')?;
@@ -179,7 +182,7 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
     })
 }
 
-/// The scope of a card, and what it says; none where it is an adapter's, or of another form.
+/// Reads a model's record. Returns its scope and its card; `None` if it is an adapter's record, or has another form.
 fn read_card(value: &[u8]) -> Option<(String, Card)> {
     #[derive(Deserialize)]
     struct Record {

@@ -1,7 +1,7 @@
-//! Engines in files: one, or all `*.toml` of a folder, in the form of `--engines-file`.
+//! Engines in files: in one file, or in all `*.toml` of a folder, in the form of `--engines-file`.
 //!
-//! Files are looked at again and again rather than watched: so it works with every file system, and with a ConfigMap, whose files are links
-//! to a folder that is replaced as a whole. A file that cannot be used changes nothing.
+//! Files are polled rather than watched. This works with every file system, and with a ConfigMap, whose files are links to a folder that is
+//! replaced as a whole. A file that cannot be used changes nothing.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -16,7 +16,7 @@ use super::Reports;
 
 /// Most files of a folder.
 const FILES_MAX: usize = 1024;
-/// A file that was changed within this time may be changed again without a sign of it: clocks of file systems are coarse.
+/// Age below which a file may change again without a new [`Mark`], because clocks of file systems are coarse.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ enum FileError {
     Spec(#[from] SpecError),
 }
 
-/// A file as it was when it was read: a changed or replaced one has another mark.
+/// Mark of a file at its reading. A changed or replaced file has another mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl Mark {
     }
 }
 
-/// Looks at `path` for ever.
+/// Looks at `path` every `interval`, for ever, and reports its engines.
 pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Duration, reports: &Reports) {
     let mut seen = None;
     loop {
@@ -60,7 +60,7 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
             let found = look(&path, &defaults, seen.as_deref());
             (found, seen)
         });
-        // It ends otherwise only with the runtime.
+        // An error here means that the runtime is ending.
         let Ok((found, before)) = looked.await else {
             return;
         };
@@ -79,10 +79,11 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
     }
 }
 
-/// The marks of files that will not change without one, and their engines.
+/// Result of a look: the marks of the files and their engines. The marks are `None` if a file is so new that it may change without a new
+/// mark.
 type Looked = (Option<Vec<Mark>>, Vec<GivenEngine>);
 
-/// The engines of all files; none where all of them are as they were `seen`.
+/// Reads the engines of all files; `None` if all marks are as they were `seen`.
 fn look(path: &Path, defaults: &EngineDefaults, seen: Option<&[Mark]>) -> Result<Option<Looked>, FileError> {
     let marks = marks(path)?;
     if seen == Some(&marks) {
@@ -164,7 +165,7 @@ mod tests {
         assert!(matches!(missing, Err(FileError::Look { .. })));
     }
 
-    /// The kubelet changes a ConfigMap so: the link to the folder is replaced, and the files' own links stay.
+    /// Repeats how the kubelet changes a ConfigMap: the link to the folder is replaced, and the files' own links stay.
     #[test]
     fn files_behind_links_that_are_replaced_have_changed() {
         let folder = tempfile::tempdir().unwrap();

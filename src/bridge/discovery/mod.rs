@@ -1,8 +1,8 @@
-//! Engines are found: by DNS, in files that are watched, as pods of Kubernetes, in the records of Dynamo.
+//! Discovery: finds engines by DNS, in files that are watched, as pods of Kubernetes, and in the records of Dynamo.
 //!
-//! A source yields the whole set of engines that it knows now, again whenever that changes. One place, [`Bridge::replace`], makes the
-//! differences: what is new is followed, what has changed (its identity, too) begins anew, what is gone is forgotten at once. A source that
-//! cannot look just now yields nothing: what it has known stays.
+//! A source yields the whole set of engines that it knows, and again whenever the set changes. One function, [`Bridge::replace`], applies
+//! the difference. A new engine is followed, a changed one (also in its identity) begins anew, and an engine that is gone is forgotten at
+//! once. A source that cannot look just now yields nothing, and the engines that it has known stay.
 //!
 //! | source | knows | is asked |
 //! |---|---|---|
@@ -40,24 +40,24 @@ use super::spec::EngineDefaults;
 use spec::Place;
 pub use spec::{Discover, DiscoverError};
 
-/// Bursts are let through: each of several sources is worth a line.
+/// Log gate that lets bursts through: each of several sources is worth a line.
 static TROUBLE_GATE: LogGate = LogGate::of_bursts(16);
 static FOUND_GATE: LogGate = LogGate::of_bursts(16);
 static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
 
-/// Most engines of one source; further ones are not followed, which is said.
+/// Most engines of one source. Further engines are not followed, and an error says so.
 const FOUND_MAX: usize = 16_384;
-/// Until engines that were refused are tried again: what was in their way may have gone.
+/// Pause before engines that were refused are tried again: the obstacle may be gone by then.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The port of an engine's server where nothing tells it: vLLM's.
+/// Port of an engine's server if nothing tells it: the usual one of vLLM.
 const SERVER_PORT: u16 = 8000;
 
 /// Pauses between two looks at sources that cannot tell of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiscoverOptions {
-    /// Between two questions to DNS.
+    /// Pause between two questions to DNS.
     pub dns_interval: Duration,
-    /// Between two looks at files, and at records of Dynamo.
+    /// Pause between two looks at files, and at records of Dynamo.
     pub file_interval: Duration,
 }
 
@@ -70,18 +70,18 @@ impl Default for DiscoverOptions {
     }
 }
 
-/// A source of engines, as it is shown.
+/// A source of engines, as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
     /// The source, as it was given.
     pub source: String,
     /// The number of engines that it knows.
     pub engines: usize,
-    /// The error that keeps it from looking; none where it can look.
+    /// Error that keeps the source from looking; `None` if it can look.
     pub last_error: Option<String>,
 }
 
-/// An error that keeps an engine from being believed: its source does not confirm that it is still the one that was found.
+/// An error that keeps an engine from being believed: its source does not confirm that it is still the engine that was found.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(
     not(feature = "kubernetes"),
@@ -91,18 +91,18 @@ pub(super) enum LookError {
     /// The source cannot look just now.
     #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
     Unanswered(String),
-    /// The source knows better by now, and is about to tell so.
+    /// The source no longer knows the engine at this address, and is about to report that.
     #[error("it is gone from this address, by where it was found")]
     Gone,
 }
 
-/// A look at one engine, beside the changes that its source tells.
+/// A question to a source about one engine, beside the changes that the source reports by itself.
 type Look = Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
 
-/// The reports of one source: the engines that it knows, and what is wrong. Clones share them.
+/// Reports of one source: the engines that it knows, and what is wrong with it. Clones share them.
 #[derive(Clone)]
 pub(super) struct Reports {
-    /// How the source is asked about one engine; absent where it cannot be.
+    /// Function that asks the source about one engine; unset if the source cannot be asked.
     look: Arc<OnceLock<Look>>,
     source: Arc<str>,
     kind: EngineSource,
@@ -135,7 +135,7 @@ impl Reports {
         self.set_trouble(Some(format!("{error}")));
     }
 
-    /// Notes what is wrong, and logs it where that is news.
+    /// Notes what is wrong, and logs it if it has changed. `None` notes that nothing is wrong.
     fn set_trouble(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
         let source = &*self.source;
@@ -162,16 +162,16 @@ impl Reports {
     /// Lets the source be asked about one engine from now on.
     #[cfg(feature = "kubernetes")]
     fn answer_by(&self, look: Look) {
-        // There is one for each source.
+        // Each source sets its function only once.
         let _ = self.look.set(look);
     }
 
-    /// The name of the source.
+    /// Returns the name of the source.
     pub(super) fn source(&self) -> &str {
         &self.source
     }
 
-    /// Asks whether an engine is still the one that was found. A source that cannot be asked confirms all that it has told.
+    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms all that it has reported.
     pub(super) async fn confirm(&self, server: &NewServer) -> Result<(), LookError> {
         match self.look.get() {
             Some(look) => look(server.clone()).await,
@@ -179,7 +179,7 @@ impl Reports {
         }
     }
 
-    /// The source as it is shown.
+    /// Returns the source as operators see it.
     pub(super) fn state(&self) -> SourceState {
         SourceState {
             source: self.source.to_string(),
@@ -190,7 +190,7 @@ impl Reports {
 }
 
 impl Bridge {
-    /// Begins to follow the engines that a source finds; ends with the bridge. Engines have the `defaults` where nothing tells otherwise.
+    /// Begins to follow the engines that a source finds, until the bridge stops. Settings that nothing else tells come from `defaults`.
     pub fn discover(&self, what: &Discover, defaults: &EngineDefaults, options: DiscoverOptions) {
         let reports = Reports {
             look: Arc::default(),
@@ -227,7 +227,7 @@ impl Bridge {
     }
 }
 
-/// Makes the engines of a source those that it knows, for ever.
+/// Keeps the bridge's engines of a source equal to those that the source knows, for ever.
 async fn apply(bridge: Bridge, reports: Reports) {
     let mut known = reports.known.subscribe();
     let mut is_refused = false;
@@ -256,15 +256,15 @@ async fn apply(bridge: Bridge, reports: Reports) {
     }
 }
 
-/// A port at which an engine's server is asked.
+/// Port at which an engine's server is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ServerPort {
     number: u16,
-    /// Asked over gRPC instead of HTTP.
+    /// Whether the server is asked over gRPC instead of HTTP.
     is_grpc: bool,
 }
 
-/// A server at an address that a source has found. Its requests go there, too.
+/// Makes the server at an address that a source has found. Requests for the engine go to that address, too.
 fn server_at(
     name: String,
     host: &str,

@@ -1,4 +1,4 @@
-//! Sources of engines as people write them: `--discover`.
+//! Sources of engines as people write them, in `--discover`.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -29,9 +29,9 @@ pub(super) enum Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DnsPlace {
     pub(super) name: String,
-    /// The port of all engines; none where SRV records tell it.
+    /// Port of all engines; `None` if SRV records tell it.
     pub(super) port: Option<u16>,
-    /// The name server that is asked; none for those of the system.
+    /// Name server that is asked; `None` for the name servers of the system.
     pub(super) server: Option<SocketAddr>,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum KubernetesPlace {
 
 #[cfg(feature = "kubernetes")]
 impl KubernetesPlace {
-    /// The namespace; none for that of the bridge's own pod.
+    /// Namespace; `None` for the namespace of the bridge's own pod.
     pub(super) fn namespace(&self) -> Option<&str> {
         let namespace = match self {
             Self::Pods(place) => &place.namespace,
@@ -57,7 +57,7 @@ impl KubernetesPlace {
     }
 }
 
-/// An InferencePool.
+/// An InferencePool whose pods are engines.
 #[cfg(feature = "kubernetes")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PoolPlace {
@@ -65,33 +65,33 @@ pub(super) struct PoolPlace {
     pub(super) namespace: Option<String>,
 }
 
-/// A Service.
+/// A Service whose endpoints are engines.
 #[cfg(feature = "kubernetes")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServicePlace {
     pub(super) service: String,
     pub(super) namespace: Option<String>,
-    /// The port of all engines; none where the slices tell it.
+    /// Port of all engines; `None` if the slices tell it.
     pub(super) port: Option<u16>,
 }
 
-/// Pods.
+/// Pods that are engines.
 #[cfg(feature = "kubernetes")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodsPlace {
     /// A label selector.
     pub(super) selector: String,
-    /// The namespace; none for that of the bridge's own pod.
+    /// Namespace; `None` for the namespace of the bridge's own pod.
     pub(super) namespace: Option<String>,
-    /// The ports of all engines; none where the pod's containers tell it.
+    /// Ports of all engines; empty if the pod's containers tell the port.
     pub(super) ports: Vec<u16>,
-    /// The servers speak gRPC, whatever containers call their ports.
+    /// Whether the servers speak gRPC, whatever containers call their ports.
     pub(super) is_grpc: bool,
 }
 
 #[cfg(feature = "kubernetes")]
 impl PodsPlace {
-    /// Tells whether a pod has several engines, which are called by the indices of their ports.
+    /// Tells whether a pod has several engines, which are named by the indices of their ports.
     pub(super) fn is_ranked(&self) -> bool {
         self.ports.len() > 1
     }
@@ -100,11 +100,11 @@ impl PodsPlace {
 /// Records of Dynamo's discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DynamoPlace {
-    /// The place where they are.
+    /// Place of the records.
     pub(super) records: Discovery,
-    /// The NATS server of event planes over NATS.
+    /// URL of the NATS server for event planes over NATS; `None` if it is not given.
     pub(super) nats: Option<String>,
-    /// The component whose publishers are looked for; none for all.
+    /// Component whose publishers are looked for; `None` for all.
     pub(super) component: Option<Component>,
 }
 
@@ -121,7 +121,7 @@ pub struct DiscoverError {
 }
 
 impl Discover {
-    /// The text as it was given.
+    /// Returns the text as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -170,7 +170,7 @@ impl FromStr for Discover {
 }
 
 impl DynamoPlace {
-    /// Reads a place of records, and behind it `nats=URL` and `component=NAMESPACE.NAME`.
+    /// Parses a place of records, followed by `nats=URL` and `component=NAMESPACE.NAME` if they are given.
     pub(super) fn parse(rest: &str) -> Result<Self, String> {
         let mut parts = rest.split(',');
         let records = parts.next().unwrap_or_default();
@@ -203,7 +203,8 @@ impl DynamoPlace {
         Ok(place)
     }
 
-    /// Tells whether publishers of a scope, such as `namespace/n/component/c/endpoint/e`, are looked for.
+    /// Tells whether publishers of a scope are looked for. A scope is a text such as `namespace/n/component/c/endpoint/e`.
+    /// `namespace/n/component/c/endpoint/e`, are looked for.
     pub(super) fn is_meant(&self, scope: &str) -> bool {
         self.component
             .as_ref()
@@ -238,7 +239,7 @@ fn parse_dns(rest: &str) -> Result<DnsPlace, String> {
     })
 }
 
-/// The text before a port, and the port, where there is one.
+/// Splits a text at its port. Returns the text before the port, and the port; `None` if there is none.
 fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
     let Some((before, port)) = text.rsplit_once(':') else {
         return Ok((text, None));
@@ -270,7 +271,7 @@ fn parse_kubernetes(kind: &str, rest: &str) -> Result<Place, String> {
     Ok(Place::Kubernetes(place))
 }
 
-/// A namespace as Kubernetes names it.
+/// Parses a namespace as Kubernetes names it.
 #[cfg(feature = "kubernetes")]
 fn parse_namespace(text: &str) -> Result<String, String> {
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -280,7 +281,7 @@ fn parse_namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name of an object, and its namespace where it is given.
+/// Parses the name of an object, and its namespace if it is given.
 #[cfg(feature = "kubernetes")]
 fn parse_object(text: &str) -> Result<(String, Option<String>), String> {
     let (namespace, name) = match text.split_once('/') {

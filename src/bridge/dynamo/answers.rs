@@ -1,7 +1,7 @@
-//! Answers of a worker to the question for what it knows, and the questions that lead to a whole state.
+//! Answers of a worker to a question for its events, and the questions that lead to its whole state.
 //!
-//! A dump is not of one moment: it has all events up to its number, and may have some of those behind. So each dump is followed by a question
-//! from its number on, and only both together are a state: that behind the last event of the second answer.
+//! A dump is not of one moment: it has all events up to its number, and may have some later ones. So each dump is followed by a question
+//! from its number on. Only the dump and the second answer together are a state: the state after the last event of the second answer.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -14,30 +14,30 @@ use super::holder_of;
 use super::questions::{ANSWER_BYTES_MAX, Asker, QuestionError, Room};
 use super::records::SourceRecord;
 
-/// Most questions for one state: while a worker stores faster than it can be asked, there is none.
+/// Most questions for one state. A worker that stores faster than it can be asked has no state that can be read.
 const ROUNDS_MAX: usize = 4;
 
-/// The reason why a worker's state cannot be had.
+/// Error that keeps a worker's state from being read.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum AnswerError {
-    /// The way there and back.
+    /// The question had no answer.
     #[error(transparent)]
     Question(#[from] QuestionError),
-    /// The worker has answered, and not with what it knows.
+    /// The worker has answered with an error instead of its events.
     #[error("the worker answers: {0}")]
     Worker(String),
     /// The worker's answer is of another form.
     #[error("the answer cannot be read: {0}")]
     Form(String),
-    /// Events of an answer are about somebody else.
+    /// The answer has events of another worker.
     #[error("the answer tells of another worker")]
     Foreign,
     /// The numbers of two answers contradict each other.
     #[error("the worker counts backwards: event {newest} is its last, and {known} is known")]
     Backwards {
-        /// The newest event by the last answer.
+        /// Number of the newest event by the last answer.
         newest: u64,
-        /// The last event of the answer before.
+        /// Number of the last event of the answer before.
         known: u64,
     },
     /// Each dump was outdated when the next answer came.
@@ -45,38 +45,38 @@ pub(in super::super) enum AnswerError {
     TooFast,
 }
 
-/// Events of an answer.
+/// Decoded events of an answer.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) batch: EngineBatch,
-    /// The number of the last event that is in it.
+    /// Number of the last event in the batch.
     pub(super) last: u64,
 }
 
-/// All that is missing of a worker's state.
+/// Everything that is missing of a worker's state.
 #[derive(Debug)]
 pub(in super::super) struct Caught {
     _room: Room,
-    /// Everything that the worker has, where what was known of it does not reach.
+    /// Full state of the worker; `None` if the events that were known before are enough to go on from.
     pub(super) base: Option<Part>,
-    /// The events behind.
+    /// Events after the full state, or after the known events; `None` if there are none.
     pub(super) tail: Option<Part>,
-    /// The number of the worker's last event.
+    /// Number of the worker's last event.
     pub(super) newest: u64,
 }
 
-/// One answer. Events are a list in JSON.
+/// One answer of a worker. The bytes are a list of events in JSON.
 #[derive(Debug)]
 enum Answer {
-    /// All that the worker has, up to an event.
+    /// Everything that the worker has, up to the event with this number.
     Dump(Bytes, u64),
-    /// The events from the one asked for up to this one.
+    /// The events from the requested number up to this one.
     Events(Bytes, u64),
-    /// The number asked for has not been given yet.
+    /// The worker has not reached the requested number yet; its newest event has this number.
     TooNew(u64),
 }
 
-/// Asks for what a worker knows from event `start` on, which it has to have given already; for all without.
+/// Asks a worker for its events from event `start` on, which it must have given already. Without `start`, asks for everything.
 pub(super) async fn catch_up(
     asker: &Asker,
     record: &SourceRecord,
@@ -88,7 +88,7 @@ pub(super) async fn catch_up(
         let known = base.as_ref().map(|dump| dump.last);
         let (tail, newest) = match (answer, known) {
             (Answer::Events(events, last), _) => (Some(decode(events, last, record).await?), last),
-            // Nothing has happened since the dump before.
+            // The worker has stored nothing since the dump before.
             (Answer::Dump(_, last), Some(known)) if last == known => (None, last),
             (Answer::Dump(events, last), _) => {
                 start = Some(last);
@@ -97,7 +97,7 @@ pub(super) async fn catch_up(
             }
             (Answer::TooNew(newest), Some(known)) => return Err(AnswerError::Backwards { newest, known }),
             (Answer::TooNew(_), None) => {
-                // It counts anew: what was known of it does not count.
+                // The worker counts anew, so that the events known before do not count.
                 start = None;
                 continue;
             }
@@ -112,7 +112,7 @@ pub(super) async fn catch_up(
     Err(AnswerError::TooFast)
 }
 
-/// Decodes events, which have to be of the worker that was asked.
+/// Decodes events, and refuses events of any other worker than the one that was asked.
 async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<Part, AnswerError> {
     let decoding = spawn_blocking(move || {
         let limits = DecodeLimits {

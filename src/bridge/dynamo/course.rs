@@ -1,4 +1,4 @@
-//! The course of one worker that can be asked: how far its events are known.
+//! Course of one worker that can be asked: how far its events are known.
 //!
 //! ```text
 //!            message goes on                    hole, doubt, late start
@@ -20,21 +20,21 @@ use kvatlas_engines::{EngineBatch, EngineChange, Reason};
 use super::super::follower::FollowOptions;
 use super::records::SourceRecord;
 
-/// So many intervals may pass between two questions to a worker of whom nothing was heard: each makes it write two lines into its log.
+/// Intervals between two questions to a worker that is silent. Each question makes the worker write two lines to its log.
 const QUIET_INTERVALS: u32 = 5;
-/// So many intervals may pass between two questions for everything that left a doubt.
+/// Most intervals between two questions for everything, after answers that left a doubt.
 const DUMP_INTERVALS_MAX: u32 = 60;
 
-/// The times at which workers are asked.
+/// Times at which workers are asked.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
-    /// Between the last message and the question whether it was the last.
+    /// Pause between a worker's last message and the question whether that was its last.
     interval: Duration,
-    /// Since the last sign of life, until a worker that does not answer is out of sight.
+    /// Time from the last sign of life until a worker that does not answer is out of sight.
     pub(super) silent_after: Duration,
-    /// Between questions without an answer of use.
+    /// Backoff between questions, for as long as no useful answer comes.
     backoff: Backoff,
-    /// Between questions for everything whose answers leave a doubt.
+    /// Backoff between questions for everything, for as long as the answers leave a doubt.
     dump_backoff: Backoff,
 }
 
@@ -51,43 +51,43 @@ impl Pace {
         }
     }
 
-    /// The time for which a worker that has answered is taken for alive.
+    /// Returns the time for which a worker that has answered counts as alive.
     pub(super) fn alive_for(&self) -> Duration {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// The time at which a connection that was made now has shown that it is heard, if nothing came over it.
+    /// Returns the time from which a connection made now counts as heard, even if no message has come over it.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
 }
 
-/// The course of a worker's events: how far they are known.
+/// Course of a worker's events: how far they are known.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) record: SourceRecord,
-    /// The number of its next event; none where what is known does not count.
+    /// Number of the worker's next event; `None` if the known events do not count.
     pub(super) due: Option<u64>,
-    /// The largest number that was heard of.
+    /// Largest event number that was heard of; `None` before the first.
     heard: Option<u64>,
-    /// Set while all events up to the next number are applied, and none behind has come.
+    /// Whether all events below the next number are applied, and none beyond it has come.
     pub(super) is_whole: bool,
-    /// Set once a message came since the connection was made: it is heard.
+    /// Whether a message has come since the connection was made, which shows that the connection is heard.
     pub(super) is_heard: bool,
-    /// Messages behind a hole.
+    /// Messages that wait until the events before them have come.
     pub(super) waiting: Vec<Bytes>,
-    /// Names the last question, if it is open.
+    /// Number of the last question; `None` if it is no longer open.
     pub(super) asked: Option<u64>,
     ask_at: Instant,
     failures: u32,
-    /// The last time that it showed that it lives.
+    /// Time at which the worker last showed that it lives.
     pub(super) alive_at: Instant,
-    /// The error of the last question, in words.
+    /// Error of the last question, in words; `None` if it succeeded.
     pub(super) trouble: Option<String>,
 }
 
 impl Course {
-    /// A worker of which nothing is known.
+    /// Makes the course of a worker of which nothing is known.
     pub(super) fn new(record: SourceRecord) -> Self {
         let now = Instant::now();
         Self {
@@ -105,13 +105,14 @@ impl Course {
         }
     }
 
-    /// Notes the numbers of a message.
+    /// Notes the event numbers of a message.
     pub(super) fn hear(&mut self, batch: &EngineBatch) {
         let numbers = batch.numbers.iter().map(|number| Some(number.id));
         self.heard = numbers.fold(self.heard, Option::max);
     }
 
-    /// Something is missing, or in doubt. With `counts_anew`, the worker's numbers begin again.
+    /// Notes that events are missing or in doubt, so that the worker is asked at once. With `counts_anew`, the worker's numbers begin
+    /// again.
     pub(super) fn break_off(&mut self, counts_anew: bool) {
         if counts_anew {
             (self.due, self.heard) = (None, None);
@@ -122,13 +123,14 @@ impl Course {
         }
     }
 
-    /// The connection broke: what was asked before says nothing of the next one.
+    /// Notes that the connection broke. An answer to an earlier question says nothing of the next connection.
     pub(super) fn disconnect(&mut self) {
         (self.is_heard, self.asked) = (false, None);
         self.ask_at = Instant::now();
     }
 
-    /// The first event to ask for, if it is time: the last one that is known, so that there is one. All of them where none is.
+    /// Begins the question number `name` and returns its first event; `None` if it is not time to ask. The first event is the last known
+    /// one, so that it exists; the inner `None` asks for everything.
     pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
         if self.asked.is_some() || self.ask_at > Instant::now() {
             return None;
@@ -137,8 +139,8 @@ impl Course {
         Some(self.due.map(|due| due.saturating_sub(1)))
     }
 
-    /// The number behind the events of `batch`, where they go on from `due`; none where one is missing. Where `clears_all`, those before a clear
-    /// at the beginning may be.
+    /// Returns the number behind the events of `batch`, if they go on from `due`; `None` if an event is missing. With `clears_all`, events
+    /// before a clear at the beginning of the batch may be missing.
     pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
@@ -165,25 +167,25 @@ impl Course {
         })
     }
 
-    /// Tells whether all events that are known of have been applied.
+    /// Tells whether all events whose numbers were heard of have been applied.
     pub(super) fn is_complete(&self) -> bool {
         self.due
             .is_some_and(|due| self.heard.is_none_or(|heard| heard < due))
     }
 
-    /// The last question has helped.
+    /// Notes that the last question has made the course whole.
     pub(super) fn is_healed(&mut self, pace: &Pace) {
         (self.is_whole, self.failures, self.trouble) = (true, 0, None);
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval * QUIET_INTERVALS;
     }
 
-    /// The last question has not helped.
+    /// Notes that the last question has not made the course whole, for the reason `trouble`.
     pub(super) fn has_failed(&mut self, trouble: String, pace: &Pace) {
         self.fail(trouble, pace.backoff);
     }
 
-    /// The answer to the last question leaves a doubt: the next one has to ask for everything.
+    /// Notes that the answer to the last question leaves a doubt, so that the next question asks for everything.
     pub(super) fn is_doubtful(&mut self, doubt: Reason, pace: &Pace) {
         (self.is_whole, self.due) = (false, None);
         self.fail(doubt.as_str().to_owned(), pace.dump_backoff);
@@ -195,7 +197,7 @@ impl Course {
         self.trouble = Some(trouble);
     }
 
-    /// A message has come that goes on. It may not be the last one that was sent, which a question shows when no more come.
+    /// Notes that a message has come that goes on. If no more come, a question shows whether it was the last that was sent.
     pub(super) fn is_alive(&mut self, pace: &Pace) {
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval;

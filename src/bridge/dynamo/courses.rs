@@ -1,8 +1,9 @@
-//! Workers of an event plane that can be asked: what a hole, a doubt or a late start has left out is asked for.
+//! Courses: follows the workers of an event plane that can be asked. The bridge asks them for events that it missed by a hole, a doubt or a
+//! late start.
 //!
-//! Such a worker is exact while the numbers of its own events go on. Otherwise it is out of sight, and what comes of it waits, until an answer
-//! and what has waited reach the last number that was heard of. A worker that says nothing is asked now and then: that shows that it
-//! lives, and what was lost last. A worker whose record is taken away is gone.
+//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages wait, until an
+//! answer together with the waiting messages reaches the last number that was heard of. A silent worker is asked now and then: the answer
+//! shows that it lives, and brings events that were lost last. A worker whose record is taken away is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,12 +21,12 @@ use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
 use super::{Number, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
-/// Most bytes of messages that wait, of all workers of a plane. Further ones are asked for once more.
+/// Most bytes of waiting messages of all workers of a plane. Further messages are dropped, and asked for once more.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Most publishers that are remembered as gone: what still comes of them is left out.
+/// Most publishers that are remembered as gone. Messages that still come of them are left out.
 const GONE_MAX: usize = 4096;
 
-/// The address of an event plane, by which the records of its publishers are known.
+/// Address of an event plane, by which the records of its publishers are recognized.
 #[derive(Debug, Clone)]
 pub(in super::super) struct PlaneAddress {
     pub(in super::super) endpoint: String,
@@ -33,7 +34,7 @@ pub(in super::super) struct PlaneAddress {
 }
 
 impl PlaneAddress {
-    /// Tells whether a publisher is heard there.
+    /// Tells whether a publisher publishes at this address.
     fn has(&self, records: &Records, publisher: u64, record: &SourceRecord) -> bool {
         match self.endpoint.starts_with("nats://") {
             true => record.subject == self.topic,
@@ -46,16 +47,16 @@ impl PlaneAddress {
 #[derive(Debug)]
 pub(in super::super) struct Asked {
     publisher: u64,
-    /// The name of the question.
+    /// Number of the question.
     number: u64,
     pub(super) record: SourceRecord,
-    /// The first event that is asked for; none for everything.
+    /// First event that is asked for; `None` for everything.
     pub(super) start: Option<u64>,
     asked_at: Instant,
     look: Look,
 }
 
-/// The workers that can be asked, by their publishers.
+/// Workers that can be asked, by their publishers.
 pub(super) struct Courses {
     address: PlaneAddress,
     pace: Pace,
@@ -64,7 +65,7 @@ pub(super) struct Courses {
     gone: BTreeSet<u64>,
     questions: u64,
     waiting_bytes: usize,
-    /// The time at which a connection over which nothing has come is taken for heard.
+    /// Time from which a connection counts as heard even if no message has come over it.
     settled_at: Instant,
 }
 
@@ -87,12 +88,12 @@ impl Courses {
         self.gone.contains(&publisher)
     }
 
-    /// The connection broke.
+    /// Notes for all workers that the connection broke.
     pub(super) fn disconnect(&mut self) {
         self.all.values_mut().for_each(Course::disconnect);
     }
 
-    /// The errors of discovery and of questions, in words; none where nothing is wrong.
+    /// Returns an error of a question or of discovery, in words; `None` if nothing is wrong.
     pub(super) fn trouble(&self) -> Option<String> {
         let failed = self.all.values().find_map(|course| {
             let trouble = course.trouble.as_ref()?;
@@ -104,8 +105,8 @@ impl Courses {
         failed.or_else(|| self.records.trouble.clone())
     }
 
-    /// The records that are about this plane: those of its publishers, and of those that were `heard`. Of a worker of whom two publishers tell,
-    /// nobody knows whom to believe.
+    /// Returns the records that concern this plane: those of its own publishers, and those of publishers for which `heard` holds. A worker
+    /// that two publishers report is left out, as nobody knows which of them to believe.
     fn wanted(&self, heard: impl Fn(u64) -> bool) -> BTreeMap<u64, SourceRecord> {
         let records = &self.records;
         let mut publishers_of: BTreeMap<(&WorkerName, Rank), usize> = BTreeMap::new();
@@ -124,7 +125,8 @@ impl Courses {
         wanted.take(PUBLISHERS_MAX).collect()
     }
 
-    /// Lets a message wait until what is missing before it is there. Where there is no room, it is asked for once more.
+    /// Keeps a message until the events before it have come. If there is no room, the message is dropped, and its events are asked for once
+    /// more.
     fn wait(&mut self, publisher: u64, message: &Bytes) {
         let bytes = self.waiting_bytes.saturating_add(message.len());
         if bytes <= WAITING_BYTES_MAX
@@ -147,12 +149,12 @@ impl Courses {
 }
 
 impl PlaneEvents {
-    /// The subscription stands. Without a message, it is taken for heard from `settled_at` on.
+    /// Notes that the subscription stands. Without a message, it counts as heard from `settled_at` on.
     pub(in super::super) fn connected(&mut self, settled_at: Option<Instant>) {
         self.courses.settled_at = settled_at.unwrap_or_else(|| self.courses.pace.settled_at());
     }
 
-    /// Takes over the records of discovery.
+    /// Takes over the records of discovery, and applies them once a look has succeeded.
     pub(in super::super) async fn take_records(
         &mut self,
         records: Arc<Records>,
@@ -190,7 +192,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Ends what is asked of a worker: it is gone, or nobody knows any more which publisher tells of it.
+    /// Ends the questions to a worker. Either its record is gone, and so is the worker, or nobody knows any more which publisher reports
+    /// it.
     async fn end_course(&mut self, publisher: u64) -> Result<(), PublisherError> {
         drop(self.courses.take_waiting(publisher));
         let Some(course) = self.courses.all.remove(&publisher) else {
@@ -211,7 +214,7 @@ impl PlaneEvents {
         self.holders.forget(&worker, rank).await
     }
 
-    /// The next question that is due, if one is.
+    /// Returns the next question that is due; `None` if none is.
     pub(in super::super) fn question(&mut self, look: Look) -> Option<Asked> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
@@ -230,7 +233,7 @@ impl PlaneEvents {
         })
     }
 
-    /// Takes a message of a publisher whose worker can be asked.
+    /// Takes in a message of a publisher whose worker can be asked.
     pub(super) async fn follow_course(
         &mut self,
         publisher: u64,
@@ -255,7 +258,7 @@ impl PlaneEvents {
         let goes_on = course.is_whole && apply(relay, course, batch, false).await?;
         if !goes_on || relay.doubt().is_some() {
             course.break_off(false);
-            // Nothing is told of what waits.
+            // Daemons are told nothing of the messages that wait.
             relay.lost().await?;
         }
         if !goes_on {
@@ -269,8 +272,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// A publisher tells of a worker that has another one by its record: either may be outdated, and what it tells is left out. Returns whether
-    /// there is such a record.
+    /// Notes a contradiction: a publisher reports a worker whose record names another publisher. Either may be outdated, so that the
+    /// worker's holder is out of sight and the message is left out. Returns whether there is such a record.
     pub(super) async fn contradict_course(
         &mut self,
         worker: &WorkerName,
@@ -288,7 +291,7 @@ impl PlaneEvents {
         Ok(true)
     }
 
-    /// A message cannot be read, and may have been about any of them.
+    /// Puts all workers out of sight until they are asked, because an unreadable message may have been about any of them.
     pub(super) async fn doubt_courses(&mut self) -> Result<(), PublisherError> {
         for course in self.courses.all.values_mut() {
             course.break_off(false);
@@ -299,7 +302,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes the answer to a question. `is_news` tells whether it shows anything about now, by the look that was taken when it was asked.
+    /// Takes in the answer to a question. `is_news` tells, by the look that began with the question, whether the answer still shows the
+    /// present.
     pub(in super::super) async fn answered(
         &mut self,
         asked: Asked,
@@ -311,7 +315,7 @@ impl PlaneEvents {
         let Some(course) = self.courses.all.get_mut(&publisher) else {
             return Ok(());
         };
-        // One from before the last connection, or about another record.
+        // The answer is to a question from before the last connection, or about another record.
         if course.asked != Some(asked.number) {
             return Ok(());
         }
@@ -343,11 +347,11 @@ impl PlaneEvents {
         self.settle(publisher, goes_on, proves).await
     }
 
-    /// Applies what has waited, as far as it goes on.
+    /// Applies the waiting messages of a publisher, as far as they go on from the known events.
     async fn apply_waiting(&mut self, publisher: u64) -> Result<(), PublisherError> {
         let mut batch = EngineBatch::default();
         for message in self.courses.take_waiting(publisher) {
-            // It was decoded once.
+            // The message was decoded once, so that this does not fail.
             if self.decoder.decode(&message, &mut batch).is_err() {
                 continue;
             }
@@ -355,14 +359,14 @@ impl PlaneEvents {
                 return Ok(());
             };
             if let Some(relay) = self.holders.get(&course.record.worker, course.record.rank).await {
-                // Where it does not go on, its numbers were heard of, and are asked for.
+                // If the message does not go on, its numbers were noted, and are asked for.
                 apply(relay, course, &batch, false).await?;
             }
         }
         Ok(())
     }
 
-    /// Decides whether a worker is in sight again, behind an answer.
+    /// Decides after an answer whether a worker is in sight again.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {
@@ -387,13 +391,13 @@ impl PlaneEvents {
         if proves {
             return relay.seen(pace.alive_for()).await;
         }
-        // Asked again soon, it shows what was said before anyone heard.
+        // The next question comes soon. It brings the events from before the connection was heard.
         course.is_alive(pace);
         Ok(())
     }
 }
 
-/// Applies the events of `batch` that are due. Returns whether they go on from what is known.
+/// Applies the events of `batch` that are due. Returns whether they go on from the known events.
 async fn apply(
     relay: &mut Relay,
     course: &mut Course,
@@ -419,10 +423,10 @@ async fn apply(
     Ok(true)
 }
 
-/// Applies an answer. Returns whether it goes on from what is known, and reaches its own last number.
+/// Applies an answer. Returns whether it goes on from the known events and reaches its own last number.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
     if let Some(Part { batch, last }) = &caught.base {
-        // Out of sight until it is whole.
+        // The worker is out of sight until its state is whole.
         relay.lost().await?;
         relay.restart(None).await?;
         relay.apply_events(batch, |_| true).await?;

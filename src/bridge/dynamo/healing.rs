@@ -1,4 +1,4 @@
-//! The questions to workers that are open, beside the subscription to their event plane.
+//! Open questions to workers, which run beside the subscription to their event plane.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use super::courses::Asked;
 use super::questions::Asker;
 use super::records::Records;
 
-/// Questions that are open at the same time.
+/// Most questions that are open at the same time.
 const OPEN_MAX: usize = 16;
 
-/// The news that a plane's subscription does not bring.
+/// News for a plane that does not come over its subscription.
 pub(in super::super) enum News {
     /// Discovery has changed.
     Records(Arc<Records>),
-    /// A question has an answer, or none.
+    /// A question has been answered, or has failed.
     Answered(Box<Answered>),
 }
 
@@ -33,23 +33,23 @@ pub(in super::super) struct Answered {
     answer: Result<Caught, AnswerError>,
 }
 
-/// The open questions of one connection to a plane. They end with this.
+/// Open questions of one connection to a plane. Dropping the value ends them.
 pub(in super::super) struct Healing {
-    /// Absent where no discovery is given: nobody can be asked.
+    /// Records of discovery; `None` if no discovery is given, so that no worker can be asked.
     records: Option<watch::Receiver<Arc<Records>>>,
     asker: Asker,
     open: JoinSet<Box<Answered>>,
 }
 
 impl Healing {
-    /// Workers are asked through `nats`, where their request plane is NATS.
+    /// Makes a set without open questions. `nats` reaches workers whose request plane is NATS.
     pub(in super::super) fn new(
         mut records: Option<watch::Receiver<Arc<Records>>>,
         nats: Client,
         options: &FollowOptions,
     ) -> Self {
         if let Some(records) = &mut records {
-            // Those that are known are news to a connection.
+            // The records that are already known are news to a new connection.
             records.mark_changed();
         }
         Self {
@@ -59,7 +59,7 @@ impl Healing {
         }
     }
 
-    /// Waits for news. Loses none where it is dropped.
+    /// Waits for news. No news is lost if the wait is dropped.
     pub(in super::super) async fn news(&mut self) -> News {
         let changed = async {
             if let Some(records) = &mut self.records
@@ -67,7 +67,7 @@ impl Healing {
             {
                 return Arc::clone(&records.borrow_and_update());
             }
-            // Nobody looks any more: the bridge ends.
+            // The records' reader has ended, as the bridge ends.
             std::future::pending().await
         };
         tokio::select! {
@@ -76,7 +76,7 @@ impl Healing {
         }
     }
 
-    /// Takes in what is new.
+    /// Applies news to the plane's `events`.
     pub(in super::super) async fn take(
         &self,
         news: News,
@@ -92,7 +92,7 @@ impl Healing {
         }
     }
 
-    /// Asks all workers that are due, as far as so many questions may be open.
+    /// Asks all workers that are due, while fewer than [`OPEN_MAX`] questions are open.
     pub(in super::super) fn ask(&mut self, events: &mut PlaneEvents, stalls: &StallWatch) {
         while self.open.len() < OPEN_MAX
             && let Some(asked) = events.question(stalls.look())

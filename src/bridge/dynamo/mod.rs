@@ -1,17 +1,17 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
-//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is asked for what is
-//! missing: there its own numbers of events count (`courses`). Of other workers nothing can be asked for again. A publisher's count that goes
-//! on proves that nothing of it is missing; a hole puts its workers in doubt until they clear, and so does a count that runs backwards:
-//! another process. Of a publisher that was heard late, what it said before is missing. Such a worker is as alive as what was heard of it
-//! last, as the plane carries no heartbeats.
+//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is asked for
+//! missing events; for it, its own event numbers count (`courses`). The other workers cannot be asked again. For them, a publisher's count
+//! without a hole proves that nothing is missing. A hole puts the publisher's workers in doubt until they clear. So does a count that runs
+//! backwards, which shows another process. If a publisher was heard late, its earlier messages are missing. The plane carries no
+//! heartbeats, so that a message shows its workers alive only at its own time.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `records` | discovery: which worker a publisher tells of, and where that one is asked |
+//! | `records` | discovery: which worker a publisher reports, and where that worker is asked |
 //! | `ports` | the ports at which workers answer |
 //! | `questions` | one question over the request plane, and its answer |
-//! | `answers` | from answers to what is missing |
+//! | `answers` | the events that are missing, from the answers |
 //! | `course` | how far the events of one worker are known |
 //! | `courses` | messages and answers of all workers that can be asked |
 //! | `healing` | the questions that are open, beside the subscription |
@@ -50,24 +50,24 @@ pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, l
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static FULL_GATE: LogGate = LogGate::new();
 
-/// Most publishers that are told apart; what further ones say is in doubt.
+/// Most publishers that are told apart. Workers that further publishers report are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
-/// Version, and length of what follows, in front of an envelope on ZeroMQ.
+/// Bytes in front of an envelope on ZeroMQ: a version, and the length of the envelope.
 const FRAME_HEAD_BYTES: usize = 5;
 const FRAME_VERSION: u8 = 1;
 
-/// Why a message of the event plane over ZeroMQ is none.
+/// Fault of a message over ZeroMQ that is none of the event plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum PlaneFrameError {
-    /// The number of frames is another.
+    /// The message has a wrong number of frames.
     #[error("a message has {0} frames; the event plane's have topic, publisher, number and envelope")]
     Count(usize),
-    /// The head of the last frame is another.
+    /// The head of the last frame has another version or length.
     #[error("the envelope's frame is of another version, or of another length than it says")]
     Head,
 }
 
-/// The envelope in a message `[topic, publisher, number, head and envelope]`.
+/// Returns the envelope in a message `[topic, publisher, number, head and envelope]`.
 pub(super) fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameError> {
     let [_topic, _publisher, _number, frame] = frames else {
         return Err(PlaneFrameError::Count(frames.len()));
@@ -86,28 +86,28 @@ pub(super) fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameE
 /// One publisher: a worker's process.
 #[derive(Debug, Default)]
 struct Publisher {
-    /// The number and the digest of its last message; none before the first.
+    /// Number and digest of its last message; `None` before the first.
     last: Option<(u64, u128)>,
-    /// Whether a message came since the connection was made.
+    /// Whether a message has come since the connection was made.
     is_heard: bool,
     holders: BTreeSet<(WorkerName, Rank)>,
 }
 
-/// The proof that a message's number gives.
+/// Meaning of a message's number, compared with the publisher's last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Number {
     Next,
-    /// The last message has come twice.
+    /// The last message has come once more.
     Duplicate,
     Hole,
-    /// Another process has the number of this one, and this is its first message.
+    /// Another process uses the publisher's number, and the message is its first.
     Anew,
-    /// Another process, or a message that came late.
+    /// The number is from another process, or the message came late.
     Backwards,
 }
 
 impl Publisher {
-    /// Notes the number and the digest of a message.
+    /// Notes the number and the digest of a message, and returns the meaning of the number.
     fn note(&mut self, number: u64, digest: u128) -> Number {
         let due = self.last.map_or(0, |(last, _)| last.saturating_add(1));
         let found = match number.cmp(&due) {
@@ -122,12 +122,12 @@ impl Publisher {
     }
 }
 
-/// Tells daemons what the event plane says.
+/// Reports the events of a plane to daemons.
 pub(super) struct PlaneEvents {
     holders: Holders,
     decoder: Decoder,
     batch: EngineBatch,
-    /// By their numbers; those without an envelope are 0.
+    /// Publishers by their numbers. Messages without an envelope are of number 0.
     publishers: BTreeMap<u64, Publisher>,
     courses: Courses,
 }
@@ -151,7 +151,7 @@ impl PlaneEvents {
         self.holders
     }
 
-    /// The connection broke: each publisher's next message shows whether something was missed.
+    /// Puts all holders out of sight, because the connection broke. Each publisher's next message shows whether something was missed.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
         for publisher in self.publishers.values_mut() {
             publisher.is_heard = false;
@@ -160,12 +160,12 @@ impl PlaneEvents {
         self.holders.lost().await
     }
 
-    /// The trouble with discovery, or with what was asked of a worker, in words; none where nothing is wrong.
+    /// Returns the trouble with discovery, or with a question to a worker, in words; `None` if nothing is wrong.
     pub(super) fn trouble(&self) -> Option<String> {
         self.courses.trouble()
     }
 
-    /// Applies a message. Where the bridge `is_behind`, it does not show that anyone is alive now.
+    /// Applies a message. If the bridge `is_behind`, the message does not show that a worker is alive now.
     pub(super) async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
@@ -175,7 +175,7 @@ impl PlaneEvents {
                 if let Some(suppressed) = UNDECODABLE_GATE.admit() {
                     tracing::warn!(%error, suppressed, "a message of the event plane cannot be decoded");
                 }
-                // Nobody knows whose it was.
+                // Nobody knows which publisher's message it was.
                 self.lose_all().await
             }
         };
@@ -210,7 +210,7 @@ impl PlaneEvents {
             return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();
-        // Without an envelope nothing proves that all is there.
+        // Without an envelope, nothing proves that no message is missing.
         let number = match batch.envelope {
             Some(_) => known.note(sequence, xxh3_128(payload)),
             None => Number::Hole,
@@ -219,21 +219,21 @@ impl PlaneEvents {
             return Ok(());
         }
         if is_new {
-            // Its record may be known already.
+            // The record of the new publisher may be known already.
             self.apply_records().await?;
         }
         if let Some(course) = self.courses.all.get(&publisher) {
             named.remove(&(course.record.worker.clone(), course.record.rank));
             self.follow_course(publisher, batch, payload, number, is_behind)
                 .await?;
-            // Nobody can be asked about others.
+            // No worker can be asked about the other holders in the message.
             return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();
         let was_heard = std::mem::replace(&mut known.is_heard, !is_behind);
         let mut concerned = named;
         if !was_heard || number != Number::Next || batch.reasons.doubt().is_some() {
-            // What is missing may have been about any of them.
+            // The missing messages may have been about any holder of the publisher.
             concerned.extend(known.holders.iter().cloned());
         }
         let has_lost = number != Number::Next;
@@ -245,7 +245,7 @@ impl PlaneEvents {
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
             };
-            // Those that are not followed take no room.
+            // Only holders that are followed take room here.
             let known = self.publishers.entry(publisher).or_default();
             known.holders.insert((worker.clone(), *rank));
             if is_behind {
@@ -255,12 +255,12 @@ impl PlaneEvents {
                 // Two processes may share the number, so that not even this count is certain.
                 relay.restart(Some(Reason::LostBatches)).await?;
             }
-            // Without numbers, the doubt that there is need not be told again.
+            // Without numbers, a doubt that already exists need not be reported again.
             if has_lost && (batch.envelope.is_some() || relay.is_whole()) {
                 relay.lose(Reason::LostBatches).await?;
             }
             if number == Number::Backwards {
-                // Where it belongs is not known.
+                // The place of the message in the count is not known.
                 continue;
             }
             relay
@@ -269,15 +269,15 @@ impl PlaneEvents {
                 })
                 .await?;
             if !is_behind {
-                // Alive now; later messages have to show it again.
+                // The worker is alive now, and later messages have to show that again.
                 relay.seen(Duration::ZERO).await?;
             }
         }
         Ok(())
     }
 
-    /// Doubts the holders that a publisher tells of that is not followed. Of a worker that another one told of, it is another process: what
-    /// that one told is outdated.
+    /// Puts the holders in doubt that an unfollowed publisher reports. If another publisher reported such a holder before, the holder is
+    /// another process by now, and the earlier reports are outdated.
     async fn doubt(
         &mut self,
         publisher: u64,
@@ -297,7 +297,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// A holder that another publisher told of before is another process now.
+    /// Takes a holder away from all other publishers. If another publisher has reported it before, the holder is another process now, and
+    /// begins anew.
     async fn leave_others(
         &mut self,
         publisher: u64,
@@ -336,7 +337,7 @@ impl PlaneEvents {
     }
 }
 
-/// The holder that an event is about.
+/// Returns the holder that an event is about; `None` if the event names no valid worker.
 fn holder_of(batch: &EngineBatch, event: &EngineEvent) -> Option<(WorkerName, Rank)> {
     let worker = worker_of_instance(batch.text(event.owner?)).ok()?;
     Some((worker, event.rank.or(batch.rank).unwrap_or_default()))

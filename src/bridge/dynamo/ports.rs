@@ -1,4 +1,4 @@
-//! The ports at which workers answer: any that are free, or a few of which a firewall knows.
+//! Ports at which workers answer: any that are free, or a few that a firewall lets through.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Ports for answers of Dynamo's workers; by default any that are free. Clones share them: a question waits while all are taken.
+/// Ports for answers of Dynamo's workers; by default any free port. Clones share the ports. A question waits while all of them are taken.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerPorts(Option<Arc<Pool>>);
 
@@ -21,7 +21,7 @@ struct Pool {
     permits: Arc<Semaphore>,
 }
 
-/// A port for one answer. It is given back when this is dropped.
+/// A port for one answer, given back when the value is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Port {
     /// The port; 0 for any that is free.
@@ -46,7 +46,7 @@ impl AnswerPorts {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // Before its permit.
+        // The port is given back before its permit.
         if let Some((pool, _)) = &self.taken {
             pool.free.lock().push(self.number);
         }

@@ -6,8 +6,9 @@
 //!    └──── answer: the worker connects ┘
 //! ```
 //!
-//! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can guess. Whoever
-//! connects and does not name the subject is turned away. The listener's port is free, or one of those that are given. One large answer at a time is in memory; others wait for it.
+//! Each question has a listener of its own, at the address by which the worker was reached, and a subject that nobody can guess. A peer
+//! that connects without naming the subject is turned away. The listener's port is any free one, or one of the given ports. At most one
+//! large answer is in memory at a time; others wait for it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,22 +30,22 @@ use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 use super::ports::{AnswerPorts, Port};
 use super::records::{SourceRecord, Target};
 
-/// Longest answer, in bytes: JSON takes about a hundred for a block.
+/// Longest answer, in bytes. JSON takes about a hundred bytes for a block.
 pub(super) const ANSWER_BYTES_MAX: usize = 128 << 20;
-/// An answer with more bytes is a large one.
+/// Size above which an answer counts as large, in bytes.
 const LARGE_BYTES: usize = 1 << 20;
 /// Longest header of a message.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// So many times the patience for a connection may pass until an answer is there: a worker makes one dump at a time.
+/// Longest time for an answer, in multiples of the patience for a connection: a worker makes one dump at a time.
 const ANSWER_PATIENCES: u32 = 15;
 
-/// The reason why a question has no answer.
+/// Error that leaves a question without an answer.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum QuestionError {
-    /// A connection.
+    /// A connection failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The request did not go over NATS.
+    /// The request could not be sent over NATS.
     #[error("the request over NATS: {0}")]
     Nats(String),
     /// Nothing came in time.
@@ -59,27 +60,27 @@ pub(in super::super) enum QuestionError {
     /// A message is larger than the bound.
     #[error("the answer has more than {ANSWER_BYTES_MAX} bytes")]
     TooLarge,
-    /// The sender has summed up another message.
+    /// The checksum is not that of the message.
     #[error("the checksum of the answer is another")]
     Checksum,
-    /// A message is none of an answer.
+    /// A message has another form than those of an answer.
     #[error("the answer is of another form")]
     Form,
-    /// The worker's runtime has refused it.
+    /// The worker's runtime has refused the question.
     #[error("the worker refuses: {0}")]
     Refused(String),
 }
 
-/// Room for large answers, which one question at a time has. It is given back when this is dropped.
+/// Permit for a large answer, which one question at a time has. The permit is given back when the value is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Room(Option<OwnedSemaphorePermit>);
 
-/// Asks workers.
+/// Asks workers questions over Dynamo's request plane.
 #[derive(Clone)]
 pub(super) struct Asker {
-    /// The connection to the NATS server of the request plane.
+    /// Connection to the NATS server of the request plane.
     nats: Client,
-    /// The time that a connection, and an acknowledgement, may take.
+    /// Longest time for a connection, and for an acknowledgement.
     patience: Duration,
     large: Arc<Semaphore>,
     ports: AnswerPorts,
@@ -95,7 +96,8 @@ impl Asker {
         }
     }
 
-    /// The answer to the question for what a worker knows from event `start` on, as JSON; for all that it has without. A large one takes `room`.
+    /// Asks a worker for its events from event `start` on, and returns the answer as JSON. Without `start`, asks for everything. A large
+    /// answer takes the `room`.
     pub(super) async fn ask(
         &self,
         record: &SourceRecord,
@@ -138,7 +140,7 @@ impl Asker {
         message.extend(payload_length.to_be_bytes());
         message.extend(&request);
         self.in_time(worker.write_all(&message)).await??;
-        // The length of an acknowledgement, which is empty.
+        // An acknowledgement is empty, so that its length is 0.
         if self.in_time(worker.read_u32()).await?? != 0 {
             return Err(QuestionError::Form);
         }
@@ -152,7 +154,7 @@ impl Asker {
         question: &Value,
         room: &mut Room,
     ) -> Result<Bytes, QuestionError> {
-        // The server knows by which address this machine is reached.
+        // The NATS server tells by which address this machine is reached.
         let own = self.nats.server_info().client_ip.parse();
         let own =
             own.map_err(|_| QuestionError::Nats("the server does not tell the client's address".to_owned()))?;
@@ -164,7 +166,7 @@ impl Asker {
         self.read_answer(stream, room).await
     }
 
-    /// Reads what comes behind the greeting: that it is no failure, one answer, and its end.
+    /// Reads the messages behind the greeting: the prologue that tells no failure, one answer, and its end.
     async fn read_answer(&self, mut stream: TcpStream, room: &mut Room) -> Result<Bytes, QuestionError> {
         let (prologue, _) = read_message(&mut stream, HEADER_BYTES_MAX).await?;
         let prologue: Prologue = serde_json::from_slice(&prologue).map_err(|_| QuestionError::Form)?;
@@ -175,12 +177,12 @@ impl Asker {
         loop {
             let lengths = read_lengths(&mut stream, ANSWER_BYTES_MAX).await?;
             if lengths.body > LARGE_BYTES && room.0.is_none() {
-                // It is never closed.
+                // The semaphore is never closed.
                 room.0 = Arc::clone(&self.large).acquire_owned().await.ok();
             }
             let (_, body) = read_parts(&mut stream, lengths).await?;
             if body.is_empty() {
-                // A sentinel, before the end was told.
+                // An empty body before the end message means that the answer was cut off.
                 return Err(QuestionError::Cut);
             }
             let told: Body<'_> = serde_json::from_slice(&body).map_err(|_| QuestionError::Form)?;
@@ -198,17 +200,17 @@ impl Asker {
     }
 }
 
-/// The place where one answer is taken.
+/// Place where one answer is received.
 struct Place {
     listener: TcpListener,
     address: SocketAddr,
-    /// Names the answer: nobody can guess it.
+    /// Name of the answer, which nobody can guess.
     subject: String,
     _port: Port,
 }
 
 impl Place {
-    /// A listener that others reach at `own`.
+    /// Makes a listener that workers reach at the address `own`.
     async fn new(own: IpAddr, port: Port) -> io::Result<Self> {
         let listener = match TcpListener::bind((own, port.number)).await {
             // Behind an address translation, the machine does not have that address.
@@ -231,12 +233,12 @@ impl Place {
         })
     }
 
-    /// The headers of a request over TCP.
+    /// Returns the headers of a request over TCP.
     fn headers(&self, path: &str) -> String {
         json!({"x-endpoint-path": path, "request-id": self.subject}).to_string()
     }
 
-    /// The request with `question`, whose answer comes here.
+    /// Returns the request with `question`, whose answer is sent to this place.
     fn request(&self, question: &Value) -> Bytes {
         let info = json!({
             "address": self.address.to_string(), "subject": self.subject, "context": self.subject, "stream_type": "response",
@@ -248,7 +250,7 @@ impl Place {
         two_parts(control.to_string().as_bytes(), question.to_string().as_bytes())
     }
 
-    /// The connection over which the answer comes. Who connects has `patience` to name the subject.
+    /// Waits for the connection over which the answer comes, and returns it. A peer that connects has `patience` to name the subject.
     async fn greeted(self, patience: Duration) -> io::Result<TcpStream> {
         loop {
             let (mut stream, _) = self.listener.accept().await?;
@@ -265,7 +267,7 @@ impl Place {
     }
 }
 
-/// A name that nobody can guess.
+/// Returns a random name that nobody can guess.
 fn random_name() -> io::Result<String> {
     use ring::rand::SecureRandom;
 
@@ -290,7 +292,7 @@ struct Prologue {
     error: Option<String>,
 }
 
-/// Header and body of the next message.
+/// Reads header and body of the next message.
 async fn read_message(stream: &mut TcpStream, body_max: usize) -> Result<(Bytes, Bytes), QuestionError> {
     let lengths = read_lengths(stream, body_max).await?;
     read_parts(stream, lengths).await

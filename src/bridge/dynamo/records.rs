@@ -1,12 +1,12 @@
-//! Records of Dynamo's discovery: which worker a publisher tells of, and where that worker is asked for all that it has.
+//! Records of Dynamo's discovery: which worker a publisher reports, and where that worker is asked for its whole state.
 //!
 //! | key | record |
 //! |---|---|
 //! | `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER` | the worker, its rank, and its `recovery_target` |
 //! | `v1/event_channels/SCOPE/topic/TOPIC/PUBLISHER` | the address on ZeroMQ |
 //!
-//! etcd has them under leases. A folder has a file for each, whose name is the percent-encoded rest of the key; its process touches it every
-//! few seconds.
+//! etcd holds the records under leases. A folder has one file for each record, whose name is the percent-encoded rest of the key. The
+//! record's process touches the file every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,10 +40,10 @@ const RECORDS_MAX: usize = 8192;
 const RECORD_BYTES_MAX: usize = 64 << 10;
 /// Longest answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// A file that was not touched for so long is that of a process that is gone. Living ones touch theirs every few seconds.
+/// Age after which an untouched file counts as that of a process that is gone. Living processes touch their files every few seconds.
 const FORSAKEN_AFTER: Duration = Duration::from_secs(60);
 
-/// The place where a worker is asked for all that it has.
+/// Place where a worker is asked for its whole state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
     /// A listener at `HOST:PORT`, and the path of the endpoint there.
@@ -52,10 +52,10 @@ pub(super) enum Target {
     Nats(String),
 }
 
-/// The worker that a publisher tells of.
+/// Worker that a publisher reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SourceRecord {
-    /// The subject on which its events come over NATS.
+    /// Subject on which the worker's events come over NATS.
     pub(super) subject: String,
     pub(super) id: u64,
     pub(super) worker: WorkerName,
@@ -66,17 +66,17 @@ pub(super) struct SourceRecord {
 /// All records of one place, as they were at the last look that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in super::super) struct Records {
-    /// By their publishers' numbers.
+    /// Workers by their publishers' numbers.
     pub(super) sources: BTreeMap<u64, SourceRecord>,
-    /// The publishers by the addresses at which they publish.
+    /// Publishers' numbers by the addresses at which they publish.
     pub(super) channels: BTreeMap<String, u64>,
-    /// Set once a look has succeeded.
+    /// Whether a look has succeeded yet.
     pub(super) is_known: bool,
-    /// The error of the last look, in words.
+    /// Error of the last look, in words; `None` if it succeeded.
     pub(super) trouble: Option<String>,
 }
 
-/// The reason why records cannot be read.
+/// Error that keeps records from being read.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum RecordsError {
     #[error("{0}")]
@@ -90,12 +90,12 @@ pub(in super::super) enum RecordsError {
 /// A key and its value.
 pub(in super::super) type Pair = (String, Vec<u8>);
 
-/// The looks at places of discovery: one task for each place, for all who want to know.
+/// Readers of places of discovery. One task reads each place, for all that need its records.
 #[derive(Default)]
 pub(in super::super) struct RecordReaders(Mutex<Vec<(Discovery, watch::Receiver<Arc<Records>>)>>);
 
 impl RecordReaders {
-    /// The records of a place, as they change. `spawn` runs the task that looks, where there is none yet.
+    /// Returns a receiver of the records of a place, which follows their changes. If no task reads the place yet, `spawn` runs one.
     pub(in super::super) fn of(
         &self,
         discovery: &Discovery,
@@ -119,7 +119,7 @@ async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>)
         known.send_if_modified(|records| {
             let now = match looked {
                 Ok(now) => now,
-                // What was known stays.
+                // The records that were known stay.
                 Err(error) => Records {
                     trouble: Some(format!("Dynamo's records cannot be read: {error}")),
                     ..Records::clone(records)
@@ -133,14 +133,14 @@ async fn look_for_ever(discovery: Discovery, known: watch::Sender<Arc<Records>>)
     }
 }
 
-/// The records as they are now. Of one that cannot be read, that of `before` counts.
+/// Reads the records as they are now. A record that cannot be read stays as it was `before`.
 async fn look(discovery: &Discovery, before: &Records) -> Result<Records, RecordsError> {
     let sources = look_at(discovery, SOURCES).await?;
     let channels = look_at(discovery, CHANNELS).await?;
     Ok(read_records(sources, channels, before))
 }
 
-/// All records whose keys begin with `prefix`.
+/// Reads all records whose keys begin with `prefix`.
 pub(in super::super) async fn look_at(
     discovery: &Discovery,
     prefix: &'static str,
@@ -155,15 +155,15 @@ pub(in super::super) async fn look_at(
     }
 }
 
-/// All keys of etcd that begin with `prefix`.
+/// Reads all keys of etcd that begin with `prefix`, with their values.
 async fn range(authority: &str, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
-    // The first key behind all that begin so: `0` follows `/`.
+    // The end is the first key behind all keys with the prefix: `0` follows `/`.
     let end = format!("{}0", prefix.trim_end_matches('/'));
     let question =
         json!({"key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end), "limit": RECORDS_MAX + 1});
     let answer = ask_etcd(authority, "kv/range", &question, ANSWER_BYTES_MAX).await?;
     let pairs = match answer.get("kvs") {
-        // Without any, the gateway leaves the list out.
+        // If there are no keys, the gateway leaves the list out.
         None => return Ok(Vec::new()),
         Some(Value::Array(pairs)) => pairs,
         Some(_) => return Err(EtcdError::Answer.into()),
@@ -172,7 +172,7 @@ async fn range(authority: &str, prefix: &str) -> Result<Vec<Pair>, RecordsError>
         return Err(RecordsError::TooMany);
     }
     let field = |pair: &Value, name| {
-        // An empty one is left out.
+        // The gateway leaves an empty field out.
         let text = pair.get(name).and_then(Value::as_str).unwrap_or_default();
         STANDARD.decode(text).map_err(|_| EtcdError::Answer)
     };
@@ -183,12 +183,12 @@ async fn range(authority: &str, prefix: &str) -> Result<Vec<Pair>, RecordsError>
     pairs.iter().map(pair).collect()
 }
 
-/// All files of a folder of discovery whose keys begin with `prefix`.
+/// Reads all files of a folder of discovery whose keys begin with `prefix`.
 fn files(folder: &Path, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
     let bucket = folder.join(prefix);
     let entries = match std::fs::read_dir(&bucket) {
         Ok(entries) => entries,
-        // No worker has begun yet; a folder that is not there at all is a mistake.
+        // No worker has begun yet. A missing folder, in contrast, is a mistake.
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };
@@ -207,7 +207,7 @@ fn files(folder: &Path, prefix: &str) -> Result<Vec<Pair>, RecordsError> {
     Ok(pairs)
 }
 
-/// The content of a record; none where it is gone, forsaken, or no record.
+/// Reads a record's file; `None` if it is gone, was not touched for [`FORSAKEN_AFTER`], or is no record.
 fn read_file(path: &Path) -> Result<Option<Vec<u8>>, RecordsError> {
     let read = || {
         let metadata = std::fs::metadata(path)?;
@@ -236,7 +236,7 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
                     "a record of Dynamo's discovery cannot be read"
                 );
             }
-            // It may be written just now.
+            // A record that cannot be read may be half written just now.
             let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
             Some((publisher, before.sources.get(&publisher)?.clone()))
         }
@@ -252,7 +252,8 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
     }
 }
 
-/// The publisher and its worker; none where it cannot be asked. An error in words where the record is of another form.
+/// Reads a record: the publisher's number and its worker. `None` if the worker cannot be asked; an error in words if the record has another
+/// form.
 fn read_source(key: &str, value: &[u8]) -> Result<Option<(u64, SourceRecord)>, String> {
     #[derive(Deserialize)]
     struct Source {
@@ -305,14 +306,15 @@ fn read_source(key: &str, value: &[u8]) -> Result<Option<(u64, SourceRecord)>, S
     Ok(Some((source.publisher_id, record)))
 }
 
-/// The subject of `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER`: the scope's words and the topic.
+/// Returns the subject of the key `v1/event_sources/SCOPE/topic/TOPIC/PUBLISHER`: the scope's words and the topic.
 fn subject_of(key: &str) -> Option<String> {
     let (scope, rest) = key.strip_prefix(SOURCES)?.rsplit_once("/topic/")?;
     let (topic, _publisher) = rest.split_once('/')?;
     Some(format!("{}.{topic}", scope.replace('/', ".")))
 }
 
-/// The address of a publisher on ZeroMQ, and its number. A broker's, which others share, tells of no publisher.
+/// Reads the address of a publisher on ZeroMQ, and its number. The record of a broker, which several publishers share, names no publisher
+/// and gives `None`.
 fn read_channel(value: &[u8]) -> Option<(String, u64)> {
     let value: Value = serde_json::from_slice(value).ok()?;
     let endpoint = value.pointer("/transport/config/endpoint")?.as_str()?;

@@ -1,5 +1,5 @@
-//! Engines that flags, files and discovery give: each of these sources tells all that it knows now, and the difference to what it told
-//! before is made here.
+//! Engines that flags, files and discovery give. Each of these sources reports all engines that it knows now; this module makes the
+//! difference to its report before.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::super::discovery::{LookError, Reports};
 use super::super::hosts::host_of;
 use super::Bridge;
 
-/// The engines of one source, by name. Of two with one name, the first counts, and the second is refused as it is registered.
+/// Engines of one source, by name. Of two engines with one name the first counts. The second is refused when it is registered.
 #[derive(Debug, Default)]
 struct Set {
     publishers: BTreeMap<EngineKey, NewEngine>,
@@ -40,7 +40,7 @@ impl Set {
     }
 }
 
-/// The engines of all sources, by the names of the sources.
+/// Engines of all sources, by the names of the sources.
 #[derive(Debug, Default)]
 pub(super) struct Given(BTreeMap<String, Set>);
 
@@ -51,7 +51,7 @@ impl Given {
         endpoints.any(|endpoint| host_of(endpoint).as_deref() == Some(host))
     }
 
-    /// Tells whether an engine of this name is given.
+    /// Tells whether a source gives an engine of this name.
     pub(super) fn has(&self, engine: &GivenEngine) -> bool {
         self.0.values().any(|set| match engine {
             GivenEngine::Publisher(engine) => set.publishers.contains_key(&engine.key),
@@ -59,7 +59,7 @@ impl Given {
         })
     }
 
-    /// Tells whether `source` gives just this server.
+    /// Tells whether `source` gives this server, asked in the same way.
     fn is_of(&self, source: &str, server: &NewServer) -> bool {
         let known = self.0.get(source).and_then(|set| set.servers.get(&server.key()));
         known.is_some_and(|known| known.is_asked_like(server))
@@ -80,12 +80,13 @@ impl Bridge {
         Ok(())
     }
 
-    /// Makes the engines that `source` gives those in `engines`: others of them are forgotten, changed ones begin anew. An engine has changed
-    /// where anything about it has, its identity included; with another address or other labels it goes on. Engines that other sources give, or that were registered, stay.
+    /// Replaces the engines that `source` gives with `engines`. Engines of the source that are not among `engines` are forgotten, and
+    /// changed ones begin anew. An engine has changed if anything about it has, its identity included. Another address or other labels are
+    /// no such change: following goes on. Engines that other sources give, or that were registered, stay.
     ///
     /// # Errors
     ///
-    /// One refusal for each engine that is not followed. It is tried again with the next call.
+    /// One refusal for each engine that is not followed. The engine is tried again with the next call.
     pub fn replace(&self, source: &str, engines: &[GivenEngine]) -> Result<(), Vec<RegisterRefusal>> {
         {
             let mut state = self.inner.state.lock();
@@ -113,7 +114,7 @@ impl Bridge {
             .iter()
             .filter_map(|engine| self.follow(engine.clone()).err())
             .collect();
-        // One that was registered may be given by now.
+        // An engine that was registered may be given by now, and is then not kept as registered.
         self.keep_registered();
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }

@@ -1,4 +1,4 @@
-//! The bridge as the listeners for registrations see it.
+//! The bridge as an [`EngineRegistry`], which the listeners for registrations use.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ impl EngineRegistry for Bridge {
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
         let own = peer.map(|peer| peer.to_string());
         for endpoint in engine.endpoints() {
-            // Without a host it is refused as no endpoint.
+            // A text without a host is refused later, as no endpoint.
             let Some(host) = host_of(endpoint) else {
                 continue;
             };

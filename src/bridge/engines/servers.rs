@@ -1,4 +1,4 @@
-//! Engines' servers in the registry: each has a task that asks it, and the publishers of which it has told.
+//! Engines' servers in the registry: each has a task that asks it, and the publishers that it has told of.
 
 use kvatlas_core::wire::{ModelKey, Profile};
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ impl AskedServer {
         GivenEngine::Server(self.handle.given())
     }
 
-    /// The engine as it would be called before the server has told of it.
+    /// Returns the key that the engine is assumed to have before the server has told of it.
     fn presumed_key(&self) -> EngineKey {
         let key = self.handle.server.key();
         EngineKey {
@@ -86,7 +86,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Ends to follow the engine of a server, if it is asked as `server` says.
+    /// Stops following the engine of the server with this `key`, if that server is asked as `server` says.
     pub(super) fn remove_server(&self, state: &mut State, key: &ServerKey, server: &NewServer) {
         let is_it = |asked: &AskedServer| asked.handle.server.is_asked_like(server);
         if state.servers.get(key).is_some_and(is_it) {
@@ -95,7 +95,7 @@ impl Bridge {
         }
     }
 
-    /// Ends to follow the engines of those servers of which one is meant, and returns them.
+    /// Stops following the engines of each server that has at least one meant engine. Returns the keys of those engines.
     pub(super) fn remove_servers(
         &self,
         state: &mut State,
@@ -111,11 +111,11 @@ impl Bridge {
         removed
     }
 
-    /// Follows what a server tells of now: publishers of which it no longer tells, or otherwise, are forgotten.
+    /// Follows the publishers that a server tells of now. Publishers that it no longer tells of, or tells of otherwise, are forgotten.
     ///
     /// # Errors
     ///
-    /// The refusal of the first that is not followed; those before it are.
+    /// The refusal of the first publisher that is not followed. The publishers before it are followed.
     pub(crate) fn follow_publishers(
         &self,
         handle: &ServerHandle,
@@ -128,7 +128,7 @@ impl Bridge {
             return Err(RegisterRefusal::Stopping);
         }
         for (engine, _) in &mut told {
-            // By now it may be another one than when the server was asked.
+            // The profile may have changed since the server was asked.
             engine.profile = handle.profile();
         }
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
@@ -144,12 +144,12 @@ impl Bridge {
         Ok(())
     }
 
-    /// Ends to follow what a server has told of: it is another engine's by now.
+    /// Stops following the publishers of a server, which is another engine's by now.
     pub(crate) fn forget_publishers(&self, handle: &ServerHandle) {
         self.inner.state.lock().forget_publishers(handle, &|_| false);
     }
 
-    /// The size of the blocks of a model's engines that are followed.
+    /// Returns the block size of the model's engines that are followed; `None` if none is followed.
     pub(crate) fn size_of(&self, model: &ModelKey) -> Option<u32> {
         let state = self.inner.state.lock();
         let mut engines = state.engines.values().map(|followed| &followed.engine);
@@ -158,7 +158,7 @@ impl Bridge {
             .map(|engine| engine.block_size)
     }
 
-    /// Notes in metrics how many servers are asked, and of how many nothing is followed.
+    /// Notes in metrics how many servers are asked, and how many of these are in trouble.
     pub(crate) fn count_servers(&self) {
         self.count(&self.inner.state.lock());
     }
@@ -171,7 +171,7 @@ impl Bridge {
 }
 
 impl State {
-    /// The address and labels of a server's engine, from now on.
+    /// Sets the address and labels of a server's engine, from now on.
     fn set_profile(&mut self, handle: &ServerHandle, profile: &Profile) {
         handle.set_profile(profile.clone());
         for followed in self.engines.values_mut() {
@@ -182,7 +182,8 @@ impl State {
         }
     }
 
-    /// Ends to ask a server, and to follow what it has told of, which is returned.
+    /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the engine if there
+    /// are none.
     fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
         let Some(asked) = self.servers.remove(key) else {
             return RemovedEngines::new();
@@ -195,7 +196,7 @@ impl State {
         }
     }
 
-    /// Ends to follow those publishers of a server that are not `kept`, and returns them.
+    /// Stops following the publishers of a server that are not `kept`, and returns their keys.
     fn forget_publishers(
         &mut self,
         handle: &ServerHandle,

@@ -1,4 +1,4 @@
-//! Questions to the replay socket.
+//! Questions of a follower to the replay socket.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,21 +16,22 @@ static SHORT_GATE: LogGate = LogGate::new();
 
 /// The outcome of a replay.
 pub(super) enum Verified {
-    /// All that the engine has published has been applied.
+    /// Everything that the engine has published has been applied.
     Whole,
     /// Another process answers; the replay has to be asked again, from its start.
     Stranger,
-    /// Something in the answer is missing: what comes before it has been applied.
+    /// The answer has a hole. The batches before the hole have been applied.
     Torn,
-    /// The answer begins behind what has been applied. On an unbroken connection everything still comes.
+    /// The answer begins behind the batches that have been applied. On an unbroken connection no published batch is lost by that.
     Beyond,
 }
 
-/// How often the replay socket is asked for what does not come, before it is given up.
+/// Number of questions in a row without progress, after which missing batches are given up.
 const ASK_ATTEMPTS: u32 = 3;
 
 impl Follower {
-    /// Asks for everything, where nothing has been applied. Returns whether everything has come.
+    /// Asks for everything, when nothing has been applied. Returns whether everything that the socket has is applied: `false` if another
+    /// process answers, or the answer begins too late.
     pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
         Ok(!matches!(
             self.ask().await?,
@@ -38,7 +39,7 @@ impl Follower {
         ))
     }
 
-    /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
+    /// Asks the replay socket, and again while answers have holes: engines drop batches that a slow reader does not take.
     pub(super) async fn ask(&mut self) -> Result<Verified, FollowError> {
         self.relay.tell().await?;
         let mut attempts = ASK_ATTEMPTS;
@@ -53,7 +54,8 @@ impl Follower {
         }
     }
 
-    /// One question to the replay socket. Behind a hole in the answer nothing is taken, unless `is_last`: then what is missing is lost.
+    /// Asks the replay socket once. Nothing behind a hole in the answer is applied, unless `is_last`: the missing batches then count as
+    /// lost.
     async fn ask_once(&mut self, is_last: bool) -> Result<Verified, FollowError> {
         let from = self.continuity.replay_from();
         let mut replay = self.question(from).await?;
@@ -61,7 +63,7 @@ impl Follower {
         let mut verified = Verified::Whole;
         while let Some(numbered) = self.next_of(&mut replay).await? {
             let (seq, is_first) = (numbered.seq, largest.is_none());
-            // The rest of an answer that is no good is read all the same: the next answer comes behind it.
+            // The rest of an unusable answer is still read, as the next answer comes behind it.
             if let Verified::Whole = verified {
                 match self.continuity.replayed(seq, &numbered.payload, is_first) {
                     Replayed::Known => self.continuity.confirm(seq),
@@ -96,7 +98,8 @@ impl Follower {
         }
     }
 
-    /// Says that an answer begins at `begins`, behind what is needed. While a connection stands, it may still give that.
+    /// Logs that an answer begins at `begins`, behind the number that is needed. Does nothing on a verified connection, which may still
+    /// bring the missing batches.
     fn note_short_replay(&mut self, begins: u64) {
         let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
         if self.is_verified || is_told {
@@ -111,9 +114,9 @@ impl Follower {
         self.short_replay = Some(text);
     }
 
-    /// The meaning of a replay socket that has nothing from `from` on, which was applied.
+    /// Judges a replay socket that has nothing from the number `from` on, although that batch was applied.
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
-        // A publisher keeps what it has published last: it would have that batch.
+        // A publisher with a replay keeps the batches that it has published last, so that it would have that batch.
         let mut keeps_any = self.continuity.was_given_any();
         if !keeps_any && from > 0 {
             let mut replay = self.question(0).await?;
@@ -122,14 +125,14 @@ impl Follower {
             }
             self.replay = Some(replay);
         }
-        // On an unbroken connection: one that keeps nothing to replay.
+        // On an unbroken connection, a socket without any batch is one that keeps nothing to replay.
         Ok(match self.is_verified && !keeps_any {
             true => Verified::Beyond,
             false => Verified::Stranger,
         })
     }
 
-    /// A replay socket that was just asked for everything from `from` on.
+    /// Asks for everything from `from` on, and returns the socket, from which the answer is then read.
     async fn question(&mut self, from: u64) -> Result<Replay, FollowError> {
         let mut replay = match self.replay.take() {
             Some(replay) => replay,
@@ -144,8 +147,8 @@ impl Follower {
         Ok(replay)
     }
 
-    /// The next batch of an answer; none at its end. An engine that takes longer than its silence may last is out of sight meanwhile: what
-    /// is published waits, and nobody knows what is missing.
+    /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent, the engine is put
+    /// out of sight. Published batches wait unread meanwhile, and nobody knows whether any are missing.
     async fn next_of(&mut self, replay: &mut Replay) -> Result<Option<Numbered>, FollowError> {
         let overdue_at = self.known_at.checked_add(self.options.silent_after);
         let message = {
@@ -174,7 +177,7 @@ impl Follower {
         })
     }
 
-    /// Whether the replay socket has a batch that was published, with the same bytes.
+    /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
     pub(super) async fn agrees(&mut self, heard: Heard) -> Result<bool, FollowError> {
         self.relay.tell().await?;
         let mut replay = self.question(heard.seq).await?;

@@ -1,8 +1,9 @@
-//! Whether another process at an engine's sockets is still that engine.
+//! Identity: whether another process at an engine's sockets still counts as that engine.
 //!
-//! Where an engine has been out of sight for long, its place may have been given to another one: daemons have removed its holder by then.
-//! The same bytes for the same numbers show that it is the same process. Another process is followed, and in doubt until it clears, unless
-//! somebody vouches for it: a source that has found it by an identity, or a name that is nothing but its address.
+//! If an engine has been out of sight for long, its address may belong to another engine, and daemons have removed its holder by then. The
+//! same bytes under the same numbers show that it is the same process. Another process is followed, but in doubt until it clears. The
+//! process is not in doubt if a source vouches for it that has found it by an identity. The same holds if the engine's name is nothing but
+//! its address.
 
 use std::time::Duration;
 
@@ -14,26 +15,26 @@ use super::{FollowError, Follower};
 
 static STRANGER_GATE: LogGate = LogGate::of_bursts(64);
 
-/// The knowledge of who answers at the sockets of an engine.
+/// Knowledge of the process that answers at the sockets of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// The engine, or another process that is taken for it.
+    /// The engine itself, or another process that counts as the engine.
     Known,
-    /// The engine was silent for so long that another process would not be taken for it.
+    /// The engine was silent for this long, so that another process would not count as the engine.
     LongSilent(Duration),
-    /// Another process, after such a silence.
+    /// Another process answers, after a silence of this length.
     Stranger(Duration),
 }
 
 impl Follower {
-    /// The engine has been out of sight for `silence`, which is too long for another process to be taken for it.
+    /// Notes that the engine has been out of sight for `silence`. That is too long for another process to count as the engine.
     pub(crate) fn was_long_silent(&mut self, silence: Duration) {
         if self.continuity.last().is_some() {
             self.identity = Identity::LongSilent(silence);
         }
     }
 
-    /// Another process is there by now, as the engine's server tells: nothing of the old one is left.
+    /// Begins anew, without any block of the old process, because the engine's server tells that another process is there.
     pub(crate) async fn was_replaced(&mut self) -> Result<(), FollowError> {
         self.short_replay = None;
         self.restart(None).await?;
@@ -41,7 +42,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Begins with another process, of which nothing is known, with this `doubt`.
+    /// Begins with another process, of which nothing is known. Its content is in doubt for the reason `doubt`, or for
+    /// [`Reason::OtherEngine`] after a long silence.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), FollowError> {
         let doubt = match self.identity {
             Identity::Known => doubt,
@@ -53,7 +55,7 @@ impl Follower {
         Ok(self.relay.restart(doubt).await?)
     }
 
-    /// Settles who answers at the sockets, once that one has told what it has. Where it is a stranger, that is in doubt, whatever it has cleared
+    /// Settles which process answers at the sockets, once the process has told its content. A stranger is in doubt, even if it has cleared
     /// before.
     pub(super) async fn settle_identity(&mut self) -> Result<(), FollowError> {
         let settled = std::mem::replace(&mut self.identity, Identity::Known);

@@ -1,12 +1,12 @@
-//! A replay socket that contradicts what is published: whether it is the same engine's.
+//! Trust in a replay socket that contradicts the published batches: whether it is the same engine's.
 //!
-//! | who contradicts | what happens |
+//! | contradiction comes from | reaction |
 //! |---|---|
-//! | the socket, on a connection that stands | it is asked for what was published last; where it does not have that, the next batch decides |
+//! | the socket, on a connection that stands | the socket is asked for the last published batch; if it lacks that batch, the next batch decides |
 //! | a batch that is published | the socket is asked for that batch |
 //!
-//! Where the socket has the batch with the same bytes, both are a new process, and everything is taken from it. Otherwise the engine is
-//! followed without it, and it is asked again behind later batches, with growing pauses.
+//! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise the engine
+//! is followed without the socket, which is asked again behind later batches, with growing pauses.
 
 use std::time::Instant;
 
@@ -21,8 +21,8 @@ use super::{FollowError, Follower, REPLAY_BACKOFF, UselessReplay};
 static CONTRADICTED_GATE: LogGate = LogGate::new();
 
 impl Follower {
-    /// The replay socket contradicts what was applied, and the connection has not broken: either both are another process by now, or the
-    /// socket is of another engine. What was published last shows which, or else what is published next.
+    /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either both are
+    /// another process by now, or the socket is of another engine. The batch that was published last shows which, or else the next one.
     pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
         self.relay.lost().await?;
         let Some(heard) = self.continuity.heard() else {
@@ -35,11 +35,12 @@ impl Follower {
         }
     }
 
-    /// The replay socket contradicts what is published on the connection, of which `heard` is a batch; without one, the next has to come.
-    /// Nothing that either has told is left, and the socket has to agree with the connection before it is believed again.
+    /// Stops believing the replay socket, which contradicts the batches published on the connection. `heard` is one of these batches;
+    /// without it, the next batch has to come. All blocks from both are dropped. The socket has to agree with the connection before it is
+    /// believed again.
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
-        // Only a count that was heard from its beginning is certain.
+        // Only a count that was heard from its first batch is certain.
         let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
         self.continuity.restart();
@@ -63,8 +64,8 @@ impl Follower {
         }
     }
 
-    /// Asks a replay socket that was contradicted for `heard`, which was just published. Where it has the same bytes, everything is taken from
-    /// it: it is the same process.
+    /// Asks a contradicted replay socket for `heard`, which was just published. If the socket has the same bytes it is the same process,
+    /// and everything is taken from it.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
         match self.agrees(Heard::new(heard.seq, &heard.payload)).await {
             Ok(true) => self.take_all().await,
@@ -78,7 +79,7 @@ impl Follower {
         }
     }
 
-    /// Takes everything from a replay socket that agrees with the connection, as that of a new process.
+    /// Takes everything from a replay socket that agrees with the connection, as from a new process.
     async fn take_all(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
         self.short_replay = None;

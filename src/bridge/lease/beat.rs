@@ -1,22 +1,22 @@
-//! Beats, by which bridges of one group tell each other for which holders each speaks, and how well it sees them.
+//! Beats: messages by which each bridge of a group tells the others which holders it speaks for and how well it sees them.
 
 use serde::{Deserialize, Serialize};
 
-/// Raised with each change of the form.
+/// Version of a beat's form; raised with each change of the form.
 const VERSION: u8 = 1;
 /// Most holders in one beat.
 pub(super) const HOLDERS_MAX: usize = 16_384;
-/// Most bytes of a beat: more than so many holders take.
+/// Most bytes of a beat: more than [`HOLDERS_MAX`] holders need.
 const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
 
 /// One holder in a beat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Followed {
-    /// Hash of its name.
+    /// Hash of the holder's name.
     pub(super) holder: u64,
-    /// How well the bridge sees it; see [`super::Sight`].
+    /// How well the bridge sees the holder: a number of [`super::Sight`].
     pub(super) sight: u8,
-    /// The epoch in which the bridge speaks for it; none where it does not.
+    /// Epoch in which the bridge speaks for the holder; `None` if it does not speak for it.
     pub(super) epoch: Option<u64>,
 }
 
@@ -24,9 +24,9 @@ pub(super) struct Followed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Beat {
     version: u8,
-    /// The bridge, by a number that each process draws.
+    /// Bridge that sent the beat: a random number that each process draws for itself.
     pub(super) bridge: u64,
-    /// Counts its beats.
+    /// Number of the beat, counted by the bridge that sends it.
     pub(super) number: u64,
     pub(super) holders: Vec<Followed>,
 }
@@ -41,7 +41,7 @@ impl Beat {
         }
     }
 
-    /// The beat in a payload; none where it is none of this form.
+    /// Decodes the beat in a payload; `None` if the payload has another form or version, or exceeds the bounds.
     pub(super) fn decode(payload: &[u8]) -> Option<Self> {
         let beat: Self = (payload.len() <= BYTES_MAX)
             .then(|| rmp_serde::from_slice(payload).ok())
@@ -50,7 +50,7 @@ impl Beat {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        // Numbers alone: there is nothing that can't be written.
+        // A beat has numbers alone, so that writing it cannot fail.
         rmp_serde::to_vec(self).unwrap_or_default()
     }
 }

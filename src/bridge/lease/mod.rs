@@ -1,8 +1,8 @@
-//! Which of several bridges speaks for a holder.
+//! The lease: decides which of several bridges speaks for a holder, that is, reports it to daemons.
 //!
-//! All bridges of a group follow the engines. For each holder one of them tells daemons; the others are ready to. They agree by beats over NATS, on
-//! `PREFIX.v1.bridges.GROUP`: see `table`. Whoever begins to speak gives daemons all that it knows of the holder in a new epoch, so nothing depends on
-//! what the one before has said.
+//! All bridges of a group follow the engines. For each holder one bridge speaks to daemons; the others are ready to take over. They agree
+//! by beats (short periodic messages) over NATS, on `PREFIX.v1.bridges.GROUP`: see `table`. A bridge that begins to speak gives daemons all
+//! that it knows of the holder, in a new epoch. So nothing depends on the messages of the bridge that spoke before.
 
 mod beat;
 mod table;
@@ -29,31 +29,31 @@ use table::Table;
 
 pub use table::Times;
 
-/// Between two looks at what was heard.
+/// Pause between two decisions from the beats that were heard.
 const LOOK: Duration = Duration::from_millis(25);
-/// Before it subscribes again where that has failed.
+/// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 
 static CHANGED_GATE: LogGate = LogGate::of_bursts(8);
 static FAILED_GATE: LogGate = LogGate::new();
 
-/// A lease that bridges share.
+/// Settings of the lease that the bridges of a group share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseOptions {
-    /// The name of the group: the last token of a subject.
+    /// Name of the group: the last token of the subject of its beats.
     pub group: String,
-    /// Its times, which all bridges of the group have.
+    /// Times of the lease, the same in all bridges of the group.
     pub times: Times,
 }
 
-/// How well a bridge sees a holder. Whoever sees it better speaks. The numbers must be kept stable.
+/// How well a bridge sees a holder. The bridge that sees it better speaks. The numbers go over the wire and must stay stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sight {
-    /// Not at all.
+    /// The bridge does not see the holder.
     None = 0,
-    /// Something of what it has is not known for certain.
+    /// The bridge sees the holder, but some of its content is not known for certain.
     Doubtful = 1,
-    /// All of it.
+    /// All of the holder's content is known.
     Whole = 2,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Lease {
     table: Arc<Mutex<Table>>,
 }
 
-/// A holder for which the bridge may speak, until this is dropped.
+/// One holder's entry in the lease: the bridge may speak for the holder until this value is dropped.
 pub(super) struct Share {
     table: Arc<Mutex<Table>>,
     holder: u64,
@@ -73,12 +73,12 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Notes how well the holder is seen.
+    /// Stores how well this bridge sees the holder.
     pub(super) fn note(&self, sight: Sight) {
         self.sight.store(sight as u8, Ordering::Release);
     }
 
-    /// Whether this bridge speaks for the holder.
+    /// Whether this bridge speaks for the holder now.
     pub(super) fn speaks(&self) -> bool {
         self.turn.borrow().is_some()
     }
@@ -98,7 +98,7 @@ impl Lease {
         }
     }
 
-    /// The share of a holder, and its publisher's voice; none where there are too many holders.
+    /// Returns the share of a holder and the voice for its publisher; `None` if the lease has too many holders.
     pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(Share, Voice)> {
         let PublishedHolder {
             namespace,
@@ -117,7 +117,8 @@ impl Lease {
         Some((share, voice))
     }
 
-    /// Begins to beat on `subject`, until `stop`. Then a last beat says what it does no longer.
+    /// Begins to send beats on `subject`, until `stop`. A last beat then tells the other bridges for which holders this one no longer
+    /// speaks.
     pub(super) fn start(
         &self,
         nats: Client,
@@ -153,11 +154,11 @@ impl Task {
                 .await;
         }
         self.send().await;
-        // Others need not wait for the end of the term.
+        // Other bridges then need not wait for the end of the term.
         let _ = self.nats.flush().await;
     }
 
-    /// Beats, and hears beats, until it is stopped or the subscription ends.
+    /// Sends and receives beats, until the task is stopped or the subscription ends.
     async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

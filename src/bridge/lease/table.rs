@@ -1,14 +1,15 @@
-//! The table of who speaks for which holder, as one bridge knows it. No I/O; the time is given.
+//! Table of the lease as one bridge knows it: which bridge speaks for which holder. It does no I/O, and callers pass the time.
 //!
-//! | what | for how long |
+//! | event or state | time |
 //! |---|---|
-//! | a bridge beats | every [`Times::beat`], and at once when it begins or ends to speak |
-//! | its term | [`Times::term`] from the sending of the last of its own beats that it has heard |
-//! | it is alive to others | [`Times::silence`] from the last of its beats that they have heard |
+//! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
+//! | its term, for which it may speak | [`Times::term`] from the sending of the last of its own beats that it has heard |
+//! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
 //!
-//! The term is the shorter one, and begins earlier: whoever is cut off from NATS, or stands still, is silent before another speaks. That is no proof, as
-//! clocks and messages may be late. What keeps answers right is that whoever begins to speak takes an epoch above all that were heard of: daemons drop
-//! what comes of a lower one. Of two that both speak, the lower one falls silent when it hears of the other.
+//! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
+//! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
+//! epoch above all that it has heard of, and daemons drop messages of a lower epoch. If two bridges both speak, the one with the lower
+//! epoch falls silent when it hears of the other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,23 +21,23 @@ use tokio::sync::watch;
 
 use super::beat::{Beat, Followed, HOLDERS_MAX};
 
-/// Most other bridges of a group that are known at once.
+/// Most other bridges of a group that the table holds at once.
 const PEERS_MAX: usize = 64;
-/// Most own beats that are waited for.
+/// Most own beats whose return over NATS is awaited.
 const SENT_MAX: usize = 64;
 
-/// The times of a lease.
+/// Times of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Between two beats.
+    /// Time between two beats.
     pub beat: Duration,
-    /// How long a beat lets its own bridge speak.
+    /// Time for which a beat that came back lets its own bridge speak, from its sending.
     pub term: Duration,
-    /// How long a beat keeps others from speaking.
+    /// Time for which a beat that was heard keeps other bridges from speaking.
     pub silence: Duration,
-    /// How much longer the second best waits than the best.
+    /// Extra time that each bridge waits for every bridge that is to speak before it.
     pub step: Duration,
-    /// For how long another has to see a holder better before it is left to it.
+    /// Time for which another bridge has to see a holder better, before the bridge that speaks leaves the holder to it.
     pub worse: Duration,
 }
 
@@ -54,25 +55,25 @@ impl Default for Times {
 
 /// A holder that this bridge follows.
 struct Own {
-    /// Tells apart those that come and go under one name.
+    /// Number of this entry. It tells apart entries that come and go under one name.
     number: u64,
     turn: watch::Sender<Option<u64>>,
     epoch: Arc<AtomicU64>,
     sight: Arc<AtomicU8>,
     added: Instant,
-    /// The highest epoch of another that was heard of.
+    /// Highest epoch that another bridge's beats have told for the holder.
     heard_epoch: u64,
-    /// Since when nobody speaks for it, as far as is known.
+    /// Time since which no bridge is known to speak for the holder; `None` if one speaks.
     free_since: Option<Instant>,
-    /// Since when another sees it better, while this bridge speaks.
+    /// Time since which another bridge has seen the holder better, while this one speaks for it.
     worse_since: Option<Instant>,
 }
 
 impl Own {
-    /// The epoch in which this bridge speaks for it.
+    /// Returns the epoch in which this bridge speaks for the holder; `None` if it does not speak.
     fn claim(&self) -> Option<u64> {
         let known = *self.turn.borrow();
-        // Until the publisher has begun, the least that it will be.
+        // Before the publisher has begun its epoch, this is the lowest epoch that it will have.
         known.map(|known| self.epoch.load(Ordering::Acquire).max(known.saturating_add(1)))
     }
 
@@ -81,37 +82,37 @@ impl Own {
     }
 }
 
-/// The last beat of another bridge, about the holders that this one follows.
+/// Last beat of another bridge, reduced to the holders that this bridge follows.
 struct Peer {
     heard: Instant,
     holders: HashMap<u64, Followed>,
 }
 
-/// The outcome of a look.
+/// Outcome of [`Table::decide`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
-    /// Holders for which it speaks from now on.
+    /// Number of holders for which the bridge speaks from now on.
     pub(super) begun: usize,
-    /// The number of those for which it does no longer.
+    /// Number of holders for which the bridge no longer speaks.
     pub(super) ended: usize,
-    /// Whether that is because its own term is over.
+    /// Whether the bridge's own term is over, which ends all that it speaks for.
     pub(super) has_lapsed: bool,
 }
 
-/// All that one bridge knows.
+/// State of the lease, as one bridge knows it.
 pub(super) struct Table {
     bridge: u64,
     times: Times,
     term: Term,
     own: BTreeMap<u64, Own>,
     peers: HashMap<u64, Peer>,
-    /// When the own beats were sent that have not come back.
+    /// Own beats that have not come back over NATS: number and time of sending.
     sent: VecDeque<(u64, Instant)>,
     beats: u64,
     shares: u64,
-    /// Since when own beats come back without a break.
+    /// Time since which own beats come back without a break; `None` if they do not.
     listening_since: Option<Instant>,
-    /// Whether others are to hear at once what has changed.
+    /// Whether something has changed that other bridges must hear at once.
     is_news: bool,
 }
 
@@ -131,7 +132,8 @@ impl Table {
         }
     }
 
-    /// Begins to follow a holder. Returns its number, its voice, and where it is noted how well it is seen; none where there are too many.
+    /// Begins to follow a holder. Returns its number, its voice, and the cell that notes how well the holder is seen; `None` if the table
+    /// has too many holders.
     pub(super) fn add(&mut self, holder: u64, now: Instant) -> Option<(u64, Voice, Arc<AtomicU8>)> {
         if self.own.len() >= HOLDERS_MAX && !self.own.contains_key(&holder) {
             return None;
@@ -158,10 +160,10 @@ impl Table {
         Some((self.shares, voice, sight))
     }
 
-    /// Ends to follow a holder: another may speak for it at once.
+    /// Stops following a holder, so that another bridge may speak for it at once.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
-            // A publisher that ends later is silent meanwhile.
+            // The publisher may end later than this call; until then it is silent.
             if let Some(own) = self.own.remove(&holder) {
                 own.turn.send_replace(None);
             }
@@ -169,7 +171,7 @@ impl Table {
         }
     }
 
-    /// The next beat, which is sent now.
+    /// Returns the next beat, which the caller sends now.
     pub(super) fn beat(&mut self, now: Instant) -> Beat {
         self.is_news = false;
         self.beats += 1;
@@ -185,7 +187,7 @@ impl Table {
         Beat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
     }
 
-    /// Takes a beat that was heard.
+    /// Takes in a beat that was heard, another bridge's or an own one.
     pub(super) fn heard(&mut self, beat: Beat, now: Instant) {
         if beat.bridge == self.bridge {
             return self.heard_own(beat.number, now);
@@ -222,19 +224,19 @@ impl Table {
         }
     }
 
-    /// Whether others are to hear at once what has changed.
+    /// Whether something has changed that other bridges must hear at once.
     pub(super) fn is_news(&self) -> bool {
         self.is_news
     }
 
-    /// Decides for which holders it speaks.
+    /// Decides for which holders the bridge speaks at `now`, and tells their publishers.
     pub(super) fn decide(&mut self, now: Instant) -> Decided {
         let mut decided = Decided::default();
         let silence = self.times.silence;
         self.peers
             .retain(|_, peer| now.saturating_duration_since(peer.heard) < silence);
         if self.listening_since.is_some() && !self.term.holds_at(now) {
-            // Who was cut off, or stood still, listens before it speaks again.
+            // A bridge that was cut off, or stood still, listens before it speaks again.
             self.listening_since = None;
             decided.has_lapsed = true;
         }
@@ -274,14 +276,14 @@ impl Table {
     }
 }
 
-/// The word of those that are alive about one holder.
+/// Claims of the other bridges that are alive, about one holder.
 #[derive(Debug, Default)]
 struct Others {
-    /// The highest epoch in which one speaks, and who.
+    /// Highest epoch in which another bridge speaks, and that bridge's number; `None` if no other speaks.
     claim: Option<(u64, u64)>,
-    /// How well the best one sees it.
+    /// How well the holder is seen by the bridge that sees it best.
     sight_max: u8,
-    /// How many are to speak before this bridge.
+    /// Number of bridges that are to speak before this one.
     before: u32,
 }
 
@@ -328,7 +330,7 @@ impl Own {
             return false;
         };
         let free = *self.free_since.get_or_insert(now);
-        // By then it has heard of everybody who is alive.
+        // By that time the bridge has heard a beat of every bridge that is alive.
         let listened = listening.max(self.added) + times.silence;
         now >= listened.max(free) + times.step * others.before
     }

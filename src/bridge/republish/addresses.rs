@@ -1,40 +1,40 @@
-//! The addresses at which the events of each engine are published once more.
+//! Addresses at which the events of each engine are published once more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::str::FromStr;
 
 use kvatlas_core::wire::Rank;
 
-/// Most engines that have addresses in the order in which they are given.
+/// Most engines that get addresses by their order.
 const ASSIGNED_MAX: usize = 4096;
 
-/// The form of an address.
+/// Hint for the form of an address.
 const FORM: &str = "write tcp://HOST:PORT, or NAME=tcp://HOST:PORT for one engine";
 
-/// An address as people write it: of one engine, or of all others.
+/// An address as people write it: for one engine, or for all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishAddress {
-    /// The engine; none for all that have no address of their own.
+    /// Engine of the address; `None` for all engines without an address of their own.
     instance: Option<String>,
     first: SocketPair,
 }
 
-/// Two sockets of an engine on neighbouring ports: events, and replays on the port behind it.
+/// Two sockets of an engine on neighbouring ports: events on one, replays on the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketPair {
-    /// The host that is listened at, as sockets take it.
+    /// Host to listen at, in the form that sockets take.
     pub(super) host: String,
-    /// The port of the events.
+    /// Port of the events.
     pub(super) port: u16,
 }
 
 impl SocketPair {
-    /// The endpoint of the events.
+    /// Returns the endpoint of the events.
     pub fn events(&self) -> String {
         format!("tcp://{}:{}", self.host_of_url(), self.port)
     }
 
-    /// The endpoint of replays.
+    /// Returns the endpoint of replays.
     pub fn replay(&self) -> String {
         format!("tcp://{}:{}", self.host_of_url(), self.port.saturating_add(1))
     }
@@ -46,7 +46,7 @@ impl SocketPair {
         }
     }
 
-    /// The pair so many pairs behind this one, if there are such ports.
+    /// Returns the pair that comes `pairs` pairs behind this one; `None` if there are no such ports.
     fn behind(&self, pairs: usize) -> Option<Self> {
         let port = usize::from(self.port).checked_add(pairs.checked_mul(2)?)?;
         let port = u16::try_from(port).ok().filter(|port| *port < u16::MAX)?;
@@ -82,7 +82,7 @@ impl FromStr for RepublishAddress {
     }
 }
 
-/// Refuses two addresses for the same engines, in words.
+/// Refuses two addresses for the same engines; the error names the engines in words.
 pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     for (place, address) in addresses.iter().enumerate() {
         let mut before = addresses.iter().take(place);
@@ -94,8 +94,8 @@ pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
     Ok(())
 }
 
-/// The addresses of engines: those that name them, and for others the order in which they are given. The ranks of an engine that is named have
-/// one pair behind the other.
+/// Addresses of engines. Some addresses name their engine; the others are assigned by the order of the engines. The ranks of a named engine
+/// have consecutive pairs.
 #[derive(Debug)]
 pub(super) struct Addresses {
     named: BTreeMap<String, SocketPair>,
@@ -116,12 +116,12 @@ impl Addresses {
         }
     }
 
-    /// Tells whether engines without an address of their own have some, too.
+    /// Tells whether engines without an address of their own get one by their order.
     pub(super) fn is_for_all(&self) -> bool {
         self.base.is_some()
     }
 
-    /// Gives an engine the next pair, unless it has one.
+    /// Assigns the next pair to an engine, unless it has one.
     pub(super) fn assign(&mut self, instance: &str, rank: Rank) {
         let key = (instance.to_owned(), rank);
         let place = self.assigned.len();
@@ -130,7 +130,7 @@ impl Addresses {
         }
     }
 
-    /// The sockets of an engine, if it has some.
+    /// Returns the sockets of an engine; `None` if it has none.
     pub(super) fn of(&self, instance: &str, rank: Rank) -> Option<SocketPair> {
         if let Some(first) = self.named.get(instance) {
             return first.behind(usize::try_from(rank).ok()?);

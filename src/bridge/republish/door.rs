@@ -1,4 +1,4 @@
-//! The sockets that routers connect to.
+//! Door: the sockets that routers connect to, with bounds on each client.
 
 use std::io;
 use std::sync::Arc;
@@ -20,38 +20,38 @@ use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_o
 
 /// Most connections to one socket.
 const CLIENTS_MAX: usize = 256;
-/// Most answers that are on their way at once: each may hold a state of its own.
+/// Most answers that are being sent at once: each may hold a state of its own.
 const ANSWERS_MAX: usize = 8;
-/// Longest handshake, and longest time for a piece that is sent.
+/// Longest time for a handshake, and for sending one piece.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 /// Longest time that a connection for replays may stand idle.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// The pause before a port that is taken is tried again.
+/// Pause before a port that is taken is tried again.
 const BIND_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes that are sent in one piece.
 const PIECE_BYTES: usize = 64 << 10;
 /// The number that ends a replay: −1.
 const END: u64 = u64::MAX;
 
-/// The reason why a connection ends.
+/// Reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error(transparent)]
     Read(#[from] ReadError),
     #[error(transparent)]
     Network(#[from] io::Error),
-    /// The client took nothing, or less than was published.
+    /// The client took nothing, or less than was published, for too long.
     #[error("it is too slow")]
     Slow,
-    /// Nothing came for long.
+    /// No message came for too long.
     #[error("it is idle")]
     Idle,
 }
 
 impl Ended {
-    /// The fault of the client, if it is one that is not counted yet.
+    /// Returns the fault of the client that is still to be counted; `None` if the client has no fault.
     fn cut(&self) -> Option<RepublishCut> {
         match self {
             Self::Read(ReadError::Protocol) => Some(RepublishCut::Protocol),
@@ -71,7 +71,7 @@ pub(super) async fn serve(role: Role, (host, port): (String, u16), stream: Arc<S
         tokio::select! {
             Some(_) = clients.join_next() => {}
             accepted = listener.accept() => {
-                // One that has gone already, or no descriptors: the next may do better.
+                // The client has gone already, or there are no descriptors. The next attempt may succeed.
                 let Ok((client, _)) = accepted else {
                     tokio::time::sleep(BIND_PAUSE).await;
                     continue;
@@ -86,7 +86,7 @@ pub(super) async fn serve(role: Role, (host, port): (String, u16), stream: Arc<S
     }
 }
 
-/// Binds, as soon as that can be done.
+/// Binds the port, and tries again until that succeeds.
 async fn bind(host: &str, port: u16) -> TcpListener {
     let mut is_said = false;
     loop {
@@ -120,7 +120,7 @@ async fn follow(role: Role, client: TcpStream, stream: Arc<Stream>, answers: Arc
     tracing::debug!(?peer, %ended, "a router's connection ended");
 }
 
-/// Shakes hands.
+/// Shakes hands with a client, and returns the two halves of its connection.
 async fn open(client: TcpStream, role: Role) -> Result<(BufReader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
     client.set_nodelay(true)?;
     let (reader, mut writer) = client.into_split();
@@ -133,7 +133,7 @@ async fn open(client: TcpStream, role: Role) -> Result<(BufReader<OwnedReadHalf>
     Ok((reader, writer))
 }
 
-/// Sends `bytes` in pieces, each in time.
+/// Sends `bytes` in pieces, each within [`PATIENCE`].
 async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
     for piece in bytes.chunks(PIECE_BYTES) {
         let sent = timeout(PATIENCE, writer.write_all(piece)).await;
@@ -145,7 +145,7 @@ async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
 /// Publishes to one subscriber.
 async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
     let (mut reader, mut writer) = open(client, Role::Publisher).await?;
-    // All messages are of the topic without a name: only who subscribes to everything hears them.
+    // All messages have the empty topic: only a client that subscribes to everything hears them.
     let subscribing = async {
         while !is_subscription(&read(&mut reader).await?) {}
         Ok::<_, Ended>(())
@@ -156,7 +156,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
         while let Some(message) = waiting.next().await {
             send(&mut writer, &message).await?;
         }
-        // Dropped for its slowness, which is counted there.
+        // The stream has dropped the subscriber as too slow, and has counted that.
         Ok(())
     };
     let reading = async {
@@ -202,12 +202,13 @@ async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Resu
     }
 }
 
-/// Sends the state as the number `start`, and nothing as those behind it.
+/// Answers a question from number `start` on: sends the state from that number on, and empty batches for the numbers behind it.
 async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Result<(), Ended> {
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;
-    // Who asks for what is not there yet, or has no room for the state, asks again behind the next batch.
+    // A client may ask beyond the last number, or for fewer numbers than the state has lists. It gets no batch then, and asks again behind
+    // the next batch.
     if last_number(start, &state) <= state.number {
         for list in &state.lists {
             push_replayed(&mut bytes, number, &stream.payload(list));
@@ -228,25 +229,25 @@ async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Res
     send(writer, &bytes).await
 }
 
-/// A state that has as many numbers from `start` on as it has lists, unless it ends before `start`.
+/// Returns a state with at least as many numbers from `start` on as it has lists, unless it ends before `start`.
 async fn state_for(start: u64, stream: &Stream) -> Arc<State> {
     let state = stream.state().await;
     let last = last_number(start, &state);
     if start > state.number || last <= state.number {
         return state;
     }
-    // What is added until it is written again seldom makes another list.
+    // Events that come until the state is written again seldom make one more list.
     stream.reach(last.saturating_add(1));
     stream.state().await
 }
 
-/// The number of the last list of a state that begins as number `start`. There is always one: it clears.
+/// Returns the number of the last list of a state whose first list has the number `start`. Every state has at least one list, which clears.
 fn last_number(start: u64, state: &State) -> u64 {
     let lists = state.lists.len().max(1) as u64;
     start.saturating_add(lists - 1)
 }
 
-/// Appends a batch as vLLM replays it, since its version 0.26.
+/// Appends a batch in the form of vLLM's replays since version 0.26.
 fn push_replayed(out: &mut Vec<u8>, number: u64, payload: &[u8]) {
     push_message(out, &[b"", b"", &number.to_be_bytes(), payload]);
 }

@@ -1,4 +1,4 @@
-//! Engines' events once more, compacted, for routers that keep an index of their own.
+//! Republishing: publishes engines' events once more, compacted, for routers that keep an index of their own.
 //!
 //! ```text
 //! engine ─▶ Relay ─▶ Translator
@@ -6,16 +6,18 @@
 //!                                  └──▶ ROUTER ◀──▶ (replay)
 //! ```
 //!
-//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on is always one state: N
-//! clears and has all blocks, and the numbers behind it are empty batches up to the last that was published. So no history is kept, and every
-//! answer is whole. The promises:
+//! Each engine has two sockets, in the form of vLLM's publisher: one for events, one for replays. A replay from number N on always gives
+//! one whole state. Batch N clears and has all blocks; the later numbers are empty batches, up to the last that was published. So no
+//! history is kept, and every answer is whole. The promises:
 //!
-//! 1. Whoever connects is sent number 0, which clears, and the last number. Such a router takes the first for a restart and the second for a gap, and
-//!    asks for a replay: nothing of an earlier bridge is left in it.
-//! 2. Who asks at the first batch that it hears has everything, however much came before. An empty batch a second lets it ask.
-//! 3. Where what was told may be wrong, numbers begin anew in the same way: everybody asks again. So it is after every [`NUMBERS_MAX`] numbers.
-//! 4. Clients can harm nobody: what they send is bounded by a few bytes, what waits for them in bytes and time, and their number. Each connection that
-//!    is ended for it counts (`door`).
+//! 1. A router that connects is sent number 0, which clears, and then the last number. It takes the first for a restart and the second for
+//!    a gap, and asks for a replay. So nothing of an earlier bridge is left in it.
+//! 2. A router that asks at the first batch that it hears gets everything, however much came before. An empty batch each second gives it
+//!    the occasion to ask.
+//! 3. If published batches may be wrong, numbers begin anew in the same way, and every router asks again. The same happens after every
+//!    [`NUMBERS_MAX`] numbers.
+//! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in bytes and time,
+//!    and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
 
 mod addresses;
 mod door;
@@ -41,28 +43,28 @@ use zmtp::Role;
 pub use addresses::{RepublishAddress, SocketPair};
 pub(super) use stream::Tap;
 
-/// Most numbers before they begin anew: so many empty batches follow the state of a replay at most.
+/// Most numbers before they begin anew. At most this many empty batches follow the state of a replay.
 const NUMBERS_MAX: u64 = 1 << 15;
-/// The pause between empty batches, as the rule.
+/// Pause between empty batches, as a rule.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// The rules by which engines' events are published once more.
+/// Settings by which engines' events are published once more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepublishOptions {
-    /// The addresses of the sockets.
+    /// Addresses of the sockets.
     pub addresses: Vec<RepublishAddress>,
-    /// Blocks with a salt, an adapter or an image are among them.
+    /// Whether blocks with a salt, an adapter or an image are published, too.
     pub has_special: bool,
-    /// Most bytes of blocks for one engine.
+    /// Most bytes of memory for one engine's blocks.
     pub bytes_max: usize,
 }
 
 impl RepublishOptions {
-    /// Refuses two addresses for the same engines, in words.
+    /// Refuses two addresses for the same engines.
     ///
     /// # Errors
     ///
-    /// Which engines.
+    /// The engines with two addresses, in words.
     pub fn check(&self) -> Result<(), String> {
         addresses::check(&self.addresses)
     }
@@ -86,7 +88,7 @@ impl Republisher {
         }
     }
 
-    /// Gives engines that have no address the next ones, in their order.
+    /// Assigns the next addresses to engines that have none, in the order of `engines`.
     pub(super) fn assign(&self, engines: &[GivenEngine]) {
         let mut addresses = self.addresses.lock();
         for engine in engines {
@@ -94,7 +96,7 @@ impl Republisher {
                 GivenEngine::Publisher(engine) if is_republished(engine) => {
                     addresses.assign(&engine.key.instance, engine.key.rank);
                 }
-                // How many ranks it has is not known yet.
+                // The number of the engine's ranks is not known yet.
                 GivenEngine::Server(server) if server.scheme.is_none() => {
                     addresses.assign(&server.instance, 0);
                 }
@@ -103,14 +105,15 @@ impl Republisher {
         }
     }
 
-    /// The sockets of an engine, if it has some.
+    /// Returns the sockets of an engine; `None` if it has none or is not republished.
     pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
         let addresses = self.addresses.lock();
         let sockets = addresses.of(&engine.key.instance, engine.key.rank);
         sockets.filter(|_| is_republished(engine))
     }
 
-    /// Begins to publish the events of an engine whose blocks are translated with `settings`.
+    /// Begins to publish the events of an engine whose blocks are translated with `settings`. Returns the tap for its relay; `None` if the
+    /// engine is not republished.
     pub(super) fn tap(&self, engine: &NewEngine, name: &str, settings: &TranslatorSettings) -> Option<Tap> {
         if !is_republished(engine) {
             return None;
@@ -150,12 +153,12 @@ impl Republisher {
     }
 }
 
-/// Tells whether an engine's events tell tokens, on sockets of its own, and are of the contract's scheme.
+/// Tells whether an engine can be republished: its events tell tokens, come from sockets of its own, and are of the contract's scheme.
 fn is_republished(engine: &NewEngine) -> bool {
     !engine.is_source() && engine.format != Format::Mooncake && engine.key.model.chains().is_none()
 }
 
-/// Sends an empty batch now and then, for ever.
+/// Sends an empty batch every [`HEARTBEAT`], for ever.
 async fn beat(stream: Arc<Stream>) {
     let mut interval = tokio::time::interval(HEARTBEAT);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The events of one engine, numbered, for all that follow.
+//! Stream: the numbered events of one engine, for all routers that follow it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,25 +18,25 @@ use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 use super::NUMBERS_MAX;
 use super::zmtp::push_message;
 
-/// The first number: 0 and 1 are below all others, so that a later 0 always looks like a restart.
+/// First number of a batch. 0 and 1 are below all others, so that a later 0 always looks like a restart.
 const FIRST: u64 = 2;
 /// Most bytes that wait for a subscriber.
 const WAITING_BYTES_MAX: usize = 32 << 20;
-/// Bytes that a message takes beside itself while it waits.
+/// Bytes that a waiting message takes beside its content.
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
-/// The least time between two states that are written for replays. Who asks meanwhile shares the next.
+/// Shortest time between two states that are written for replays. Clients that ask meanwhile share the next state.
 const STATE_INTERVAL: Duration = Duration::from_millis(50);
-/// The time out of sight after which an engine's blocks are in doubt.
+/// Time out of sight after which an engine's blocks are in doubt.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
 
-/// The messages that wait for a subscriber.
+/// Messages that wait for a subscriber.
 pub(super) struct Waiting {
     messages: mpsc::UnboundedReceiver<Bytes>,
     bytes: Arc<AtomicUsize>,
 }
 
 impl Waiting {
-    /// The next message; none where the subscriber has been dropped.
+    /// Waits for the next message; `None` if the subscriber has been dropped.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         let message = self.messages.recv().await?;
         let taken = message.len() + MESSAGE_OVERHEAD_BYTES;
@@ -51,7 +51,7 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    /// Queues a message. False where it has no room, or the subscriber has gone.
+    /// Queues a message. Returns `false` if there is no room for it, or the subscriber has gone.
     fn send(&self, message: &Bytes, metrics: &BridgeMetrics) -> bool {
         let taken = message.len() + MESSAGE_OVERHEAD_BYTES;
         if self.bytes.fetch_add(taken, Ordering::AcqRel) + taken > WAITING_BYTES_MAX {
@@ -62,9 +62,9 @@ impl Subscriber {
     }
 }
 
-/// All blocks at one number.
+/// All blocks of the engine, as of one batch number.
 pub(super) struct State {
-    /// The last number of which it has the changes.
+    /// Last batch number whose changes the state includes.
     pub(super) number: u64,
     pub(super) lists: Vec<EventList>,
 }
@@ -73,26 +73,26 @@ struct Inner {
     mirror: Mirror,
     number: u64,
     subscribers: Vec<Subscriber>,
-    /// The last state, while somebody is sent it, and when it was written.
+    /// Last state that was written, while a client is still sent it.
     state: Weak<State>,
     written_at: Option<Instant>,
-    /// The number of states that have been written.
+    /// Number of states that have been written.
     written: u64,
-    /// The time since which the engine is out of sight.
+    /// Time since which the engine is out of sight; `None` while it is in sight.
     unseen_since: Option<Instant>,
 }
 
-/// The events of one engine.
+/// Stream of one engine's events.
 pub(super) struct Stream {
     rank: Rank,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
     inner: Mutex<Inner>,
-    /// Held while a state is waited for and written.
+    /// Lock that a task holds while it waits for a state and writes it.
     turn: tokio::sync::Mutex<()>,
 }
 
-/// A batch of no events.
+/// Returns a batch without events.
 fn no_events() -> EventList {
     EventList::default()
 }
@@ -125,7 +125,7 @@ impl Stream {
         &self.metrics
     }
 
-    /// The payload of a batch.
+    /// Encodes the payload of a batch, with the time now and the engine's rank.
     pub(super) fn payload(&self, list: &EventList) -> Vec<u8> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         list.payload(now.unwrap_or_default().as_secs_f64(), self.rank)
@@ -137,7 +137,7 @@ impl Stream {
         bytes.into()
     }
 
-    /// The messages by which a subscriber learns that it knows nothing: a restart, and a gap behind it.
+    /// Makes the two messages that tell a subscriber that it knows nothing: a restart, and a gap behind it.
     fn beginning(&self, number: u64) -> [Bytes; 2] {
         [
             self.message(0, &EventList::cleared()),
@@ -158,14 +158,14 @@ impl Stream {
 
     fn send_next(&self, inner: &mut Inner, list: &EventList) {
         inner.number += 1;
-        // Nobody hears it: whoever connects asks for everything.
+        // Without subscribers no message is needed: a router that connects later asks for everything.
         if !inner.subscribers.is_empty() {
             let message = self.message(inner.number, list);
             self.send(inner, &message);
         }
     }
 
-    /// Makes everybody ask for everything.
+    /// Begins the numbers anew, so that every subscriber asks for everything.
     fn begin_anew(&self, inner: &mut Inner) {
         inner.number = FIRST;
         for message in self.beginning(FIRST) {
@@ -173,7 +173,7 @@ impl Stream {
         }
     }
 
-    /// Sends what has changed.
+    /// Sends the changes since the last call to all subscribers.
     fn publish(&self, inner: &mut Inner) {
         let changes = inner.mirror.take_changes();
         self.engine_metrics.set_republished_bytes(inner.mirror.bytes());
@@ -190,12 +190,13 @@ impl Stream {
                 lists.iter().for_each(|list| self.send_next(inner, list));
             }
             Some(lists) if lists.is_empty() => {}
-            // All is told anew, or there are no numbers left.
+            // Everything must be sent anew, or there are no numbers left.
             _ => self.begin_anew(inner),
         }
     }
 
-    /// Lets everybody see that nothing is missing, and doubts an engine that is out of sight for long.
+    /// Sends an empty batch, by which subscribers see that nothing is missing. Puts an engine in doubt that is out of sight for
+    /// [`UNSEEN_MAX`].
     pub(super) fn beat(&self) {
         let mut inner = self.inner.lock();
         if inner
@@ -214,7 +215,7 @@ impl Stream {
         }
     }
 
-    /// Takes in a subscriber, which knows nothing, or something outdated.
+    /// Adds a subscriber, whose knowledge may be empty or outdated, and returns its queue of messages.
     pub(super) fn subscribe(&self) -> Waiting {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));
@@ -235,7 +236,7 @@ impl Stream {
         Waiting { messages, bytes }
     }
 
-    /// All blocks at a number that is not below any that was sent before this call.
+    /// Returns all blocks, as of a number that is at least any number sent before this call.
     pub(super) async fn state(&self) -> Arc<State> {
         let written = self.inner.lock().written;
         let _turn = self.turn.lock().await;
@@ -268,7 +269,7 @@ impl Stream {
         state
     }
 
-    /// Raises the number to `number` at least, by empty batches.
+    /// Raises the last number to at least `number`, by empty batches, but not beyond [`NUMBERS_MAX`].
     pub(super) fn reach(&self, number: u64) {
         let mut inner = self.inner.lock();
         while inner.number < number.min(NUMBERS_MAX) {
@@ -282,10 +283,10 @@ impl Stream {
     }
 }
 
-/// The way of a relay's batches to its translator, past the stream.
+/// Tap of a relay: passes the relay's batches to its translator, and their changes to the stream.
 pub(in super::super) struct Tap {
     stream: Arc<Stream>,
-    /// Its sockets.
+    /// Tasks of the two sockets and of the heartbeat.
     _tasks: [AbortOnDropHandle<()>; 3],
 }
 
@@ -297,7 +298,7 @@ impl Tap {
         }
     }
 
-    /// Translates `batch` with `translator`, and follows.
+    /// Translates `batch` with `translator`, and takes the changes over for the stream.
     pub(in super::super) fn translate(
         &self,
         translator: &mut Translator,
@@ -311,22 +312,22 @@ impl Tap {
             .translate(translator, batch, output);
     }
 
-    /// Sends what has changed.
+    /// Sends the changes since the last call to all subscribers.
     pub(in super::super) fn publish(&self) {
         self.stream.publish(&mut self.stream.inner.lock());
     }
 
-    /// Events may have been lost.
+    /// Notes that events may have been lost.
     pub(in super::super) fn doubt(&self) {
         self.stream.inner.lock().mirror.doubt();
     }
 
-    /// The engine is another process, or is followed no more: it has nothing.
+    /// Notes that the engine has no blocks: it is another process, or is no longer followed.
     pub(in super::super) fn clear(&self) {
         self.stream.inner.lock().mirror.clear();
     }
 
-    /// Notes whether the engine is in sight, with all that it has told.
+    /// Notes whether the engine is in sight, that is, alive with all of its events known.
     pub(in super::super) fn set_in_sight(&self, is_in_sight: bool) {
         let mut inner = self.stream.inner.lock();
         if is_in_sight {

@@ -1,7 +1,7 @@
-//! The side of ZMTP 3.0 that binds: what a PUB and a ROUTER socket say and read.
+//! ZMTP 3.0 for sockets that bind: the bytes that a PUB and a ROUTER socket send and read.
 //!
-//! The library's own PUB keeps 100,000 messages for each subscriber, however long they are, and reserves whatever a frame announces. Here what
-//! waits is bounded in bytes, and what peers send by a few.
+//! The library's own PUB keeps 100,000 messages for each subscriber, however long they are, and reserves as much memory as a frame
+//! announces. Here the waiting messages are bounded in bytes, and a peer's messages to a few bytes.
 
 use std::io;
 
@@ -35,10 +35,10 @@ impl Role {
     }
 }
 
-/// The reason why nothing more can be read from a peer.
+/// Error after which nothing more can be read from a peer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// The connection.
+    /// The connection failed.
     #[error("{0}")]
     Network(#[from] io::Error),
     /// The peer speaks something else, or another version.
@@ -58,11 +58,11 @@ pub(super) enum Received {
     Command(Vec<u8>),
 }
 
-/// The first bytes of a socket, and its `READY`.
+/// Returns the first bytes that a socket sends: the greeting, and the command `READY`.
 pub(super) fn opening(role: Role) -> Vec<u8> {
     let mut bytes = vec![0; GREETING_BYTES];
     bytes[0] = 0xff;
-    // The signature, and version 3.0: so peers subscribe by messages.
+    // The signature, and version 3.0. With this version, peers subscribe by messages.
     bytes[9..12].copy_from_slice(&[0x7f, 3, 0]);
     bytes[12..16].copy_from_slice(b"NULL");
     let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
@@ -73,7 +73,7 @@ pub(super) fn opening(role: Role) -> Vec<u8> {
     bytes
 }
 
-/// Reads a peer's first bytes, and its `READY`.
+/// Reads a peer's greeting, and its command `READY`.
 pub(super) async fn read_opening(peer: &mut (impl AsyncRead + Unpin)) -> Result<(), ReadError> {
     let mut greeting = [0; GREETING_BYTES];
     peer.read_exact(&mut greeting).await?;

@@ -1,4 +1,4 @@
-//! Answers of engines' servers: which publishers there are, and for which model.
+//! Answers of engines' servers over HTTP: which publishers there are, and which model is served.
 //!
 //! | server | question | answer |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | SGLang | `GET /server_info` | `kv_events`: the first rank's ports, topic, block size; null where events are off |
 //! | both | `GET /v1/models` | the names under which models and adapters are served |
 //!
-//! Those over gRPC are in [`control`](super::control).
+//! Answers over gRPC are in [`control`](super::control).
 
 use std::collections::BTreeMap;
 
@@ -20,49 +20,49 @@ use super::super::http::authority;
 /// Most ranks of one server.
 const RANKS_MAX: usize = 1024;
 
-/// Hint for a vLLM engine.
+/// Hint for the operator of a vLLM engine that cannot be followed.
 const VLLM_HINT: &str = "start the engine with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
                          \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'";
-/// Hint for an SGLang engine.
+/// Hint for the operator of an SGLang engine that cannot be followed.
 const SGLANG_HINT: &str = "start the engine with --kv-events-config '{\"publisher\":\"zmq\",\"topic\":\"kv-events\",\
                            \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'";
 
-/// An answer by which an engine cannot be followed.
+/// An answer after which an engine cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AnswerError {
-    /// The answer is not of the form.
+    /// The answer does not have the expected form.
     #[error("the answer to {path} is not understood: {reason}")]
     Form {
-        /// The path that was asked for, with its method.
+        /// The method and the path that were asked for.
         path: &'static str,
-        /// The mistake in it.
+        /// Fault in the answer.
         reason: String,
     },
-    /// No events are published, or not in a way that can be followed.
+    /// The engine publishes no events, or not over ZeroMQ.
     #[error("the engine publishes no KV events over ZeroMQ: {hint}")]
     Off {
-        /// The flag that mends it.
+        /// Hint with the flag that mends the fault.
         hint: &'static str,
     },
-    /// The publisher connects elsewhere.
+    /// The publisher connects to an address instead of listening.
     #[error(
         "the engine's publisher connects to {endpoint} instead of listening, and cannot be followed: {hint}"
     )]
     Connects {
-        /// The address that it connects to.
+        /// Address that the publisher connects to.
         endpoint: String,
-        /// The flag that mends it.
+        /// Hint with the flag that mends the fault.
         hint: &'static str,
     },
-    /// An empty list of models.
+    /// The list of models is empty.
     #[error("the server names no model")]
     NoModel,
-    /// Another model is served than the one that was given.
+    /// The server serves another model than the given one.
     #[error("the server has the model {served:?}, not {given:?}: it is another engine")]
     OtherModel {
-        /// The model that it should serve.
+        /// Model that the server should serve.
         given: String,
-        /// The first that it serves.
+        /// First model that the server serves.
         served: String,
     },
 }
@@ -74,7 +74,7 @@ pub(super) struct Sockets {
     pub(super) endpoint: String,
     pub(super) replay: Option<String>,
     pub(super) topic: String,
-    /// The flag that mends it where nobody listens at the endpoint: then the publisher connects there.
+    /// Hint with the flag to set if nobody listens at the endpoint, as the publisher then connects there; `None` if it listens for sure.
     pub(super) refused_hint: Option<&'static str>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Sockets {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Publishers {
     pub(super) format: Format,
-    /// Tokens in a block, where the server says so.
+    /// Number of tokens in a block; `None` if the server does not tell it.
     pub(super) block_size: Option<u32>,
     pub(super) sockets: Vec<Sockets>,
 }
@@ -117,7 +117,7 @@ pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerErr
     vllm_publishers(by_rank.collect::<Result<_, AnswerError>>()?, host, failed)
 }
 
-/// The publishers that vLLM describes, by rank; `failed` makes an error of a fault in its answer.
+/// Returns the publishers that vLLM describes, by rank. `failed` makes an error of a fault in the answer.
 pub(super) fn vllm_publishers(
     sources: Vec<(Rank, VllmSource)>,
     host: &str,
@@ -145,8 +145,9 @@ pub(super) fn vllm_publishers(
     }
 }
 
-/// vLLM's publisher listens at addresses with `*` or `::`, and connects to all others. Only of an address that it has chosen itself, behind
-/// `tcp://*:0`, the answer does not show which it does.
+/// Returns the sockets of one publisher of vLLM. Its publisher listens at addresses with `*` or `::`, and connects to all others. The
+/// exception is an address that vLLM has chosen itself, behind `tcp://*:0`: for it, the answer does not show whether the publisher listens
+/// or connects.
 fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> Result<Sockets, AnswerError> {
     let connects = || AnswerError::Connects {
         endpoint: endpoint.to_owned(),
@@ -173,7 +174,7 @@ fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> 
     })
 }
 
-/// Tells whether vLLM connects to an address for sure: it never chooses these itself.
+/// Tells whether vLLM connects to this host for sure: it never chooses such a host itself.
 fn is_never_bound(host: &str) -> bool {
     let is_local = |address: std::net::IpAddr| address.is_unspecified() || address.is_loopback();
     host.parse().is_ok_and(is_local) || host.eq_ignore_ascii_case("localhost")
@@ -184,7 +185,7 @@ fn is_any(host: &str) -> bool {
     matches!(host, "*" | "::" | "0.0.0.0" | "")
 }
 
-/// Host and port of `tcp://HOST:PORT`, without brackets.
+/// Returns host and port of `tcp://HOST:PORT`, the host without brackets; `None` for any other text or for port 0.
 fn split_endpoint(endpoint: &str) -> Option<(&str, u16)> {
     let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     let host = host
@@ -278,7 +279,8 @@ struct Model {
     parent: Option<String>,
 }
 
-/// Reads the answer to `GET /v1/models`: the `given` model where it is served, or else the first; adapters are none.
+/// Reads the answer to `GET /v1/models`. Returns the `given` model if it is served, or the first served model if none is given. Adapters do
+/// not count as models.
 pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, AnswerError> {
     let models: Models = serde_json::from_slice(body).map_err(|error| AnswerError::Form {
         path: "GET /v1/models",
@@ -288,7 +290,8 @@ pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, Ans
     choose_model(served.map(|model| model.id), given)
 }
 
-/// The model that an engine is followed as: the `given` one where it is among those that are `served`, or else the first of these.
+/// Chooses the model that an engine is followed as. It is the `given` one, which has to be among the `served`, or the first served one if
+/// none is given.
 pub(super) fn choose_model(
     mut served: impl Iterator<Item = String>,
     given: Option<&str>,

@@ -1,4 +1,4 @@
-//! Questions to one engine's server: which publishers it has, and which model.
+//! Questions to one engine's server: which publishers it has, and which model it serves.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,16 +19,16 @@ const VLLM_PATH: &str = "/kv_event_sources";
 const SGLANG_PATH: &str = "/server_info";
 const MODELS_PATH: &str = "/v1/models";
 
-/// An error that stands in the place of a server's description of its engine.
+/// An error instead of a server's description of its engine.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
-    /// The way there and back.
+    /// The connection, or HTTP on it, failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// Silence for too long.
+    /// The server was silent for too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The answer is none of an engine's.
+    /// The status of the answer is none that an engine's server gives.
     #[error("status {status} for GET {path}")]
     Status {
         /// The path that was asked for.
@@ -36,15 +36,15 @@ pub(super) enum AskError {
         /// The status.
         status: StatusCode,
     },
-    /// No server of an engine, or one that is too old.
+    /// The address is no server of an engine, or the server is too old.
     #[error(
         "neither GET {VLLM_PATH} nor GET {SGLANG_PATH} is answered: name the sockets of the engine, NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
     )]
     Unknown,
-    /// Models are told to those only who have a key.
+    /// The server tells its models only to clients with a key.
     #[error("GET {MODELS_PATH} needs a key: say which model the engine has, with model=NAME or --model")]
     Locked,
-    /// The way there and back over gRPC.
+    /// The connection, or gRPC on it, failed.
     #[error(transparent)]
     Grpc(#[from] GrpcError),
     /// The server has neither events nor sockets to tell of.
@@ -53,7 +53,7 @@ pub(super) enum AskError {
          NAME=tcp://HOST:PORT,replay=tcp://HOST:PORT"
     )]
     NoEvents,
-    /// The server hands on events, and does not say of which model.
+    /// The server hands on events, and does not tell its model.
     #[error("the server does not tell its model: say which one the engine has, with model=NAME or --model")]
     Untold,
     /// An answer by which the engine cannot be followed.
@@ -62,7 +62,7 @@ pub(super) enum AskError {
 }
 
 impl AskError {
-    /// Tells whether another engine is there than the one that was given.
+    /// Tells whether the server is that of another engine than the given one.
     pub(super) fn is_other_engine(&self) -> bool {
         matches!(self, Self::Answer(AnswerError::OtherModel { .. }))
     }
@@ -73,13 +73,13 @@ impl AskError {
 pub(super) struct Described {
     pub(super) model: String,
     pub(super) publishers: Publishers,
-    /// The addresses of the server: the one that has answered is among them.
+    /// Addresses of the server, among them the one that has answered.
     pub(super) peers: Vec<IpAddr>,
-    /// The name of the engine's process, where the server tells one: another process has another.
+    /// Name of the engine's process, which differs between processes; `None` if the server tells none.
     pub(super) process: Option<String>,
 }
 
-/// Asks a server, within `patience` in all.
+/// Asks a server, and returns the engine as the server describes it. `patience` bounds the time for all answers together.
 pub(super) async fn ask(
     server: &NewServer,
     address: &ServerAddress,
@@ -123,7 +123,7 @@ impl Questions<'_> {
         self.connection.ask(Method::GET, path).await
     }
 
-    /// The publishers, asked for as servers of the `first` format answer, and then as others do.
+    /// Returns the publishers. Asks first as servers of the `first` format answer, and then as the others do.
     async fn publishers(&mut self, first: Format) -> Result<Publishers, AskError> {
         let order = match first {
             Format::Sglang => [SGLANG_PATH, VLLM_PATH],
@@ -141,7 +141,7 @@ impl Questions<'_> {
         Err(AskError::Unknown)
     }
 
-    /// The model. Where it is `given`, a server that keeps its list to itself need not tell it.
+    /// Returns the model. If a model is `given`, a server that shows its list only with a key need not tell it.
     async fn model(&mut self, given: Option<&str>) -> Result<String, AskError> {
         let (status, body) = self.get(MODELS_PATH).await?;
         match (status, given) {

@@ -1,8 +1,9 @@
-//! Questions to an engine's server over gRPC: whether it hands on events itself, or else which publishers it has, and for which model.
+//! Questions to an engine's server over gRPC: whether the server hands on events itself, or else which publishers it has, and which model
+//! it serves.
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | one that hands on events | `SubscribeKvEvents`, behind a batch that it has not seen | refused, and not absent |
+//! | a server that hands on events | `SubscribeKvEvents`, behind a batch that no server has seen | a refusal of the number shows the method |
 //! | the same | `GetModelInfo`, and of vLLM's `GetServerInfo` | the model, and the block size |
 //! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, its publisher's sockets and topic; none where events are off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
@@ -29,7 +30,7 @@ const SOURCES_PATH: &str = "/vllm.Control/GetKvEventSources";
 /// Formats whose servers may hand on events.
 const SERVICED: [Format; 4] = [Format::Vllm, Format::Sglang, Format::TokenSpeed, Format::TensorRt];
 
-/// Asks a server over gRPC.
+/// Asks a server over gRPC and returns the engine as the server describes it. `patience` bounds the time to connect.
 pub(super) async fn ask_grpc(
     server: &NewServer,
     address: &ServerAddress,
@@ -71,7 +72,7 @@ pub(super) async fn ask_grpc(
     })
 }
 
-/// An answer; none where the server does not have the method.
+/// Returns the answer; `None` if the server does not have the method.
 fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, GrpcError> {
     match asked {
         Ok(answer) => Ok(Some(answer)),
@@ -80,7 +81,7 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// The stream of a server that hands on events itself.
+/// Returns the one publisher of a server that hands on events itself: its stream over gRPC.
 async fn serviced(channel: &Channel, format: Format, url: &str) -> Result<Publishers, GrpcError> {
     let told = match format {
         Format::Vllm => grpc::ask(channel, "/vllm.grpc.engine.VllmEngine/GetServerInfo").await,
@@ -91,7 +92,7 @@ async fn serviced(channel: &Channel, format: Format, url: &str) -> Result<Publis
         format,
         block_size: block_size.filter(|size| *size > 0),
         sockets: vec![Sockets {
-            // Frames name theirs.
+            // Frames name their ranks themselves.
             rank: 0,
             endpoint: url.to_owned(),
             replay: None,
@@ -101,7 +102,7 @@ async fn serviced(channel: &Channel, format: Format, url: &str) -> Result<Publis
     })
 }
 
-/// The model of a server that hands on events itself. Where it is `given`, the server need not tell it.
+/// Returns the model of a server that hands on events itself. If a model is `given`, the server need not tell its own.
 async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) -> Result<String, AskError> {
     let named = |served: String, loaded: String| if served.is_empty() { loaded } else { served };
     let of_servicer = |model: ServicedModel| named(model.served_model_name, model.model_path);
@@ -145,7 +146,7 @@ fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerEr
             .endpoint
             .split_once("://")
             .is_some_and(|(scheme, _)| !scheme.is_empty());
-        // OpenEngine has something else in its place.
+        // OpenEngine has another field at this place.
         if !is_address {
             return Err(failed(format!("{:?} is no address", source.endpoint)));
         }

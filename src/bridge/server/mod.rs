@@ -1,4 +1,5 @@
-//! Engines that are named by the address of their server: it is asked for the rest, and asked again after each broken connection.
+//! Engines that are named by the address of their server. The bridge asks the server for the rest, and asks again after each broken
+//! connection.
 //!
 //! ```text
 //!                     ┌───────── asks ─────────┐
@@ -8,11 +9,11 @@
 //!                     EngineTask of each rank: connects, waits for that, and only then believes what comes
 //! ```
 //!
-//! A server over HTTP tells of ZeroMQ publishers. One over gRPC may hand on events itself, or else tells of the same.
+//! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ publishers, too.
 //!
-//! An answer counts for the connections that stood when the question left. So nothing that comes over a new connection is believed before
-//! the server behind it has shown that it is the same engine: the same model, topics, block size and sockets. Of two engines that are alike in
-//! all of that, only the source tells that has found them: it is asked, too.
+//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is believed
+//! before the server behind it has shown that it is the same engine. The same engine means the same model, topics, block size and sockets.
+//! Two engines may be alike in all of that. Only the source that found them can tell them apart, so that the source is asked, too.
 
 mod answers;
 mod ask;
@@ -43,13 +44,13 @@ use super::sockets::SocketError;
 use ask::{AskError, Described, ask};
 use size::{SizeError, first_size};
 
-/// Bursts are let through: each of many servers is worth a line at a start.
+/// Log gate that lets bursts through: each of many servers is worth a line at a start.
 static TROUBLE_GATE: LogGate = LogGate::of_bursts(64);
 static TOLD_GATE: LogGate = LogGate::of_bursts(64);
 
-/// Longest time for all answers of a server together: one that serves requests may be busy.
+/// Longest time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two looks whether another engine of the model has told the block size.
+/// Pause between two checks whether another engine of the model has told the block size.
 const SIZE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An error that keeps the engine of a server from being followed, for now.
@@ -68,23 +69,23 @@ enum ServerError {
 /// The state of a server that is asked.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ServerProgress {
-    /// The publishers of it that are followed.
+    /// Publishers of the server that are followed.
     pub(super) engines: Vec<EngineKey>,
-    /// The trouble with it; none while nothing is wrong.
+    /// Trouble with the server, in words; `None` while nothing is wrong.
     pub(super) trouble: Option<String>,
 }
 
 /// The state that the task of a server shares with those of its publishers.
 #[derive(Debug)]
 struct Shared {
-    /// The number of questions that were wanted.
+    /// Number of questions that tasks have wanted so far.
     wanted: watch::Sender<u64>,
-    /// The number of those that have an answer which was as before.
+    /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
     answered: watch::Sender<u64>,
     progress: Mutex<ServerProgress>,
-    /// The address and labels of its engine, which may change while it is asked.
+    /// Address and labels of the server's engine, which may change while the server is asked.
     profile: Mutex<Profile>,
-    /// The name of the engine's process, as it was told last.
+    /// Name of the engine's process, as the server has told it last; `None` if it tells none.
     process: Mutex<Option<String>>,
 }
 
@@ -96,16 +97,17 @@ pub(super) struct ServerHandle {
     shared: Arc<Shared>,
 }
 
-/// The server that has told of a publisher.
+/// Server that has told of a publisher, as the publisher's task knows it.
 #[derive(Debug, Clone)]
 pub(super) struct Origin {
     pub(super) handle: ServerHandle,
-    /// The flag that mends it where nobody listens at its endpoint.
+    /// Hint with the flag to set if nobody listens at the publisher's endpoint.
     pub(super) refused_hint: Option<&'static str>,
 }
 
 impl Origin {
-    /// The connection broke, or cannot be made: the server may tell something else by now.
+    /// Has the server asked again, and returns the number of the question. Called when the connection broke or cannot be made: the server
+    /// may tell something else by now.
     pub(super) fn ask_again(&self) -> u64 {
         let mut ticket = 0;
         self.handle.shared.wanted.send_modify(|wanted| {
@@ -115,8 +117,8 @@ impl Origin {
         ticket
     }
 
-    /// Waits until the server has told, after this call, what it has told before. Never returns where it tells something else: then the
-    /// publisher is no longer followed.
+    /// Waits until the server, asked after this call, has told the same as before. Never returns if it tells something else: the publisher
+    /// is then no longer followed.
     pub(super) async fn confirmed(&self) {
         let ticket = self.ask_again();
         let mut answered = self.handle.shared.answered.subscribe();
@@ -125,13 +127,13 @@ impl Origin {
         }
     }
 
-    /// The name of the engine's process, as the server has told it last; none where it tells none.
+    /// Returns the name of the engine's process, as the server has told it last; `None` if it tells none.
     pub(super) fn process(&self) -> Option<String> {
         self.handle.shared.process.lock().clone()
     }
 
-    /// Tells whether another process at this address is the same engine to whoever named it: by an identity that its source confirms, or because its
-    /// name is nothing but its address.
+    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine confirms its
+    /// identity, or if the engine's name is nothing but its address.
     pub(super) fn vouches(&self) -> bool {
         let server = &self.handle.server;
         let address = ServerAddress::of_server(&server.url);
@@ -139,7 +141,7 @@ impl Origin {
         !server.discovered.identity.is_empty() || address.is_some_and(is_name)
     }
 
-    /// An error in words, with the flag that mends it.
+    /// Returns an error in words, with the flag that mends it.
     pub(super) fn explain(&self, error: &FollowError) -> String {
         match error {
             FollowError::Socket(error) => explain(error, self.refused_hint),
@@ -148,7 +150,7 @@ impl Origin {
     }
 }
 
-/// An error of a socket in words, with the flag that mends it where nobody listens.
+/// Returns an error of a socket in words. If nobody listens at the endpoint, the words name the flag that mends it.
 fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
     let is_refused =
         matches!(error, SocketError::Network(error) if error.kind() == io::ErrorKind::ConnectionRefused);
@@ -175,12 +177,12 @@ impl ServerHandle {
         }
     }
 
-    /// The state as it is now.
+    /// Returns the state of the server as it is now.
     pub(super) fn progress(&self) -> ServerProgress {
         self.shared.progress.lock().clone()
     }
 
-    /// The server as it is given by now.
+    /// Returns the server as it is given now, with its latest address and labels.
     pub(super) fn given(&self) -> NewServer {
         NewServer {
             profile: self.profile(),
@@ -196,12 +198,12 @@ impl ServerHandle {
         *self.shared.profile.lock() = profile;
     }
 
-    /// Tells whether something is wrong.
+    /// Tells whether the server is in trouble.
     pub(super) fn is_troubled(&self) -> bool {
         self.shared.progress.lock().trouble.is_some()
     }
 
-    /// Tells whether both are one server.
+    /// Tells whether both handles are of one server.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -219,7 +221,7 @@ pub(super) struct ServerTask {
     pub(super) patience: Duration,
     pub(super) backoff: Backoff,
     pub(super) metrics: Arc<BridgeMetrics>,
-    /// The error that was logged last; none once the server has told how to follow its engine.
+    /// Error that was logged last; `None` once the server has told how to follow its engine.
     pub(super) logged: Mutex<Option<String>>,
     pub(super) stop: CancellationToken,
 }
@@ -259,7 +261,7 @@ impl ServerTask {
         }
     }
 
-    /// Asks, and follows what is told.
+    /// Asks the server once, and follows the publishers that it tells of.
     async fn ask_once(&self) -> Result<(), ServerError> {
         let described = ask(&self.handle.server, &self.address, ASK_PATIENCE).await?;
         let server = &self.handle.server;
@@ -298,7 +300,7 @@ impl ServerTask {
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)
     }
 
-    /// A server may name sockets on its own machine, and where the operator allows.
+    /// Checks the hosts of an engine's sockets: a server may name sockets on its own machine, or on hosts that the operator allows.
     fn check_hosts(&self, engine: &NewEngine, described: &Described) -> Result<(), RegisterRefusal> {
         for endpoint in engine.endpoints() {
             let host = host_of(endpoint).unwrap_or_default();
@@ -312,7 +314,8 @@ impl ServerTask {
         Ok(())
     }
 
-    /// The size of the engine's blocks: as given, as its server says, as other engines of its model have, or as its first block has.
+    /// Returns the size of the engine's blocks. Sources in this order: the given size, the server's answer, other engines of the model, the
+    /// engine's first block.
     async fn block_size(&self, described: &Described, model: &ModelKey) -> Result<u32, ServerError> {
         let told = self.handle.server.block_size.or(described.publishers.block_size);
         if let Some(size) = told.or_else(|| self.bridge.size_of(model)) {
@@ -346,7 +349,7 @@ impl ServerTask {
         self.set_trouble(Some(text.to_owned()));
     }
 
-    /// Notes why the engine is not followed, and logs it where that is news.
+    /// Notes why the engine is not followed, and logs the reason if it has changed. `None` notes that it is followed.
     fn note(&self, error: Option<&dyn Display>) {
         let trouble = error.map(ToString::to_string);
         let server = &self.handle.server;

@@ -1,4 +1,4 @@
-//! The size of an engine's blocks, where its server does not tell it: that of the first block that it publishes.
+//! Block size of an engine whose server does not tell it: the size of the first block that the engine publishes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) enum SizeError {
     Grpc(#[from] GrpcError),
 }
 
-/// Waits for the first block that one of the publishers tells of, and returns how many tokens it has.
+/// Waits for the first block that one of the publishers reports, and returns its number of tokens.
 pub(super) async fn first_size(
     publishers: &Publishers,
     patience: Duration,
@@ -59,13 +59,13 @@ async fn size_of(
             }
         }
     }
-    // First, so that nothing is published unseen while the replay is read.
+    // The subscription comes first, so that nothing is published unseen while the replay is read.
     let mut subscription = Subscription::connect(endpoint, topic, patience, Arc::clone(metrics)).await?;
     if let Some(endpoint) = &sockets.replay {
         match listener.replayed(endpoint, patience, metrics).await {
             Ok(Some(size)) => return Ok(size),
             Ok(None) => {}
-            // As for one without: what it publishes next shows it as well.
+            // The engine is then treated like one without a replay socket: its next batch shows the size as well.
             Err(error) => tracing::debug!(endpoint, %error, "a replay socket does not tell the block size"),
         }
     }
@@ -83,7 +83,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// The size that the replay socket tells; none where it has no block.
+    /// Reads the replay socket until a batch shows the block size; `None` if it has no block.
     async fn replayed(
         &mut self,
         endpoint: &str,
@@ -104,15 +104,15 @@ impl Listener {
         }
     }
 
-    /// The size that a payload tells; none where it tells of no block.
+    /// Returns the block size that a payload shows; `None` if it reports no block or cannot be decoded.
     fn told(&mut self, payload: &[u8]) -> Option<u32> {
         self.decoder.decode(payload, &mut self.batch).ok()?;
         size_in(&self.batch)
     }
 }
 
-/// The size of the blocks in a batch; none where it has none. Blocks of groups of layers beside main attention do not count, and of several
-/// sizes the largest does: a smaller one is a part of a block.
+/// Returns the size of the blocks in a batch; `None` if it has no block. Blocks of layer groups beside main attention do not count. Of
+/// several sizes the largest counts: a smaller one is a part of a block.
 fn size_in(batch: &EngineBatch) -> Option<u32> {
     let sizes = batch.events().iter().filter_map(|event| {
         let EngineChange::Stored(stored) = event.change else {

@@ -1,4 +1,4 @@
-//! One file: what it is, how long it is, and whether it is whole.
+//! One file of the state: its format, with a bound on its length and a checksum.
 //!
 //! ```text
 //! ┌──────────┬─────────┬──────┬───────────────────────┬──────────────────────┐
@@ -7,8 +7,8 @@
 //! └──────────┴─────────┴──────┴───────────────────────┴──────────────────────┘
 //! ```
 //!
-//! Numbers are little-endian. A file is written under another name first, so that a crash leaves the one before. It is not brought to the disk: what a
-//! crash of the machine leaves of it is damaged, and refused.
+//! Numbers are little-endian. A file is written under another name first, so that a crash of the process leaves the file before. It is not
+//! synced to the disk: a crash of the machine may damage it, and a damaged file is refused.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use kvatlas_process::storage::{Storage, open_regular};
 
 const MAGIC: &[u8; 8] = b"KVBRIDGE";
-/// Raised with each change of what is written. Must be kept stable.
+/// Version of the format; raised with each change of it. Must be kept stable.
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 8;
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Registered = 2,
 }
 
-/// Why a file is of no use.
+/// Error that makes a file useless.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     #[error(transparent)]
@@ -45,14 +45,14 @@ pub(super) enum FileError {
     OtherVersion(u32),
     #[error("it is damaged")]
     Damaged,
-    /// The checksum is right.
+    /// The checksum is right, and the value cannot be decoded nevertheless.
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] rmp_serde::decode::Error),
     #[error("it cannot be written: {0}")]
     Unwritable(#[from] rmp_serde::encode::Error),
 }
 
-/// Computes the checksum of what passes, and ends beyond a bound.
+/// A writer that computes the checksum of the bytes that pass, and fails beyond a bound.
 struct Checked<W> {
     inner: W,
     hasher: Xxh3,
@@ -84,7 +84,7 @@ pub(super) fn write_file<T: Serialize>(
     value: &T,
     bytes_max: u64,
 ) -> Result<(), FileError> {
-    // One that a crash has left.
+    // Removes a temporary file that a crash has left.
     let _ = storage.remove(temporary);
     let mut writer = Checked {
         inner: BufWriter::new(storage.create(temporary)?),
@@ -102,7 +102,7 @@ pub(super) fn write_file<T: Serialize>(
     Ok(storage.rename(temporary, path)?)
 }
 
-/// The content of a file; none where there is no file.
+/// Reads the content of a file; `None` if there is no file.
 pub(super) fn read_file<T: DeserializeOwned>(
     path: &Path,
     kind: Kind,
@@ -121,7 +121,7 @@ pub(super) fn read_file<T: DeserializeOwned>(
     Ok(Some(rmp_serde::from_slice(value)?))
 }
 
-/// The value in the bytes of a file.
+/// Checks the head and the checksum of a file's bytes, and returns the bytes of its value.
 fn value_in(bytes: &[u8], kind: Kind) -> Result<&[u8], FileError> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(FileError::Foreign)?;
     let (version, rest) = rest.split_first_chunk().ok_or(FileError::Damaged)?;

@@ -1,4 +1,4 @@
-//! When the file of one engine is written: not in the way of its batches, and not too often.
+//! Keeper of one engine's file: decides when it is written, so that writing neither delays batches nor happens too often.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +11,10 @@ use kvatlas_client::publish::PublishedHolder;
 
 use super::{KeptEngine, StateDirectory};
 
-/// Writing takes no more than one part in so many of the time.
+/// Writing takes at most one part in this many of the time.
 const SHARE: u32 = 20;
 
-/// The right to write a file: one engine of a bridge has it at a time.
+/// Right to write a file. One engine of a bridge has it at a time.
 #[derive(Debug)]
 pub(in super::super) struct WriteTurn {
     _permit: OwnedSemaphorePermit,
@@ -26,11 +26,11 @@ pub(in super::super) struct Keeper {
     directory: StateDirectory,
     holder: PublishedHolder,
     names_max: usize,
-    /// How many changes the file has that was written last.
+    /// Number of changes that the file written last contains.
     written: u64,
     due_at: Instant,
     writing: Option<JoinHandle<()>>,
-    /// How long the last one took, in microseconds.
+    /// Time that the last writing took, in microseconds.
     took_us: Arc<AtomicU64>,
 }
 
@@ -51,7 +51,8 @@ impl Keeper {
         }
     }
 
-    /// The right to write, where there is something to write by the number of `changes` so far, it is time, and no other file is being written.
+    /// Returns the right to write; `None` unless there is something new by the number of `changes` so far, it is time, and no other file is
+    /// being written.
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
         if changes == self.written || Instant::now() < self.due_at {
             return None;
@@ -67,7 +68,7 @@ impl Keeper {
         permit.ok().map(|permit| WriteTurn { _permit: permit })
     }
 
-    /// The right to write the last file, as soon as it can be had; none where there is nothing to write.
+    /// Waits for the right to write the last file; `None` if there is nothing to write.
     pub(in super::super) async fn last_turn(&mut self, changes: u64) -> Option<WriteTurn> {
         self.wait().await;
         if changes == self.written {
@@ -77,7 +78,7 @@ impl Keeper {
         permit.ok().map(|permit| WriteTurn { _permit: permit })
     }
 
-    /// Writes `kept`, which has so many changes, on a thread that may wait.
+    /// Writes `kept`, which contains this number of `changes`, on a thread that may block.
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
         self.written = changes;
         let begun = Instant::now();
@@ -95,7 +96,7 @@ impl Keeper {
     /// Waits until nothing is being written.
     pub(in super::super) async fn wait(&mut self) {
         if let Some(writing) = self.writing.take() {
-            // A thread that has failed has said so.
+            // A thread that has failed has logged that.
             let _ = writing.await;
         }
     }

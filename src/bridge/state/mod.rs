@@ -1,14 +1,14 @@
-//! State that a bridge keeps on disk, so that the next one goes on where this one has ended, however it has.
+//! State that a bridge keeps on disk, so that the next bridge continues where this one has ended, in whatever way it ended.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `NAMESPACE.WORKER.RANK.engine` | of one engine: the translator, and the last batches that were applied, by number and digest |
 //! | `registered` | the engines that were registered over HTTP |
-//! | `.lock` | who uses the directory |
+//! | `.lock` | name of the process that uses the directory |
 //!
-//! A file may be older than what was published: the next bridge begins a new epoch with what the file says, in doubt, and asks the engine's replay
-//! socket for what came after. The doubt ends when the replay has shown that it is the same process and has given the rest. So no file makes a holder
-//! exact, and a file that is lost, outdated or of another process costs no more than having none.
+//! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in doubt, and
+//! asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the same process, and has given
+//! the rest. So no file makes a holder exact. A file that is lost, outdated or of another process costs no more than having none.
 
 mod file;
 mod keeper;
@@ -36,19 +36,19 @@ use file::{Kind, read_file, write_file};
 pub(super) use keeper::Keeper;
 pub(super) use registered::Registered;
 
-/// How a file of an engine ends.
+/// End of the name of an engine's file.
 const ENGINE_SUFFIX: &str = ".engine";
-/// How a file begins that is being written.
+/// Beginning of the name of a file that is being written.
 const TEMPORARY_PREFIX: &str = ".new-";
-/// Files of engines that nobody has written for so long are removed.
+/// Age after which an engine's file that was not written again is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// About how many bytes a name of a block takes in a file, at most.
+/// Most bytes that a name of a block takes in a file, about.
 const NAME_BYTES_MAX: u64 = 160;
 
 static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
 static FAILED_GATE: LogGate = LogGate::new();
 
-/// Why a directory is of no use.
+/// Error that makes a directory useless.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The directory cannot be made or listed.
@@ -59,12 +59,12 @@ pub enum StateError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another bridge has it.
+    /// Another bridge uses the directory.
     #[error("the state directory {} is in use by {owner}; give each bridge a directory of its own (--state)", path.display())]
     Taken {
         /// The directory.
         path: PathBuf,
-        /// The name that the other one gives itself.
+        /// Name that the other bridge gives itself.
         owner: String,
     },
 }
@@ -72,7 +72,7 @@ pub enum StateError {
 /// The state that is kept of one engine.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeptEngine {
-    /// The settings that its blocks were translated with; see [`cache_of`].
+    /// Settings that the engine's blocks were translated with; see [`cache_of`].
     pub(super) cache: String,
     /// The holder's last epoch.
     pub(super) epoch: u64,
@@ -84,7 +84,8 @@ pub(super) struct KeptEngine {
     pub(super) blocks: SavedTranslator,
 }
 
-/// The settings that an engine's blocks are translated with. Of another cache nothing is taken up; another address may be the same process.
+/// Returns the settings that an engine's blocks are translated with. Kept state with other settings is not taken up. The address is not
+/// among them, as another address may be the same process.
 pub(super) fn cache_of(engine: &NewEngine) -> String {
     let NewEngine {
         key,
@@ -108,15 +109,15 @@ pub struct StateDirectory {
 struct Inner {
     path: PathBuf,
     storage: Arc<dyn Storage>,
-    /// The least time between two files of one engine.
+    /// Shortest time between two writings of one engine's file.
     interval: Duration,
-    /// One file is written at a time: while it is, its table is in memory twice.
+    /// Permit for one writing at a time: a file's table is in memory twice meanwhile.
     writing: Arc<Semaphore>,
     _lock: DirectoryLock,
 }
 
 impl StateDirectory {
-    /// Opens the directory at `path`, which is made where it is missing. Each engine's file is written once in `interval` at most.
+    /// Opens the directory at `path`, and creates it if it is missing. Each engine's file is written at most once in `interval`.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl StateDirectory {
         })?;
         for left in storage.list(path).map_err(unusable)? {
             if is_left_behind(&left) {
-                // It takes room, and does no other harm.
+                // A file that cannot be removed takes room, and does no other harm.
                 let _ = storage.remove(&left);
             }
         }
@@ -153,7 +154,8 @@ impl StateDirectory {
         })
     }
 
-    /// The state that is kept of an engine whose blocks are translated with `cache`; none, in a line of the log, where that is of no use.
+    /// Returns the state that is kept of an engine whose blocks are translated with `cache`; `None` if there is none. State that is of no
+    /// use also gives `None`, and a line in the log.
     pub(super) fn engine(
         &self,
         holder: &PublishedHolder,
@@ -175,7 +177,7 @@ impl StateDirectory {
         Some(kept)
     }
 
-    /// Says that a file of an engine is of no use.
+    /// Logs that a file of an engine is of no use.
     pub(super) fn refuse_engine(&self, holder: &PublishedHolder, error: &dyn std::fmt::Display) {
         refused(&self.inner.path.join(engine_file(holder)), error);
     }
@@ -185,7 +187,7 @@ impl StateDirectory {
         self.write(&engine_file(holder), Kind::Engine, kept, bytes_max);
     }
 
-    /// Forgets an engine that is not followed any more.
+    /// Removes the file of an engine that is no longer followed.
     pub(super) fn forget_engine(&self, holder: &PublishedHolder) {
         let path = self.inner.path.join(engine_file(holder));
         match self.inner.storage.remove(&path) {
@@ -206,12 +208,12 @@ impl StateDirectory {
     }
 }
 
-/// Most bytes of a file of an engine that has so many names at most.
+/// Returns the most bytes of a file of an engine with at most `names_max` names.
 fn engine_bytes_max(names_max: usize) -> u64 {
     (1 << 20) + NAME_BYTES_MAX.saturating_mul(names_max as u64)
 }
 
-/// The name of an engine's file: of characters that subjects may have.
+/// Returns the name of an engine's file. It has only characters that subjects may have.
 fn engine_file(holder: &PublishedHolder) -> String {
     let PublishedHolder {
         namespace,
@@ -221,7 +223,7 @@ fn engine_file(holder: &PublishedHolder) -> String {
     format!("{namespace}.{worker}.{rank}{ENGINE_SUFFIX}")
 }
 
-/// Whether a file is one that a crash has left, or of an engine that has not come for long.
+/// Whether a file was left by a crash, or is of an engine that has not been written for [`FORGOTTEN_AFTER`].
 fn is_left_behind(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         return false;

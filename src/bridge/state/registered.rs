@@ -1,4 +1,4 @@
-//! The engines that were registered over HTTP.
+//! File of the engines that were registered over HTTP.
 
 use parking_lot::Mutex;
 
@@ -11,16 +11,16 @@ const NAME: &str = "registered";
 /// Most bytes of the file.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Keeps their list.
+/// Keeps the list of registered engines in its file.
 #[derive(Debug)]
 pub(in super::super) struct Registered {
     directory: StateDirectory,
-    /// As it was written last.
+    /// The list as it was written last.
     written: Mutex<Vec<GivenEngine>>,
 }
 
 impl Registered {
-    /// The list in `directory`, and its keeper.
+    /// Returns the list in `directory`, and its keeper. The list is empty if the file is missing or of no use.
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
         let kept = read_file(&path, Kind::Registered, BYTES_MAX);
@@ -33,9 +33,9 @@ impl Registered {
         (engines, Self { directory, written })
     }
 
-    /// Writes the list that `current` gives, if it is another than before: who is told that an engine is registered can rely on it.
+    /// Writes the list that `current` gives, if it has changed. A client that is told that its engine is registered can rely on the file.
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>) {
-        // Taken first, so that the last to write has the newest list.
+        // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();
         let engines = current();
         if *written != engines {

@@ -1,4 +1,4 @@
-//! An engine: says what the worker `gpu-0` holds, then removes a part, until it is interrupted.
+//! An engine: publishes the blocks of the worker `gpu-0`, removes some of them, and waits until it is interrupted.
 //!
 //! `cargo run -p kvatlas-client --example publish -- nats://127.0.0.1:4222`
 
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         last.seq, last.epoch
     );
 
-    // Heartbeats and answers to daemons go on beside.
+    // Heartbeats and answers to daemons go on meanwhile.
     tokio::signal::ctrl_c().await?;
     publisher.say_goodbye().await?;
     Ok(())

@@ -1,35 +1,36 @@
-//! Replies as they come in, sorted by the division that their shard belongs to.
+//! Replies as they come in, sorted by the division of their shard. A division is the set of shards of one shard count.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
-/// Replies that are kept at most, of whatever divisions.
+/// Most replies that are kept, of all divisions together.
 const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 
-/// The replies to one request so far. Whoever sees the request can reply for any number of shards, so what is kept is bounded.
+/// Replies to one request so far. Any client that sees the request can reply for any number of shards, so that the replies that are kept
+/// are bounded.
 #[derive(Debug)]
 pub(super) struct Collection<T> {
-    /// By the number of shards, then by the shard's index.
+    /// Replies by the number of shards, then by the shard's index.
     divisions: BTreeMap<u32, BTreeMap<u32, T>>,
-    /// Replies that still may be kept.
+    /// Number of replies that may still be kept.
     replies_left: usize,
-    /// Their bytes.
+    /// Number of bytes of replies that may still be kept.
     bytes_left: usize,
 }
 
-/// The replies of one division of the workers.
+/// Replies of one division of the workers into shards.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Division<T> {
-    /// How many shards there are.
+    /// Number of shards of the division.
     pub(super) shards: u32,
     /// The replies, by the shard's index.
     pub(super) replies: BTreeMap<u32, T>,
 }
 
 impl<T> Collection<T> {
-    /// Keeps replies of `bytes_max` together.
+    /// Makes an empty collection, which keeps at most `bytes_max` bytes of replies.
     pub(super) fn within(bytes_max: usize) -> Self {
         Self {
             divisions: BTreeMap::new(),
@@ -38,8 +39,8 @@ impl<T> Collection<T> {
         }
     }
 
-    /// Adds a reply of `bytes`; says whether that was the last one: its division is complete, or there is no room for it. Of two replies of
-    /// one shard the first is kept.
+    /// Adds a reply of `bytes`. Returns whether collecting ends: the reply's division is complete, or there is no room for the reply. Of
+    /// two replies of one shard the first is kept.
     pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
         if let Entry::Vacant(place) = replies.entry(shard.index()) {
@@ -53,7 +54,8 @@ impl<T> Collection<T> {
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
-    /// The division of which the largest part has answered; of equals that with more shards. None without a reply.
+    /// Returns the division of which the largest part has answered; of equal parts, the division with more shards. `None` if there is no
+    /// reply.
     pub(super) fn into_best(self) -> Option<Division<T>> {
         let parts = |division: &Division<T>| (division.replies.len() as u64, u64::from(division.shards));
         let divisions = self

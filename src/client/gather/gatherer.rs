@@ -18,15 +18,15 @@ use super::collection::{Collection, Division};
 use super::inbox::{Inbox, Replies};
 use super::merge::{Answered, merge_replies, merge_results, merge_statuses, sort_out};
 
-/// Bytes of the replies to one request that are kept, at most.
+/// Most bytes of replies to one request that are kept.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 
-/// An answer that was put together, and what from.
+/// A merged answer, with the shards that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged<T> {
     /// The answer.
     pub reply: T,
-    /// The shards that gave it, and those that are missing.
+    /// Shards that gave the answer, and shards that are missing.
     pub gathered: Gathered,
 }
 
@@ -40,7 +40,7 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// A gatherer on the connection `nats`, for the prefix of `subjects`.
+    /// Makes a gatherer on the connection `nats`, for the prefix of `subjects`.
     ///
     /// # Errors
     ///
@@ -54,12 +54,13 @@ impl Gatherer {
         })
     }
 
-    /// Asks a query with these `options`, encoded in `payload`; waits for `patience` at most. The shards get the `headers`.
+    /// Asks all shards the query in `payload`, whose options are `options`, and merges their answers. Waits for `patience` at most. The
+    /// shards get the `headers`.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered, [`ClientError::Refused`] if the shards
-    /// refused, or if their answers cannot be one.
+    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered. [`ClientError::Refused`] if the shards refused, or if
+    /// their answers cannot be merged.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -75,7 +76,7 @@ impl Gatherer {
         })
     }
 
-    /// Asks the `queries` that `payload` encodes as one request; waits for `patience` at most. The shards get the `headers`.
+    /// Asks all shards the `queries`, which `payload` encodes as one request. Waits for `patience` at most. The shards get the `headers`.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl Gatherer {
         })
     }
 
-    /// The longest request that the server takes, in bytes.
+    /// Returns the length of the longest request that the server takes, in bytes.
     pub fn request_bytes_max(&self) -> usize {
         match self.nats.max_payload() {
             0 => usize::MAX,
@@ -142,7 +143,7 @@ impl Gatherer {
         }
     }
 
-    /// How many replies came after their request had been answered, since the last call.
+    /// Returns the number of replies since the last call that came after their request had been answered.
     pub fn take_late_replies(&self) -> u64 {
         self.inbox.take_late()
     }
@@ -157,7 +158,7 @@ impl Gatherer {
         let deadline = Instant::now() + patience;
         let replies = self.inbox.expect();
         let (reply_to, asked) = (replies.reply_to.clone(), subject.clone());
-        // Empty headers would be sent as such.
+        // Empty headers would still be sent, as a message with headers.
         let sent = match headers.is_empty() {
             true => self.nats.publish_with_reply(asked, reply_to, payload).await,
             false => {
@@ -177,7 +178,7 @@ impl Gatherer {
     }
 }
 
-/// Collects until a division is complete or the time is up; none if nobody is subscribed.
+/// Collects replies until a division is complete or the time is up; `None` if no daemon is subscribed.
 async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
     let mut collection = Collection::within(REPLY_BYTES_MAX);
     while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
@@ -196,7 +197,7 @@ async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<M
     Some(collection)
 }
 
-/// The shard that a reply says it comes from.
+/// Returns the shard that a reply's header names; `None` if it names none.
 fn shard_of(reply: &Message) -> Option<Shard> {
     let header = reply.headers.as_ref()?.get(SHARD_HEADER)?;
     header.as_str().parse().ok()
@@ -228,7 +229,7 @@ fn merge<Reply, Whole>(
     Ok(Merged { reply, gathered })
 }
 
-/// The answer of a shard; none if it could not.
+/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer is of no use.
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

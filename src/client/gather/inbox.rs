@@ -1,8 +1,8 @@
-//! One subscription for the replies to all requests that are under way.
+//! Inbox: one subscription for the replies to all requests that are under way.
 //!
-//! The client library takes one reply a request; a gathered request has one of every shard. A subscription for each request
-//! would change the server's tables every time. So all share one with a wildcard. The last token of the reply's subject tells
-//! which request it is for.
+//! The client library takes one reply for each request, but a gathered request has one from every shard. A subscription for each request
+//! would change the server's tables every time. So all requests share one subscription with a wildcard. The last token of the reply's
+//! subject tells which request it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use kvatlas_core::wire::SHARDS_MAX;
 
 use super::super::error::ClientError;
 
-/// Replies to one request that may wait to be looked at: two divisions' worth.
+/// Most replies to one request that may wait to be read: enough for two divisions.
 const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
 
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Waiting {
     late: AtomicU64,
 }
 
-/// The subscription on which replies arrive. It ends when the last clone is dropped.
+/// Subscription on which replies arrive. It ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
     prefix: String,
@@ -35,11 +35,11 @@ pub(super) struct Inbox {
     _subscription: Arc<DropGuard>,
 }
 
-/// The replies to one request. Replies that come after it is dropped count as late.
+/// Replies to one request. Replies that come after this value is dropped count as late.
 #[derive(Debug)]
 pub(super) struct Replies {
     number: u64,
-    /// The subject to which the replies are to be sent.
+    /// Subject to which the replies are to be sent.
     pub(super) reply_to: String,
     messages: mpsc::Receiver<Message>,
     waiting: Arc<Waiting>,
@@ -89,7 +89,7 @@ impl Inbox {
         }
     }
 
-    /// How many replies came too late for their request, since the last call.
+    /// Returns the number of replies since the last call that came too late for their request.
     pub(super) fn take_late(&self) -> u64 {
         self.waiting.late.swap(0, Ordering::Relaxed)
     }
@@ -109,7 +109,7 @@ impl Waiting {
 }
 
 impl Replies {
-    /// The next reply.
+    /// Waits for the next reply; `None` if the inbox has ended.
     pub(super) async fn next(&mut self) -> Option<Message> {
         self.messages.recv().await
     }

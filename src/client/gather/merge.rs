@@ -1,9 +1,9 @@
-//! One answer out of the shards' answers: no I/O.
+//! Merging of the shards' answers into one answer, without I/O.
 //!
-//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to
-//! the limit: the best `limit` of all are among the best `limit` of each. A shard that does not know a namespace has none of
-//! its workers. That counts as an answer if another shard knows the namespace. Any other error is about the request, and the
-//! same on every shard, so it is the answer.
+//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the limit. The
+//! best `limit` of all are among the best `limit` of each. A shard that does not know a namespace has none of its workers. That counts as
+//! an answer if another shard knows the namespace. Any other error is about the request and the same on every shard, so that it becomes the
+//! answer.
 
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
@@ -13,7 +13,7 @@ use kvatlas_core::wire::{
 /// The answer of one shard.
 pub(super) type Answered<T> = Result<T, WireError>;
 
-/// The answers of those that know the namespace, or the error that stands for all.
+/// Returns the answers of the shards that know the namespace, or the error that stands for all of them.
 pub(super) fn sort_out<T>(answers: Vec<Answered<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
     let mut known = Vec::with_capacity(answers.len());
     let mut unknown = None;
@@ -25,7 +25,7 @@ pub(super) fn sort_out<T>(answers: Vec<Answered<T>>, gathered: &Gathered) -> Res
         }
     }
     match unknown {
-        // Those that are missing may know it.
+        // A missing shard may know the namespace.
         _ if known.is_empty() && !gathered.missing.is_empty() => Err(incomplete(gathered)),
         Some(error) if known.is_empty() => Err(error),
         _ => Ok(known),
@@ -44,7 +44,7 @@ fn disagreement(what: &str) -> WireError {
     WireError::new(ErrorCode::Unavailable, text)
 }
 
-/// The answers to one query.
+/// Merges the answers to one query.
 pub(super) fn merge_replies(
     replies: Vec<QueryReply>,
     options: &QueryOptions,
@@ -55,7 +55,7 @@ pub(super) fn merge_replies(
         return Err(incomplete(gathered));
     };
     for reply in replies {
-        // An older shard does not say the size.
+        // An older shard does not tell the block size.
         let sizes = [reply.block_size, merged.block_size];
         let have_other_sizes = sizes[0] != sizes[1] && !sizes.contains(&0);
         if reply.query_blocks != merged.query_blocks || have_other_sizes {
@@ -85,7 +85,7 @@ pub(super) fn merge_replies(
     Ok(merged)
 }
 
-/// The answers to a batch of `queries`, one list a shard.
+/// Merges the answers to a batch of `queries`; `lists` has one list from each shard.
 pub(super) fn merge_results(
     lists: Vec<Vec<QueryResult>>,
     queries: &[SingleQuery],
@@ -116,7 +116,7 @@ fn merge_result(results: Vec<QueryResult>, options: &QueryOptions, gathered: &Ga
     }
 }
 
-/// The answers to a status request. A block that several shards know is counted by each.
+/// Merges the answers to a status request. A block that several shards know is counted by each.
 pub(super) fn merge_statuses(
     statuses: Vec<StatusReply>,
     gathered: &Gathered,

@@ -1,4 +1,4 @@
-//! Answers to daemons that ask for what they miss.
+//! Answers to daemons that ask for batches or blocks that they miss.
 
 use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::{
@@ -18,12 +18,13 @@ pub(super) struct Answer {
 }
 
 impl Outbox {
-    /// Whether it takes the full state to answer a daemon.
+    /// Whether only the full state can answer the daemon.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
         self.missing(request).is_none()
     }
 
-    /// The batches that a daemon lacks; none where the ring does not reach back so far, or has one that the server would not take now.
+    /// Returns the batches that a daemon lacks; `None` if the ring does not reach back so far, or has a batch that the server would not
+    /// take now.
     fn missing(&self, request: &ResyncRequest) -> Option<Vec<Vec<u8>>> {
         let ResyncRequest { cursor, full, .. } = *request;
         if full || cursor.epoch != self.cursor.epoch {
@@ -36,11 +37,12 @@ impl Outbox {
             .collect()
     }
 
-    /// Answers a daemon: from the ring where that is enough, else with the full state. That is `kept`, where it is kept elsewhere.
+    /// Answers a daemon: from the ring if that is enough, or else with the full state. The full state is `kept` if it is kept elsewhere, or
+    /// else that of the own table.
     ///
     /// # Errors
     ///
-    /// An error of the contract where the publisher cannot help just now.
+    /// An error of the contract if the publisher cannot help just now.
     pub(super) fn answer(
         &mut self,
         request: &ResyncRequest,
@@ -61,10 +63,10 @@ impl Outbox {
         Ok(self.chunks(ResyncAnswerKind::Full, state))
     }
 
-    /// The full state of the own table as encoded batches.
+    /// Returns the full state of the own table as encoded batches.
     fn table_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
         let unavailable = |text| WireError::new(ErrorCode::Unavailable, text);
-        // Taken out, so that its events can be encoded one by one.
+        // The table is taken out, so that its events can be encoded one by one.
         let mut table = self.table.take().ok_or_else(|| {
             unavailable("this publisher took up an epoch of another one and does not know the full state")
         })?;
@@ -75,7 +77,7 @@ impl Outbox {
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
 
-    /// The full state as encoded batches, with what is doubted of it.
+    /// Encodes a full state as batches, with its doubts.
     fn encode_state(
         &self,
         events: impl IntoIterator<Item = (Tier, Event)>,
@@ -125,11 +127,11 @@ impl Outbox {
         batches
     }
 
-    /// A batch of the full state, without events.
+    /// Makes a batch of the full state, without events.
     fn empty(&self, tier: Tier) -> EventBatch {
         EventBatch {
             epoch: self.cursor.epoch,
-            // A state from before the first batch is empty, but a number of 0 is none.
+            // A state from before the first batch is empty. It still needs a number, and 0 is no batch number.
             seq: self.cursor.seq.max(1),
             rank: self.rank,
             time_us: None,
@@ -140,7 +142,7 @@ impl Outbox {
         }
     }
 
-    /// Spreads batches over chunks; there is always one chunk at least, which has the cursor.
+    /// Spreads batches over chunks. There is always at least one chunk, which has the cursor.
     fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> Answer {
         const BATCHES_MAX: usize = 1024;
         let bytes_max = self.within_server_limit(self.options.chunk_bytes_max);
@@ -186,7 +188,7 @@ impl Outbox {
 /// Most bytes that a chunk has in front of each of its batches.
 const BATCH_HEAD_BYTES: usize = 5;
 
-/// The event without engine hashes that are the sequence hashes again.
+/// Returns the event without its engine hashes, if they only repeat the sequence hashes.
 fn without_repetition(event: Event) -> Event {
     let Event::Stored(stored) = event else {
         return event;

@@ -1,21 +1,21 @@
-//! Cutting events to what one message may carry.
+//! Cutting of events into pieces that one message may carry.
 
 use kvatlas_core::hash::Position;
 use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, ResumableBlocks, StoredBlocks};
 
 use super::sizes::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 
-/// The bounds on one message.
+/// Bounds on one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CutBounds {
     /// Most events.
     pub events_max: usize,
-    /// Most bytes, about; one block is carried whatever it takes.
+    /// Most bytes, about. A single block is carried whatever its size.
     pub bytes_max: usize,
 }
 
-/// Spreads `events` over as few messages as carry them, in order. An event that is too large for one is cut between its blocks. A doubt
-/// stays with the event before it.
+/// Spreads `events` over as few messages as can carry them, in order. An event that is too large for one message is cut between its blocks.
+/// A doubt stays in the message of the event before it.
 pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     let room = bounds.bytes_max.saturating_sub(BATCH_BYTES);
     let mut messages = Vec::new();
@@ -39,7 +39,7 @@ pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     messages
 }
 
-/// The pieces of an event, each of which takes `bytes_max` at most, or has one block.
+/// Cuts an event into pieces, each of which takes `bytes_max` at most, or has a single block.
 fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     let bytes = event_bytes(&event);
     if bytes <= bytes_max {
@@ -50,7 +50,7 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
             let blocks = stored.names.len();
             let of_lists = bytes - EVENT_BYTES - text_bytes(&stored);
             let room = bytes_max.saturating_sub(bytes - of_lists);
-            // One piece may have all the runs.
+            // One piece may have all the run lengths.
             let of_runs = if stored.resumable.is_all() {
                 0
             } else {
@@ -83,7 +83,7 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     }
 }
 
-/// The pieces of blocks that are named one by one.
+/// Cuts a list of blocks that are named one by one into pieces.
 fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = RemovedBlocks> {
     let RemovedBlocks {
         hashes,
@@ -101,13 +101,13 @@ fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = Rem
     by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
-/// How many of `blocks` blocks, which take `bytes` together, have room; one at least.
+/// Returns how many of `blocks` blocks, which take `bytes` together, fit into `room`; at least one.
 fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
     let of_one = bytes.div_ceil(blocks.max(1)).max(1);
     (room / of_one).max(1)
 }
 
-/// Bytes that each piece has again.
+/// Returns the bytes of texts that each piece repeats.
 fn text_bytes(stored: &StoredBlocks) -> usize {
     match &stored.content {
         Some(BlockContent::Tokens {
@@ -122,7 +122,7 @@ fn text_bytes(stored: &StoredBlocks) -> usize {
     }
 }
 
-/// The pieces of stored blocks, each the parent of the next one.
+/// Iterator over the pieces of stored blocks, each the parent of the next one.
 struct StoredPieces {
     rest: Option<StoredBlocks>,
     blocks: usize,
@@ -140,7 +140,7 @@ impl Iterator for StoredPieces {
     }
 }
 
-/// Leaves the first `at` blocks, of which there are more, and returns the others.
+/// Cuts an event of more than `at` blocks: leaves the first `at` in `stored`, and returns the rest.
 fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
     let blocks = stored.names.len();
     let names = match &mut stored.names {

@@ -2,7 +2,7 @@
 
 use kvatlas_core::index::RegisterError;
 
-/// Why something was not published.
+/// Error that kept something from being published.
 #[derive(Debug, thiserror::Error)]
 pub enum PublisherError {
     /// The queue is full: batches come faster than NATS takes them, or the connection is down.
@@ -10,13 +10,13 @@ pub enum PublisherError {
         "the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
     )]
     QueueFull {
-        /// How many batches may wait.
+        /// Most batches that may wait.
         queued_max: usize,
     },
     /// The events of one call do not fit into one message.
     #[error("the events take about {bytes} bytes; at most {bytes_max} fit into a batch, split them")]
     TooLarge {
-        /// About how many bytes they take.
+        /// Bytes that the events take, about.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
@@ -24,7 +24,7 @@ pub enum PublisherError {
     /// There are more events in one call than a batch may have.
     #[error("{events} events are too many for one batch; publish at most {events_max} at once")]
     TooManyEvents {
-        /// How many there are.
+        /// Number of events in the call.
         events: usize,
         /// The limit.
         events_max: usize,

@@ -1,4 +1,4 @@
-//! The publisher as an engine sees it.
+//! Handle of a publisher: the publisher as an engine sees it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,28 +22,28 @@ use super::state::SharedState;
 use super::task::{Command, Lent, Task, clocks};
 use super::voice::Voice;
 
-/// The holder whose blocks are published.
+/// Holder whose blocks are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedHolder {
-    /// The namespace of its cache.
+    /// Namespace of the holder's cache.
     pub namespace: NamespaceName,
     /// The worker.
     pub worker: WorkerName,
-    /// Its data-parallel rank; 0 where there is only one.
+    /// Data-parallel rank of the holder; 0 if there is only one.
     pub rank: Rank,
 }
 
-/// The counters of a publisher since it was started.
+/// Counters of a publisher since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PublisherCounters {
     /// Batches sent, without heartbeats.
     pub batches_sent: u64,
     /// Heartbeats sent.
     pub heartbeats_sent: u64,
-    /// Batches that the transport did not take; daemons notice the gap and ask for them.
+    /// Batches that the transport did not take. Daemons notice the gap and ask for them.
     pub batches_failed: u64,
-    /// Batches sent, also heartbeats, that the server refused for want of the right to publish. Known with a
-    /// [`PublishConnection`] only. Publishers of several ranks of one worker on one connection share the number.
+    /// Batches sent, including heartbeats, that the server refused for want of the right to publish. Counted only with a
+    /// [`PublishConnection`]. Publishers of several ranks of one worker on one connection share the number.
     pub batches_refused: u64,
     /// Calls that had to wait for room in the queue.
     pub queue_waits: u64,
@@ -57,7 +57,7 @@ pub struct PublisherCounters {
     pub answers_refused: u64,
 }
 
-/// As [`PublisherCounters`], while it changes.
+/// Counters of [`PublisherCounters`] while they change.
 #[derive(Debug, Default)]
 pub(super) struct LiveCounters {
     pub(super) batches_sent: AtomicU64,
@@ -75,13 +75,13 @@ pub(super) struct LiveCounters {
 pub(super) struct PublisherShared {
     pub(super) counters: LiveCounters,
     pub(super) cursor: Mutex<BatchCursor>,
-    /// The refusals of the server; absent where the connection does not tell.
+    /// Refusals of the server; `None` if the connection does not report them.
     pub(super) refusals: Option<Watches>,
 }
 
 /// Publishes for one holder, and answers daemons that miss something. See the [module](super).
 ///
-/// Dropping it publishes what is queued and then ends in silence, as if the engine had died. Daemons keep the blocks until
+/// Dropping the publisher publishes the queued events and then ends in silence, as if the engine had died. Daemons keep the blocks until
 /// the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
@@ -91,7 +91,7 @@ pub struct HolderPublisher {
 }
 
 impl HolderPublisher {
-    /// Starts to publish, on a task of the current tokio runtime. A bare [`Client`](async_nats::Client) will do for `nats`, too.
+    /// Starts a publisher, on a task of the current tokio runtime. A bare [`Client`](async_nats::Client) will do for `nats`, too.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, Lent::default()).await
     }
 
-    /// As [`start`](Self::start), without a table of its own: daemons that need the full state are given what `state` says. For a relay
-    /// that knows it anyway.
+    /// Starts a publisher as [`start`](Self::start) does, without a table of its own: daemons that need the full state are given `state`.
+    /// For a relay that knows the full state anyway.
     ///
     /// # Errors
     ///
@@ -125,7 +125,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
-    /// As [`start_with_state`](Self::start_with_state), for one of several publishers of the holder: it speaks while it has the turn.
+    /// Starts a publisher as [`start_with_state`](Self::start_with_state) does, as one of several publishers of the holder. It publishes
+    /// only while it has the turn that `voice` tells.
     ///
     /// # Errors
     ///
@@ -145,7 +146,7 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
-    /// Boxed, so that the publisher is compiled here and not in each program that starts one.
+    /// Starts the publisher. The future is boxed, so that the publisher is compiled here and not in each program that starts one.
     fn begin<'a>(
         nats: PublishConnection,
         subjects: &'a Subjects,
@@ -165,7 +166,7 @@ impl HolderPublisher {
             let questions_subject = options
                 .answers_resyncs
                 .then(|| subjects.resync(&holder.namespace, &holder.worker, holder.rank));
-            // Before anything is said that could be refused.
+            // The watch begins before anything is sent that could be refused.
             let refusals = refusals.map(|all| all.watch(&events_subject, questions_subject.as_deref()));
             let shared = Arc::new(PublisherShared {
                 counters: LiveCounters::default(),
@@ -173,7 +174,7 @@ impl HolderPublisher {
                 refusals,
             });
             let questions = match &questions_subject {
-                // Who speaks in turns listens in its turns.
+                // A publisher that speaks in turns receives questions only in its turns.
                 Some(subject) if lent.voice.is_none() => {
                     let subscribed = nats.subscribe(subject.clone()).await;
                     Some(subscribed.map_err(|error| PublisherError::Connection(error.to_string()))?)
@@ -199,7 +200,7 @@ impl HolderPublisher {
         })
     }
 
-    /// Publishes events, in order; without any, a heartbeat. Waits while the queue is full.
+    /// Publishes events, in order. An empty list is a heartbeat. Waits while the queue is full.
     ///
     /// # Errors
     ///
@@ -219,8 +220,8 @@ impl HolderPublisher {
             .map_err(|_| PublisherError::Stopped)
     }
 
-    /// As [`publish`](Self::publish), but fails while the queue is full: for an engine that must not wait. It has to take note of
-    /// what it could not say, and to say it later.
+    /// Publishes like [`publish`](Self::publish), but fails while the queue is full: for an engine that must not wait. The engine has to
+    /// keep the events that were refused, and to publish them later.
     ///
     /// # Errors
     ///
@@ -255,7 +256,8 @@ impl HolderPublisher {
         Ok(())
     }
 
-    /// Publishes what is queued, and begins a new epoch: daemons forget all that the holder had. For a relay whose engine has restarted.
+    /// Publishes the queued events, and begins a new epoch: daemons forget all blocks that the holder had. For a relay whose engine has
+    /// restarted.
     ///
     /// # Errors
     ///
@@ -264,7 +266,8 @@ impl HolderPublisher {
         self.begin_epoch_in_doubt(DegradedReasons::default()).await
     }
 
-    /// As [`begin_epoch`](Self::begin_epoch), and doubts from the first batch on what it tells: no daemon finds the holder exact in between.
+    /// Begins a new epoch as [`begin_epoch`](Self::begin_epoch) does, with these doubts from its first batch on. So no daemon finds the
+    /// holder exact in between.
     ///
     /// # Errors
     ///
@@ -274,7 +277,7 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Publishes what is queued, and tells daemons another address and other labels of the holder.
+    /// Publishes the queued events, and tells daemons the holder's new address and labels.
     ///
     /// # Errors
     ///
@@ -284,8 +287,8 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Whether heartbeats are sent while there is nothing to publish. They are at first. For a relay that hears nothing of its engine:
-    /// without them, daemons find the holder stale.
+    /// Sets whether heartbeats are sent while there is nothing to publish; at first they are. For a relay that hears nothing of its engine:
+    /// without heartbeats, daemons find the holder stale.
     ///
     /// # Errors
     ///
@@ -294,14 +297,14 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Sends heartbeats for so long only, while there is nothing to publish, unless it is called again. Without this call they are
-    /// sent for good. For a relay that has to look again whether its engine lives, and that may itself stand still.
+    /// Sends heartbeats for this `time` only, while there is nothing to publish; a new call sets a new end. Without any call they are sent
+    /// for good. For a relay that has to look again whether its engine lives, and that may itself stand still.
     ///
     /// # Errors
     ///
     /// [`PublisherError::Stopped`].
     pub async fn heartbeat_for(&self, time: Duration) -> Result<(), PublisherError> {
-        // Beyond what the clock can say is for good.
+        // A time beyond the clock's range means for good.
         self.heartbeat_until(Instant::now().checked_add(time)).await
     }
 
@@ -310,16 +313,16 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Waits until everything has left for the server, and returns the last batch then. With a [`PublishConnection`], waits until
-    /// the server has looked at it, too.
+    /// Waits until everything queued so far has left for the server, and returns the cursor of the last batch. With a
+    /// [`PublishConnection`], also waits until the server has processed it.
     ///
     /// # Errors
     ///
-    /// Each tells of what happened since the last call:
+    /// Each error reports an event since the last call:
     /// - [`PublisherError::Stopped`];
     /// - [`PublisherError::Connection`] if a batch could not be sent;
-    /// - [`PublisherError::TooLarge`] if one is larger than the server's messages may be;
-    /// - [`PublisherError::Refused`] if the server refused one, or the subscription to questions.
+    /// - [`PublisherError::TooLarge`] if a batch is larger than the server's messages may be;
+    /// - [`PublisherError::Refused`] if the server refused a batch, or the subscription to questions.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
         let (reply, flushed) = oneshot::channel();
         self.commands
@@ -329,7 +332,7 @@ impl HolderPublisher {
         flushed.await.map_err(|_| PublisherError::Stopped)?
     }
 
-    /// Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
+    /// Publishes the queued events and a goodbye, so that daemons forget the holder at once, and ends the publisher.
     ///
     /// # Errors
     ///
@@ -339,12 +342,12 @@ impl HolderPublisher {
         self.flush().await.map(|_| ())
     }
 
-    /// The last batch sent.
+    /// Returns the cursor of the last batch sent.
     pub fn cursor(&self) -> BatchCursor {
         *self.shared.cursor.lock()
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> PublisherCounters {
         let live = &self.shared.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! The publisher library: what an engine, or a sidecar beside it, needs to keep daemons exact about one holder.
+//! The publisher library: keeps daemons exact about one holder, for an engine or a sidecar beside it.
 //!
-//! A [`HolderPublisher`] numbers batches without a gap within an epoch. It keeps what makes good a loss on the way: a *ring*
-//! of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks (see
-//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)), and is given the missing batches from the ring or the full state
-//! from the table. A relay that knows all that the holder has can lend that instead of the table ([`FullState`]). Heartbeats show
-//! daemons that nothing was lost, and that the holder lives.
+//! A [`HolderPublisher`] numbers batches without a gap within an epoch. To make good a loss on the way, it keeps a *ring* of the last
+//! batches, and a *block table* of all that the holder has. When a daemon misses something it asks (see
+//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). It is given the missing batches from the ring, or the full state from the table.
+//! A relay that knows all of the holder's blocks itself can lend them instead of the table ([`FullState`]). Heartbeats show daemons that
+//! nothing was lost, and that the holder lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject
@@ -13,12 +13,12 @@
 //!                              daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
 //! ```
 //!
-//! An event that the queue has taken is published in order, exactly once, unless the process dies. The next incarnation
-//! begins a new epoch, which replaces all that the last one said.
+//! An event that the queue has taken is published in order, exactly once, unless the process dies. The next incarnation begins a new epoch,
+//! which replaces everything that the last one published.
 //!
-//! A server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. Who connects
-//! with [`PublishConnection`] is told: [`flush`](HolderPublisher::flush) fails, and
-//! [`batches_refused`](PublisherCounters::batches_refused) counts. A bare [`Client`](async_nats::Client) keeps that to itself.
+//! A NATS server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. A
+//! [`PublishConnection`] hears that error: [`flush`](HolderPublisher::flush) fails, and
+//! [`batches_refused`](PublisherCounters::batches_refused) counts. A bare [`Client`](async_nats::Client) does not pass the error on.
 //!
 //! ```no_run
 //! use kvatlas_core::hash::SequenceHash;

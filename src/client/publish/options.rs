@@ -1,86 +1,86 @@
-//! How to publish.
+//! Settings of a publisher.
 
 use std::time::Duration;
 
 use kvatlas_core::index::NamespaceSettings;
 use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL, Profile};
 
-/// How batches travel.
+/// Transport of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Core NATS: a batch is sent and not acknowledged. What is lost shows as a gap, and is asked for.
+    /// Core NATS: a batch is sent and not acknowledged. A lost batch shows as a gap, and daemons ask for it.
     #[default]
     Core,
     /// JetStream: a batch carries the header `Nats-Msg-Id`, and the next one waits until the stream has acknowledged it. The
     /// stream has to exist.
     JetStream {
-        /// How long an acknowledgement may take before the batch is sent again. The stream drops what it has already.
+        /// Longest wait for an acknowledgement before the batch is sent again. The stream drops a batch that it has already.
         acknowledgement_timeout: Duration,
-        /// How often a batch is sent before it is given up. What is given up shows as a gap, and is asked for.
+        /// Number of times that a batch is sent before it is given up. A batch that is given up shows as a gap, and daemons ask for it.
         attempts: u32,
     },
 }
 
 impl Transport {
-    /// JetStream, with times that are right for an engine: a batch is given up half a minute after it was sent first.
+    /// JetStream, with times that suit an engine: a batch is given up half a minute after it was first sent.
     pub const ACKNOWLEDGED: Self = Self::JetStream {
         acknowledgement_timeout: Duration::from_secs(5),
         attempts: 6,
     };
 }
 
-/// The point at which the batch numbers begin.
+/// Point at which the batch numbers begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Beginning {
-    /// With a new epoch, the time in microseconds: the holder has nothing yet.
+    /// Begins a new epoch, whose number is the time in microseconds. The holder has no blocks yet.
     #[default]
     NewEpoch,
-    /// With a new epoch of this number, which has to be above every one before: the holder has nothing yet.
+    /// Begins a new epoch of this number, which must be above every earlier one. The holder has no blocks yet.
     Epoch(u64),
-    /// With a new epoch above this number, and the blocks that the [lent state](super::FullState) has. Its first number is skipped, so that
-    /// daemons see that there is more than what follows, and ask. For who knows from before what the holder has.
+    /// Begins a new epoch above this number, with the blocks of the [lent state](super::FullState). The epoch's first number is skipped, so
+    /// that daemons see a gap and ask for the blocks. For a caller that knows from before which blocks the holder has.
     Above(u64),
-    /// After this batch of an incarnation whose blocks are not known here. Daemons can be given what was published since, but
+    /// Continues after this batch of an incarnation whose blocks are not known here. Daemons can be given the batches published since, but
     /// not the full state.
     After(BatchCursor),
 }
 
-/// How to publish. [`Default`] is right for an engine.
+/// Settings of a publisher. [`Default`] is right for an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// The point at which the batch numbers begin.
+    /// Point at which the batch numbers begin.
     pub beginning: Beginning,
-    /// How batches travel.
+    /// Transport of batches.
     pub transport: Transport,
-    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not
-    /// name takes the block size over. Any other one refuses batches of another size.
+    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not name takes
+    /// over the block size. Any other namespace refuses batches of another size.
     pub settings: NamespaceSettings,
-    /// Whether batches say the block size. True at first. For blocks that have no tokens, such as those of a probe.
+    /// Whether batches tell the block size; `true` by default. `false` is for blocks that have no tokens, such as those of a probe.
     pub tells_block_size: bool,
-    /// The holder's address for requests, and its labels. Daemons are told with the first batch, with every heartbeat, and with what
-    /// clears.
+    /// Address of the holder for requests, and its labels. Daemons are told with the first batch, with every heartbeat, and with every
+    /// batch that clears.
     pub profile: Profile,
-    /// The longest silence: a heartbeat ends it.
+    /// Longest silence, which a heartbeat ends.
     pub heartbeat_interval: Duration,
-    /// The least time between two batches: events that come sooner share the next one. After a pause they are sent at once. Zero makes
+    /// Shortest time between two batches: events that come sooner share the next batch. After a pause, events are sent at once. Zero makes
     /// every call a batch.
     pub batch_delay: Duration,
     /// Most events of a batch.
     pub batch_events_max: usize,
     /// Most bytes of a batch, about. NATS servers take 1 MiB unless configured otherwise.
     pub batch_bytes_max: usize,
-    /// Most calls that wait to be published; [`publish`](super::HolderPublisher::publish) waits for room, and
-    /// [`try_publish`](super::HolderPublisher::try_publish) fails without.
+    /// Most calls that wait to be published. When the queue is full, [`publish`](super::HolderPublisher::publish) waits for room, and
+    /// [`try_publish`](super::HolderPublisher::try_publish) fails.
     pub queue_batches_max: usize,
-    /// Most batches that are kept for daemons that miss them.
+    /// Most batches that the ring keeps for daemons that miss them.
     pub ring_batches_max: usize,
-    /// Most payload bytes that are kept for them.
+    /// Most payload bytes that the ring keeps.
     pub ring_bytes_max: usize,
     /// Most bytes of one chunk of an answer, about.
     pub chunk_bytes_max: usize,
-    /// Most answers that are sent at once; further questions are refused, and come again.
+    /// Most answers that are sent at once. Further questions are refused, and daemons ask again.
     pub answers_max: usize,
-    /// Whether to answer daemons, and so to keep the ring and the table.
+    /// Whether the publisher answers daemons, for which it keeps the ring and the table.
     pub answers_resyncs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The publisher without I/O: numbers, batches, and what is kept of them.
+//! Outbox: the publisher without I/O. It numbers batches, and keeps what daemons may ask for.
 
 use bytes::Bytes;
 
@@ -30,7 +30,7 @@ pub(super) struct Clocks {
     pub(super) unix_us: u64,
 }
 
-/// Events that wait for others to share a batch with.
+/// Events that wait for more events to share their batch.
 #[derive(Debug)]
 struct OpenBatch {
     tier: Tier,
@@ -44,29 +44,30 @@ pub(super) struct Outbox {
     pub(super) options: PublisherOptions,
     pub(super) rank: Rank,
     pub(super) cursor: BatchCursor,
-    /// When the batch at the cursor was made; none if it was made elsewhere, or is not there.
+    /// Time at which the batch at the cursor was made, in microseconds since the Unix epoch; `None` if it was made elsewhere, or does not
+    /// exist.
     pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
-    /// The holder's blocks; none where those of earlier batches are not known, or are kept elsewhere.
+    /// Blocks of the holder; `None` if those of earlier batches are not known, or are kept elsewhere.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
-    /// When the last batch was numbered, in microseconds on the monotonic clock.
+    /// Time at which the last batch was numbered, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
-    /// Until when the publisher is new, in microseconds on the monotonic clock; see [`Self::rise_above`].
+    /// Time until which the publisher counts as new, in microseconds on the monotonic clock; see [`Self::rise_above`].
     new_until_us: u64,
-    /// When the epoch was last put above another one.
+    /// Time at which the epoch was last put above another one, in microseconds on the monotonic clock.
     risen_us: Option<u64>,
-    /// The publisher's own doubts; part of the full state.
+    /// Doubts that the publisher has reported; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// The holder's address and labels.
     pub(super) profile: ToldProfile,
-    /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
+    /// Whether the last batch said goodbye, so that there is no holder any more that could send a heartbeat.
     pub(super) has_left: bool,
-    /// Bytes of a message that the server takes; `usize::MAX` until it has said so.
+    /// Most bytes of a message that the server takes; `usize::MAX` until the server has told it.
     server_bytes_max: usize,
 }
 
-/// Most bytes of headers and the frame of a chunk, beside batches.
+/// Most bytes of a message beside its batches: headers, and the frame of a chunk.
 const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
@@ -108,18 +109,19 @@ impl Outbox {
         })
     }
 
-    /// Notes what the server takes: no batch and no chunk that is made from now on is larger.
+    /// Notes the server's limit on messages. No batch and no chunk that is made from now on is larger.
     pub(super) fn note_server_limit(&mut self, message_bytes_max: usize) {
         self.server_bytes_max = message_bytes_max;
     }
 
-    /// `bytes_max`, or what the server takes beside headers where that is less.
+    /// Returns `bytes_max`, or the bytes that the server takes beside headers if that is less.
     pub(super) fn within_server_limit(&self, bytes_max: usize) -> usize {
         let head_bytes = MESSAGE_HEAD_BYTES.min(self.server_bytes_max / 2);
         bytes_max.min(self.server_bytes_max - head_bytes)
     }
 
-    /// Takes the events of one call. Returns the batches that are full, or must not wait. What is too large for the server is cut.
+    /// Takes in the events of one call. Returns the batches that are full or must not wait. Events that are too large for the server are
+    /// cut.
     pub(super) fn add(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> Vec<SealedBatch> {
         let bytes_max = self.within_server_limit(self.options.batch_bytes_max);
         let bounds = CutBounds {
@@ -152,7 +154,7 @@ impl Outbox {
         if self.open.as_ref().is_some_and(is_full) {
             sealed.extend(self.seal(clocks));
         }
-        // What is last is not kept waiting, and nothing may come behind it in its batch.
+        // A goodbye or a doubt is not kept waiting, and no event may follow it in its batch.
         let is_last = |event: &Event| matches!(event, Event::Goodbye | Event::Doubted(_));
         let is_urgent = events.is_empty() || events.iter().any(is_last);
         match &mut self.open {
@@ -168,14 +170,14 @@ impl Outbox {
         sealed
     }
 
-    /// The block size that batches tell.
+    /// Returns the block size that batches tell; `None` if they tell none.
     pub(super) fn told_block_size(&self) -> Option<BlockSize> {
         let block_size = self.options.settings.block_size;
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Tells another profile from now on, at once: behind the open batch, which has no room for it. Nothing is told where it is no other one, or
-    /// nobody is there any more.
+    /// Sets the profile, and returns the batches that tell it at once: the open batch, which has no room for it, and a heartbeat. No
+    /// heartbeat is added if the profile has not changed, or the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -183,8 +185,8 @@ impl Outbox {
         rest.into_iter().chain(told).collect()
     }
 
-    /// When the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After a pause that is at
-    /// once, so that only events in quick succession wait for each other.
+    /// Returns the time at which the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After
+    /// a pause that time has passed, so that only events in quick succession wait for each other. `None` if no batch is open.
     pub(super) fn due_us(&self) -> Option<u64> {
         self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
@@ -197,7 +199,7 @@ impl Outbox {
         Some(self.number(open.tier, open.events, clocks))
     }
 
-    /// A batch that only says that the holder lives and has missed nothing; none after a goodbye.
+    /// Makes a heartbeat: a batch without events, which says that the holder lives and has missed nothing. `None` after a goodbye.
     pub(super) fn heartbeat(&mut self, clocks: Clocks) -> Option<SealedBatch> {
         (!self.has_left).then(|| self.number(Tier::DEVICE, Vec::new(), clocks))
     }
@@ -206,7 +208,7 @@ impl Outbox {
         if self.has_left {
             self.come_back(clocks);
         }
-        // What is doubted now replaces what a full state has said: that it is not all stays.
+        // A new doubt replaces the doubts of a full state, so that it must repeat that blocks were left out.
         let left_out = self.table.as_ref().map(BlockTable::doubts).unwrap_or_default();
         for event in &mut events {
             if let Event::Doubted(doubts) = event {
@@ -251,8 +253,8 @@ impl Outbox {
         }
     }
 
-    /// Begins a new epoch, in which the holder has nothing, and says so, and what is doubted of that. What waits in the open batch belongs
-    /// to the old one.
+    /// Begins a new epoch, in which the holder has no blocks. Returns the batches to send: the open batch, which belongs to the old epoch,
+    /// and the first batch of the new one, with its `doubts`.
     pub(super) fn begin_epoch(&mut self, doubts: DegradedReasons, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         self.come_back(clocks);
@@ -261,16 +263,16 @@ impl Outbox {
         rest.into_iter().chain([first]).collect()
     }
 
-    /// Begins an epoch above the one that a daemon knows, `known`, with all that the holder has. Says whether it did. The clock of an earlier
-    /// process was ahead, and daemons take this one for its predecessor.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether it did. The clock of an
+    /// earlier process was ahead, so that daemons take this process for its predecessor.
     ///
     /// The epoch's first number is skipped: daemons that are not answered now learn from the gap that there is more to ask for.
     ///
-    /// Nothing is done in these cases:
+    /// The call does nothing in these cases:
     /// - The blocks of earlier batches are not known, or the holder has left.
-    /// - By the clock the other epoch has begun: a younger process may have replaced this one. Where this one is not new any more, the other
-    ///   one's clock may be a little ahead, too.
-    /// - The last time was less than a minute ago: two publishers that live would outdo each other without end.
+    /// - By this clock the other epoch has already begun: a younger process may have replaced this one. Once this publisher is no longer
+    ///   new, the other clock may be up to [`SKEW_US`] ahead and still count as begun.
+    /// - The last rise was less than a minute ago: two publishers that both live would outdo each other without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
         let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
         let tolerated_us = match clocks.monotonic_us > self.new_until_us {
@@ -292,8 +294,8 @@ impl Outbox {
         true
     }
 
-    /// Takes its turn: begins an epoch above `known` with all that the holder has, and returns its first batch, which says what is doubted.
-    /// What waits in the open batch is part of the full state.
+    /// Takes the publisher's turn: begins an epoch above `known` with all blocks of the holder, and returns its first batch, which tells
+    /// the doubts. The events of the open batch are part of the full state.
     pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
         self.open = None;
         self.go_on_above(known.max(self.cursor.epoch), clocks);
@@ -301,7 +303,7 @@ impl Outbox {
         self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
     }
 
-    /// Goes on in an epoch above `known` with all that the holder has. Its first number is skipped.
+    /// Continues in an epoch above `known` with all blocks of the holder. The epoch's first number is skipped.
     fn go_on_above(&mut self, known: u64, clocks: Clocks) {
         self.cursor = second_above(known, clocks.unix_us);
         self.profile.begin_epoch();
@@ -309,7 +311,7 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew.
+    /// Begins the holder anew, in a new epoch without blocks. Daemons have forgotten it with its numbers, or are to forget it.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);
@@ -323,12 +325,12 @@ impl Outbox {
     }
 }
 
-/// For so long a publisher is new, and so long it waits before it puts its epoch above another one again; in microseconds.
+/// Time for which a publisher counts as new, and the least time between two rises above another epoch; in microseconds.
 const RISE_US: u64 = 60_000_000;
-/// Clocks of several machines may differ by so much, in microseconds.
+/// Largest tolerated difference between the clocks of two machines, in microseconds.
 const SKEW_US: u64 = 5_000_000;
 
-/// Behind the first number of an epoch above `known`.
+/// Returns the cursor behind the first number of an epoch above `known`.
 fn second_above(known: u64, unix_us: u64) -> BatchCursor {
     BatchCursor {
         epoch: unix_us.max(known.saturating_add(1)),

@@ -1,19 +1,19 @@
-//! The holder's address and labels, and when daemons are told.
+//! Profile of the holder, which is its address and labels, and when daemons are told.
 
 use kvatlas_core::wire::Profile;
 
-/// The address and labels of a holder that daemons are told.
+/// Address and labels of a holder, with a record of what daemons have been told.
 #[derive(Debug)]
 pub(super) struct ToldProfile {
     profile: Profile,
-    /// Whether the next batch has to tell: the first of an epoch, and the first since a change.
+    /// Whether the next batch has to tell the profile: the first of an epoch, and the first since a change.
     is_owed: bool,
-    /// Whether the epoch has told any. Only then a profile without anything says something.
+    /// Whether the epoch has told any profile. Only then does an empty profile need to be told.
     was_told: bool,
 }
 
 impl ToldProfile {
-    /// A profile that has not been told yet.
+    /// Makes a profile that has not been told yet.
     pub(super) fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -22,7 +22,7 @@ impl ToldProfile {
         }
     }
 
-    /// Another profile from now on. Says whether it is another one.
+    /// Sets the profile from now on. Returns whether it has changed.
     pub(super) fn replace(&mut self, profile: Profile) -> bool {
         let is_new = self.profile != profile;
         self.profile = profile;
@@ -30,13 +30,13 @@ impl ToldProfile {
         is_new
     }
 
-    /// A new epoch begins, in which nothing has been told.
+    /// Notes that a new epoch begins, in which nothing has been told.
     pub(super) fn begin_epoch(&mut self) {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// The profile that the next batch tells. Heartbeats, and batches that clear, `repeat` it: for daemons that have missed it and are not
-    /// answered.
+    /// Returns the profile that the next batch tells; `None` if it tells none. Heartbeats, and batches that clear, pass `repeats` to tell
+    /// it again, for daemons that have missed it and are not answered.
     pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
         let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
@@ -44,12 +44,12 @@ impl ToldProfile {
         told
     }
 
-    /// The profile that a full state tells; none where there has never been anything to tell.
+    /// Returns the profile that a full state tells; `None` if there has never been anything to tell.
     pub(super) fn all(&self) -> Option<&Profile> {
         (self.was_told || !self.profile.is_empty()).then_some(&self.profile)
     }
 
-    /// Bytes that it takes in a batch, at most.
+    /// Returns the most bytes that the profile takes in a batch.
     pub(super) fn bytes(&self) -> usize {
         self.all().map_or(0, Profile::bytes)
     }

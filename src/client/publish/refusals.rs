@@ -1,8 +1,8 @@
-//! The server's refusals that a publisher meets.
+//! Refusals by the NATS server that concern a publisher.
 //!
-//! NATS answers a message without the right to publish, or a subscription without the right to it, with an error on the connection.
-//! The client library hands it to the connection's event callback, and nowhere else. [`Refusals`] hear it there, and each publisher
-//! watches for what concerns its own subjects.
+//! NATS answers a message or a subscription that the client has no right to with an error on the connection. The client library hands the
+//! error to the connection's event callback, and nowhere else. [`Refusals`] receive it there, and each publisher watches for those on its
+//! own subjects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tokio::sync::watch;
 use super::error::PublisherError;
 use crate::refusal::{Refusal, Refused};
 
-/// How long the server may take to look at what was published.
+/// Longest time for the server to process the messages that were published.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Messages to ourselves behind what was published. The client hands errors over on another way than messages; the second one
-/// leaves them the time to come first.
+/// Number of messages that a look sends to itself behind the published ones. The client hands errors over on another way than messages; the
+/// second message leaves the errors time to come first.
 const ECHOES: usize = 2;
 
-/// A connection to publish on that tells what the server refuses. Clones share the connection.
+/// A connection to publish on, which reports the server's refusals. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct PublishConnection {
     pub(super) nats: Client,
@@ -32,12 +32,12 @@ pub struct PublishConnection {
 }
 
 impl PublishConnection {
-    /// Connects. The callback for events that `options` may have is replaced; who needs one hands the events to [`Refusals::hear`]
-    /// in it, and uses [`Self::new`].
+    /// Connects. Replaces the callback for events that `options` may have. A caller that needs a callback of its own hands the events to
+    /// [`Refusals::hear`] in it, and uses [`Self::new`].
     ///
     /// # Errors
     ///
-    /// Those of [`ConnectOptions::connect`].
+    /// The errors of [`ConnectOptions::connect`].
     pub async fn connect(options: ConnectOptions, servers: impl ToServerAddrs) -> Result<Self, ConnectError> {
         let refusals = Refusals::default();
         let hearing = refusals.clone();
@@ -49,37 +49,37 @@ impl PublishConnection {
         Ok(Self::new(nats, refusals))
     }
 
-    /// A connection whose event callback tells `refusals` everything.
+    /// Makes a connection from `nats`, whose event callback hands all events to `refusals`.
     pub fn new(nats: Client, refusals: Refusals) -> Self {
         let refusals = Some(refusals);
         Self { nats, refusals }
     }
 
-    /// The connection.
+    /// Returns the bare connection.
     pub fn nats(&self) -> &Client {
         &self.nats
     }
 }
 
-/// A connection whose refusals nobody hears.
+/// Makes a connection whose refusals nobody hears.
 impl From<Client> for PublishConnection {
     fn from(nats: Client) -> Self {
         Self { nats, refusals: None }
     }
 }
 
-/// The record of the server's refusals on one connection. Clones share it. It remembers what publishers watch for, and nothing else.
+/// Record of the server's refusals on one connection. Clones share it. The record has only refusals that publishers watch for.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, Watched>>>);
 
-/// One thing that publishers watch for.
+/// One message subject or subscription that publishers watch.
 #[derive(Debug)]
 struct Watched {
     watchers: usize,
     told: watch::Sender<Told>,
 }
 
-/// How often something was refused, and the server's last words about it.
+/// Number of refusals of a watched thing, and the server's last words about it.
 #[derive(Debug, Clone, Default)]
 struct Told {
     times: u64,
@@ -87,7 +87,7 @@ struct Told {
 }
 
 impl Refusals {
-    /// Takes note of an event of the connection. Most are no refusals, and do nothing.
+    /// Takes note of an event of the connection. Most events are no refusals, and have no effect.
     pub fn hear(&self, event: &Event) {
         if let Event::ServerError(error) = event
             && let Some(refusal) = Refusal::parse(&error.to_string())
@@ -107,7 +107,7 @@ impl Refusals {
             watched.told.send_modify(|told| {
                 told.times += 1;
                 told.words.clone_from(&refusal.words);
-                // A publisher goes on; its log must not.
+                // A publisher goes on publishing; its log must not fill up.
                 if told.times.is_power_of_two() {
                     let times = told.times;
                     tracing::warn!(
@@ -148,13 +148,13 @@ impl Refusals {
     }
 }
 
-/// Watches for one thing that may be refused.
+/// Watch for refusals of one message subject or subscription.
 #[derive(Debug)]
 struct Watch {
     refusals: Refusals,
     refused: Refused,
     told: watch::Receiver<Told>,
-    /// How often it had been refused when that was reported last.
+    /// Number of refusals at the last report.
     reported: AtomicU64,
 }
 
@@ -163,7 +163,7 @@ impl Watch {
         self.told.borrow().times
     }
 
-    /// The server's words, if it was refused since the last call.
+    /// Returns the server's words if there was a refusal since the last call; `None` otherwise.
     fn report(&self) -> Option<String> {
         let told = self.told.borrow();
         let reported = self.reported.swap(told.times, Ordering::AcqRel);
@@ -183,30 +183,30 @@ impl Drop for Watch {
     }
 }
 
-/// The refusals that one publisher watches for.
+/// Watches of one publisher: for its messages, and for its subscription to questions.
 #[derive(Debug)]
 pub(super) struct Watches {
     refusals: Refusals,
     messages: Watch,
     questions: Option<Watch>,
-    /// At which refusal of the subscription it was asked for again, and when.
+    /// Number of refusals of the subscription at which it was last tried again, and the time of that.
     asked_again: Mutex<(u64, Instant)>,
 }
 
 impl Watches {
-    /// How many messages have been refused.
+    /// Returns the number of messages that have been refused.
     pub(super) fn messages(&self) -> u64 {
         self.messages.times()
     }
 
-    /// Waits until the server has seen all that was published before.
+    /// Waits until the server has processed everything that was published before.
     ///
     /// # Errors
     ///
     /// [`PublisherError::Refused`] if it has refused something since the last call.
     pub(super) async fn look(&self, nats: &Client) -> Result<(), PublisherError> {
         for _ in 0..ECHOES {
-            // A server that does not answer is another trouble.
+            // A server that does not answer is reported elsewhere.
             let _ = tokio::time::timeout(LOOK_PATIENCE, self.echo(nats)).await;
         }
         let questions = self.questions.as_ref().and_then(Watch::report);
@@ -216,7 +216,8 @@ impl Watches {
         }
     }
 
-    /// Waits for a message to ourselves. Who has no right to that learns so behind what was refused before.
+    /// Waits for a message that this client sends to itself. Without the right to send it, the refusal of that message comes behind all
+    /// earlier refusals, which does as well.
     async fn echo(&self, nats: &Client) -> Option<()> {
         let inbox = nats.new_inbox();
         let listening = Refused::Subscription(Some(inbox.clone()));
@@ -234,7 +235,7 @@ impl Watches {
         Some(())
     }
 
-    /// The subject of questions, if the subscription to it was refused and has not been tried again within `pause`.
+    /// Returns the subject of questions, if the subscription to it was refused and has not been tried again within `pause`.
     pub(super) fn refused_questions(&self, pause: Duration) -> Option<String> {
         let watch = self.questions.as_ref()?;
         let times = watch.times();

@@ -1,4 +1,4 @@
-//! The last batches, for daemons that miss some.
+//! Ring of the last batches, for daemons that miss some.
 
 use std::collections::VecDeque;
 
@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Takes the next batch up, and forgets the oldest ones that there is no room for.
+    /// Adds the next batch, and forgets the oldest batches for which there is no room.
     pub(super) fn push(&mut self, payload: Bytes) {
         self.last += 1;
         self.bytes += payload.len();
@@ -40,7 +40,7 @@ impl Ring {
         }
     }
 
-    /// The batches after number `seq`; none where some of them are forgotten, or `seq` is ahead.
+    /// Returns the batches after number `seq`; `None` if some of them are forgotten, or `seq` is ahead of the last batch.
     pub(super) fn after(&self, seq: u64) -> Option<impl Iterator<Item = &Bytes>> {
         let missing = usize::try_from(self.last.checked_sub(seq)?).ok()?;
         let skipped = self.batches.len().checked_sub(missing)?;

@@ -1,4 +1,4 @@
-//! How many bytes events take in a batch, at most.
+//! Sizes of events: the most bytes that they take in a batch.
 
 use kvatlas_core::wire::{BlockContent, BlockNames, Event};
 
@@ -9,12 +9,12 @@ pub(super) const EVENT_BYTES: usize = 128;
 /// Most bytes of a run length.
 pub(super) const RUN_BYTES: usize = 5;
 
-/// About how many bytes these events take in a batch; never less than they do.
+/// Returns about how many bytes these events take in a batch, and never less than they do.
 pub(super) fn events_bytes(events: &[Event]) -> usize {
     BATCH_BYTES + events.iter().map(event_bytes).sum::<usize>()
 }
 
-/// About how many bytes an event takes.
+/// Returns about how many bytes an event takes.
 pub(super) fn event_bytes(event: &Event) -> usize {
     let lists = match event {
         Event::Stored(stored) => {

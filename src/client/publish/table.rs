@@ -1,7 +1,7 @@
-//! The blocks of the holder, for daemons that need all of them.
+//! Table of the holder's blocks, for daemons that need all of them.
 //!
-//! The table is an index of one holder. The same code decides in the publisher and in the daemon what an event means. So a
-//! daemon is given the state that it would have if it had received every batch.
+//! The table is an index of one holder. The publisher and the daemon use the same code to decide the meaning of an event. So a daemon is
+//! given the state that it would have if it had received every batch.
 
 use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RegisterError};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, HolderId, Tier};
@@ -13,7 +13,7 @@ const EVENT_BLOCKS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct BlockTable {
     writer: HolderWriter,
-    /// Whether blocks were left out: there was no room or no place for them. Until everything is cleared.
+    /// Whether blocks were left out because there was no room or no place for them. Stays set until everything is cleared.
     is_short: bool,
 }
 
@@ -26,7 +26,7 @@ impl BlockTable {
         })
     }
 
-    /// Takes a change up. `now_us` is a clock in microseconds that does not run backwards.
+    /// Applies a change. `now_us` is a clock in microseconds that does not run backwards.
     pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
         let applied = self.writer.apply(event, tier, now_us);
         self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
@@ -38,7 +38,7 @@ impl BlockTable {
         self.is_short = false;
     }
 
-    /// The doubts that go with [`Self::state`]: blocks that were left out are missing there.
+    /// Returns the doubts that go with [`Self::state`]: they are there if blocks were left out.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),
@@ -51,7 +51,7 @@ impl BlockTable {
         self.is_short |= self.writer.expire_parked(now_us).is_short();
     }
 
-    /// All that the holder has, parents first; none while stored blocks wait for a parent, which is for a moment only.
+    /// Returns all blocks of the holder, parents first; `None` while stored blocks wait for a parent, which lasts a moment only.
     pub(super) fn state(&mut self) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
         let is_settled = self.writer.status().parked_events.load() == 0;
         is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))

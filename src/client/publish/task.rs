@@ -1,4 +1,4 @@
-//! The task of a publisher: nothing else sends its batches.
+//! Task of a publisher: it alone sends the publisher's batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,27 +31,27 @@ pub(super) enum Command {
     Profile(Profile),
     /// Begin a new epoch, in which the holder has nothing, with these doubts.
     BeginEpoch(DegradedReasons),
-    /// Send heartbeats until then, and be silent between batches afterwards; without a time, send them for good.
+    /// Send heartbeats until this time, and be silent between batches afterwards; `None` sends them for good.
     HeartbeatsUntil(Option<Instant>),
-    /// Answer when all commands before have left for the server.
+    /// Answer once all earlier commands have left for the server.
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// The state and the voice that are lent to a publisher.
+/// State and voice that a caller lends to a publisher.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
-    /// The keeper of all that the holder has; none where the outbox keeps it.
+    /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
     pub(super) state: Option<SharedState>,
-    /// When it may speak; always where it is absent.
+    /// Voice that says when the publisher may speak; `None` if it always may.
     pub(super) voice: Option<Voice>,
 }
 
-/// The turns of a publisher that shares its holder with others.
+/// Turns of a publisher that shares its holder with other publishers.
 struct Turns {
     voice: Voice,
-    /// The turn in which it speaks.
+    /// Turn in which the publisher speaks; `None` while it is silent.
     current: Option<u64>,
-    /// The subject of daemons' questions; none where the publisher answers none.
+    /// Subject of daemons' questions; `None` if the publisher answers none.
     questions_subject: Option<String>,
 }
 
@@ -61,20 +61,20 @@ pub(super) struct Task {
     subject: String,
     outbox: Outbox,
     shared: Arc<PublisherShared>,
-    /// The keeper of all that the holder has; none where the outbox keeps it.
+    /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
     state: Option<SharedState>,
     turns: Option<Turns>,
     started: Instant,
     answers: Arc<Semaphore>,
-    /// When a heartbeat is due, if nothing is sent before.
+    /// Time at which a heartbeat is due, if nothing is sent before.
     heartbeat_at: Instant,
-    /// Until when heartbeats are sent; always where it is absent.
+    /// Time until which heartbeats are sent; `None` if they are sent for good.
     beats_until: Option<Instant>,
-    /// Why a batch could not be sent, until somebody asks.
+    /// Error of a batch that could not be sent, kept until a flush reports it.
     failure: Option<SendError>,
 }
 
-/// The time, on both clocks.
+/// Returns the time on both clocks.
 pub(super) fn clocks(started: Instant) -> Clocks {
     Clocks {
         monotonic_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
@@ -114,7 +114,7 @@ impl Task {
         }
     }
 
-    /// Works until the handle is dropped and the queue is empty.
+    /// Runs the task until the handle is dropped and the queue is empty.
     pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Command>, questions: Option<Subscriber>) {
         let mut questions = questions;
         loop {
@@ -123,7 +123,7 @@ impl Task {
                 command = queue.recv() => match command {
                     Some(command) => {
                         self.obey(command).await;
-                        // A timer would round up to its next tick.
+                        // The batch is sent here, as a timer would round up to its next tick.
                         if queue.is_empty() {
                             self.send_due().await;
                         }
@@ -134,7 +134,7 @@ impl Task {
                 () = turn_changed(&mut self.turns) => self.change_turn(&mut questions).await,
                 () = tokio::time::sleep_until(wake_at.into()) => self.wake().await,
             }
-            // Whatever woke it: a publisher that always has something to say sends no heartbeats.
+            // This is done after every wake-up, as a publisher that always has events sends no heartbeats.
             self.listen_again(&mut questions).await;
         }
         let sealed = self.outbox.seal(self.clocks());
@@ -145,7 +145,7 @@ impl Task {
         clocks(self.started)
     }
 
-    /// Begins to speak, or falls silent.
+    /// Begins to speak, or falls silent, if the turn has changed.
     async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
         let Some(turns) = &mut self.turns else { return };
         let turn = turns.voice.turn();
@@ -154,7 +154,7 @@ impl Task {
         }
         turns.current = turn;
         let Some(known) = turn else {
-            // Whoever speaks now is asked from now on.
+            // Daemons' questions now go to the publisher that has the turn.
             *questions = None;
             return;
         };
@@ -167,7 +167,7 @@ impl Task {
         self.send_all([first]).await;
     }
 
-    /// Whether it may speak now: it is the turn in which it has begun to.
+    /// Whether the publisher may speak now: the turn in which it began to speak still holds.
     fn may_speak(&self) -> bool {
         self.turns
             .as_ref()
@@ -191,7 +191,7 @@ impl Task {
         }
     }
 
-    /// Sends what is due: the open batch, or else a heartbeat.
+    /// Sends the open batch, or else a heartbeat.
     async fn wake(&mut self) {
         let clocks = self.clocks();
         let mut sealed = self.outbox.seal(clocks);
@@ -203,7 +203,8 @@ impl Task {
         self.send_all(sealed).await;
     }
 
-    /// Subscribes to questions again where the server has refused that: it does not by itself when the right comes back.
+    /// Subscribes to questions again if the server has refused the subscription. The server does not restore it by itself when the right
+    /// comes back.
     async fn listen_again(&mut self, questions: &mut Option<Subscriber>) {
         let Some(refusals) = &self.shared.refusals else {
             return;
@@ -216,7 +217,7 @@ impl Task {
     }
 
     async fn obey(&mut self, command: Command) {
-        // A connection that was made again may be to a server that takes less.
+        // After a reconnect, the server may take smaller messages.
         self.outbox.note_server_limit(self.nats.max_payload());
         match command {
             Command::Publish { tier, events } => {
@@ -237,7 +238,7 @@ impl Task {
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
                 let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
-                // The server may take its time; daemons are answered meanwhile.
+                // The server may take its time. Daemons are answered meanwhile.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),
                     Arc::clone(&self.shared),
@@ -251,7 +252,8 @@ impl Task {
     async fn send_all(&mut self, sealed: impl IntoIterator<Item = SealedBatch>) {
         for batch in sealed {
             if !self.may_speak() {
-                // Whoever has the turn says it. What is missing in a turn that goes on is in the ring.
+                // The publisher that has the turn reports this instead. If this publisher's turn goes on, daemons get the skipped batch
+                // from the ring.
                 self.note_cursor(batch.cursor);
                 continue;
             }
@@ -265,7 +267,7 @@ impl Task {
             };
             let times = counter.fetch_add(1, Ordering::Relaxed) + 1;
             if let Err(error) = sent {
-                // A publisher goes on; its log must not.
+                // A publisher goes on publishing; its log must not fill up.
                 if times.is_power_of_two() {
                     let seq = batch.cursor.seq;
                     tracing::warn!(subject = self.subject, seq, times, %error, "batch not sent");
@@ -284,7 +286,7 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. The chunks are made at once, so that they are one state; they are sent beside what is published next.
+    /// Answers a daemon. All chunks are made at once, so that they are of one state. They are sent while later batches are published.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<Command>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
@@ -330,7 +332,7 @@ impl Task {
         Ok(answer.chunks)
     }
 
-    /// Begins an epoch above the one that a daemon knows, where that is higher than ours.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, if that is higher than this publisher's.
     fn rise_above(&mut self, known: u64) {
         let before = self.outbox.cursor.epoch;
         if !self.outbox.rise_above(known, self.clocks()) {
@@ -344,14 +346,14 @@ impl Task {
             epoch,
             "a daemon knew a higher epoch, of a process whose clock was ahead: a new one begins above it"
         );
-        // Other daemons learn of it at once.
+        // Other daemons learn of the new epoch at once.
         self.heartbeat_at = Instant::now();
     }
 
-    /// All that the holder has, at the last batch sent.
+    /// Reads the full state of the holder from its keeper, as of the last batch sent.
     async fn read(&mut self, state: &SharedState, queue: &mut mpsc::Receiver<Command>) -> Vec<(Tier, Event)> {
         let mut lock = std::pin::pin!(state.lock());
-        // Its keeper may wait for room in the queue.
+        // The keeper may hold the lock while it waits for room in the queue, so that the queue is emptied meanwhile.
         let mut state = loop {
             tokio::select! {
                 biased;
@@ -359,7 +361,7 @@ impl Task {
                 Some(command) = queue.recv() => self.obey(command).await,
             }
         };
-        // What the state has, and has not been sent: the keeper adds nothing while the lock is held here.
+        // Sends the events that the state has and that have not been sent. The keeper adds nothing while the lock is held here.
         while let Ok(command) = queue.try_recv() {
             self.obey(command).await;
         }
@@ -376,7 +378,7 @@ impl Task {
     }
 }
 
-/// Answers a flush when the server has looked at what was sent.
+/// Answers a flush once the server has processed the messages that were sent.
 async fn finish_flush(
     nats: Client,
     shared: Arc<PublisherShared>,
@@ -390,11 +392,11 @@ async fn finish_flush(
         _ => Ok(()),
     };
     let outcome = sent.and_then(|cursor| flushed.and(looked_at).map(|()| cursor));
-    // Nobody waiting any more is no fault.
+    // A caller that no longer waits is no fault.
     let _ = reply.send(outcome);
 }
 
-/// The next question; waits for ever where none are received.
+/// Waits for the next question; for ever if none are received.
 async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     let question = match questions {
         Some(questions) => questions.next().await,
@@ -407,7 +409,7 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     question
 }
 
-/// Waits until it is another one's turn; for ever where there are no turns.
+/// Waits until the turn has changed; for ever if there are no turns.
 async fn turn_changed(turns: &mut Option<Turns>) {
     match turns {
         Some(turns) => turns.voice.changed().await,

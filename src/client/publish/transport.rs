@@ -1,4 +1,4 @@
-//! Sending batches.
+//! Sending of batches to NATS.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use super::error::PublisherError;
 use super::options::Transport;
 use super::outbox::SealedBatch;
 
-/// A batch could not be sent.
+/// Error that kept a batch from being sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SendError {
-    /// The server takes no message that is so large, however often it is sent.
+    /// The batch is larger than the server's messages may be, so that sending it again does not help.
     #[error("the batch takes {bytes} bytes; the server takes {bytes_max} at most")]
     TooLarge {
         /// Bytes of the batch.
         bytes: usize,
-        /// The server's limit, of which headers take a part.
+        /// Limit of the server, which headers count towards.
         bytes_max: usize,
     },
     /// Another reason, in words.
@@ -98,7 +98,7 @@ async fn send_acknowledged(
     timeout: Duration,
 ) -> Result<(), SendError> {
     let mut headers = HeaderMap::new();
-    // The same for every attempt, so that the stream keeps one of them.
+    // The id is the same for every attempt, so that the stream keeps one of them.
     let id = format!("{subject}/{rank}/{}/{}", batch.cursor.epoch, batch.cursor.seq);
     headers.insert("Nats-Msg-Id", id.as_str());
     let request = Request::new()

@@ -1,9 +1,11 @@
-//! Several publishers of one holder, of which one at a time speaks: whoever has the lease.
+//! Voices: lets several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
 //!
-//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all that were heard of, whose first number it skips: daemons see
-//! that there is more than what follows, and ask for the full state. A silent publisher sends nothing and answers nobody.
+//! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all that were heard of, and skips the epoch's first
+//! number. So daemons see a gap before the batches that follow, and ask for the full state. A silent publisher sends nothing and answers
+//! nobody.
 //!
-//! The lease keeps two from speaking at once most of the time. What keeps answers right is the epoch: batches and answers of a lower one are dropped.
+//! Most of the time the lease keeps two publishers from speaking at once. Epochs keep answers right even then: batches and answers of a
+//! lower epoch are dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// Until when a lease holds, whatever happens to the task that renews it. Clones share it.
+/// Term of a lease: the time until which it holds, whatever happens to the task that renews it. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Term {
     begun: Instant,
@@ -19,7 +21,7 @@ pub struct Term {
 }
 
 impl Default for Term {
-    /// One that is over.
+    /// A term that is over.
     fn default() -> Self {
         Self {
             begun: Instant::now(),
@@ -29,18 +31,18 @@ impl Default for Term {
 }
 
 impl Term {
-    /// Has it last until `until`, if that is later than before.
+    /// Extends the term to `until`, if that is later than its end.
     pub fn extend(&self, until: Instant) {
         let until_us = self.us_at(until);
         self.until_us.fetch_max(until_us, Ordering::AcqRel);
     }
 
-    /// Ends it now.
+    /// Ends the term now.
     pub fn end(&self) {
         self.until_us.store(0, Ordering::Release);
     }
 
-    /// Whether it is not over at `now`.
+    /// Whether the term is not over at `now`.
     pub fn holds_at(&self, now: Instant) -> bool {
         self.us_at(now) < self.until_us.load(Ordering::Acquire)
     }
@@ -52,25 +54,25 @@ impl Term {
     }
 }
 
-/// A publisher's part of a lease.
+/// Part of a lease that one publisher holds. It says when the publisher may speak.
 #[derive(Debug, Clone)]
 pub struct Voice {
-    /// The number above which its epochs are; none while it is not its turn.
+    /// Number above which the publisher's epochs are in its turn; `None` while it is not its turn.
     pub turn: watch::Receiver<Option<u64>>,
-    /// For how long a turn holds at most.
+    /// Term of the lease, beyond which no turn holds.
     pub term: Term,
-    /// The publisher notes its epoch here, for those that speak after it.
+    /// The publisher's epoch, which the publisher notes here for the publishers that speak after it.
     pub epoch: Arc<AtomicU64>,
 }
 
 impl Voice {
-    /// The turn that it has now.
+    /// Returns the publisher's turn as it is now: the number above which its epoch is; `None` outside of a turn or after the term.
     pub(super) fn turn(&self) -> Option<u64> {
         let turn = *self.turn.borrow();
         turn.filter(|_| self.term.holds_at(Instant::now()))
     }
 
-    /// Waits until the turn has changed; for ever where nobody decides any more.
+    /// Waits until the turn has changed. Waits for ever if no lease decides any more.
     pub(super) async fn changed(&mut self) {
         if self.turn.changed().await.is_err() {
             std::future::pending::<()>().await;

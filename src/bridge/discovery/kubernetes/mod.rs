@@ -1,4 +1,4 @@
-//! Engines that the Kubernetes API knows: a list, and then a watch.
+//! Engines that the Kubernetes API knows, by a list and then a watch.
 //!
 //! | source | engines are | file |
 //! |---|---|---|
@@ -6,11 +6,11 @@
 //! | `inferencepool:NAME` | the pods of an InferencePool, at each of its ports, whatever its selector is by now | `pool` |
 //! | `endpointslices:SERVICE` | the endpoints of a Service, ready or not | `slices` |
 //!
-//! An engine has its pod's name, the address of its pod, and the pod's UID as its identity. It is gone as soon as its pod is being deleted:
-//! no request should go there any more. Pods that are not ready are asked all the same: how long a model loads, nobody knows.
+//! An engine has its pod's name and address, and the pod's UID as its identity. It is gone as soon as its pod is being deleted: no request
+//! should go there any more. Pods that are not ready are asked all the same, as nobody knows how long a model loads.
 //!
-//! A watch may be behind, and another pod may have the address by then. So the API is asked for the one engine behind each new connection to
-//! it, before anything that comes over that is believed.
+//! A watch may be behind, and another pod may already have the address. So the API is asked about an engine after each new connection to
+//! it. Nothing that comes over the connection is believed before the answer.
 
 mod pods;
 mod pool;
@@ -35,11 +35,11 @@ use super::super::spec::EngineDefaults;
 use super::spec::KubernetesPlace;
 use super::{FOUND_MAX, LookError, Reports};
 
-/// For so long the API answers one watch, in seconds; it is renewed then.
+/// Time for which the API answers one watch, in seconds. The watch is then renewed.
 const WATCH_SECONDS: u32 = 60;
 /// Silence on a watch after which its connection is given up.
 const SILENT_AFTER: Duration = Duration::from_secs(90);
-/// For so long changes are gathered: of a burst, each is not told alone.
+/// Time for which changes are gathered, so that a burst of them is reported once.
 const GATHERED_FOR: Duration = Duration::from_millis(20);
 /// Longest time for an answer about one engine.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ const BACKOFF: Backoff = Backoff {
     pause_max: Duration::from_secs(5),
 };
 
-/// A kind of objects that are read.
+/// A kind of objects that the bridge reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Objects {
     Pods,
@@ -76,7 +76,7 @@ impl Objects {
     }
 }
 
-/// The rule of a Role that lets the objects be read.
+/// Writes the rule of a Role that lets the bridge read the objects.
 impl fmt::Display for Objects {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (group, plural) = (self.group(), self.plural());
@@ -112,7 +112,7 @@ enum KubernetesError {
     NoSuchKind { objects: Objects, text: String },
 }
 
-/// The namespace, and the objects that are read there.
+/// Kind of objects that are read, and the namespace. Errors name both.
 #[derive(Debug, Clone)]
 struct Reading {
     objects: Objects,
@@ -140,7 +140,8 @@ impl Reading {
         LookError::Unanswered(error.to_string())
     }
 
-    /// The error where the API refuses to answer for want of a right, or does not know what is asked for.
+    /// Returns the error if the API refuses for want of a right (401, 403) or does not know the kind of objects (404); `None` for any other
+    /// status.
     fn of_status(&self, status: &Status) -> Option<KubernetesError> {
         let (objects, text) = (self.objects, status.message.clone());
         match status.code {
@@ -156,7 +157,7 @@ impl Reading {
     }
 }
 
-/// Looks for engines for ever.
+/// Connects to the API, and then looks for engines for ever.
 pub(super) async fn run(place: &KubernetesPlace, defaults: &EngineDefaults, reports: &Reports) {
     let mut failures = 0;
     let (client, namespace) = loop {
@@ -176,7 +177,7 @@ pub(super) async fn run(place: &KubernetesPlace, defaults: &EngineDefaults, repo
     }
 }
 
-/// The way to the API, and the namespace in which is looked.
+/// Returns a client of the API, and the namespace to look in.
 async fn connect(place: &KubernetesPlace) -> Result<(Client, String), KubernetesError> {
     let mut config = Config::infer().await?;
     config.read_timeout = Some(SILENT_AFTER);
@@ -185,7 +186,7 @@ async fn connect(place: &KubernetesPlace) -> Result<(Client, String), Kubernetes
     Ok((Client::try_from(config)?, namespace))
 }
 
-/// Watches objects for ever, and hands what they are to `take` whenever that has changed.
+/// Watches objects for ever. Calls `take` with all values that `read` gives for them, after each change.
 async fn watch<K, T: Clone>(
     api: Api<K>,
     config: watcher::Config,
@@ -199,7 +200,7 @@ async fn watch<K, T: Clone>(
     let mut events = Box::pin(watcher(api, config.timeout(WATCH_SECONDS)));
     let mut known = Known::default();
     let mut failures = 0;
-    // The stream goes on after errors, from where it was or with a list.
+    // The stream continues after errors, from its last position or with a new list.
     while let Some(event) = events.next().await {
         let mut next = Some(event);
         let until = Instant::now() + GATHERED_FOR;
@@ -227,12 +228,12 @@ async fn watch<K, T: Clone>(
     }
 }
 
-/// The objects that are known, by their names, with their UIDs.
+/// Known objects by their names: for each, its UID and the value read from it.
 struct Known<T> {
     known: BTreeMap<String, (Option<String>, T)>,
-    /// The objects of a list that is not complete yet.
+    /// Objects of a list that is not complete yet; `None` outside of a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
-    /// Set once a list was complete.
+    /// Whether a list has been complete.
     is_complete: bool,
 }
 
@@ -277,7 +278,8 @@ impl<T> Known<T> {
     }
 }
 
-/// The engines of objects. Of several of one name, as of an endpoint with addresses of both families, the first is taken.
+/// Returns the engines of objects. If several have one name, the first is taken: an endpoint with addresses of both families is such a
+/// case.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {
@@ -287,7 +289,7 @@ fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine>
     servers.map(GivenEngine::Server).collect()
 }
 
-/// Checks that an engine that was found is still one of `servers`.
+/// Checks that an engine that was found is still among `servers`, with the same URL and identity.
 fn confirm(server: &NewServer, mut servers: impl Iterator<Item = NewServer>) -> Result<(), LookError> {
     let is_same = |now: NewServer| {
         now.instance == server.instance
@@ -300,7 +302,7 @@ fn confirm(server: &NewServer, mut servers: impl Iterator<Item = NewServer>) -> 
     }
 }
 
-/// An answer that did not come in time.
+/// Makes the error for an answer that did not come in time.
 fn unanswered() -> LookError {
     LookError::Unanswered(format!("no answer within {LOOK_PATIENCE:?}"))
 }

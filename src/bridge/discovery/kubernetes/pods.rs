@@ -1,4 +1,4 @@
-//! Pods with given labels.
+//! Engines as pods with given labels.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch
 /// Most bytes of a pod's labels that are kept.
 const LABEL_BYTES_MAX: usize = 4096;
 
-/// The place where pods are looked for; an InferencePool may change it.
+/// Place where pods are looked for, shared because a change of an InferencePool replaces it.
 pub(super) type SharedPlace = Arc<Mutex<PodsPlace>>;
 
-/// Looks for the pods of `place` for ever.
+/// Looks for the pods of `place` for ever, and lets single pods be asked about.
 pub(super) async fn run(
     client: Client,
     namespace: String,
@@ -61,7 +61,7 @@ fn reading(namespace: String) -> Reading {
     }
 }
 
-/// Looks at single pods.
+/// Makes the function that asks the API about the pod of one engine.
 pub(super) fn look(client: Client, namespace: &str, place: SharedPlace, defaults: &EngineDefaults) -> Look {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let (reading, defaults) = (reading(namespace.to_owned()), defaults.clone());
@@ -82,7 +82,8 @@ pub(super) fn look(client: Client, namespace: &str, place: SharedPlace, defaults
     })
 }
 
-/// The engines of a pod: one, or of several ports one at each. None where it has no address, has ended, or is being deleted.
+/// Returns the engines of a pod: one, or one for each of several ports. The list is empty if the pod has no address, has ended, or is being
+/// deleted.
 fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<NewServer> {
     let status = pod.status.as_ref();
     let has_ended = matches!(
@@ -111,7 +112,7 @@ fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<Ne
     ports_of(pod, place).into_iter().map(server).collect()
 }
 
-/// The ports of a pod, with their indices among those of the place.
+/// Returns the ports of a pod, with their indices among the ports of the place.
 fn ports_of(pod: &Pod, place: &PodsPlace) -> Vec<(usize, ServerPort)> {
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
     let containers = containers.unwrap_or_default();
@@ -127,7 +128,7 @@ fn ports_of(pod: &Pod, place: &PodsPlace) -> Vec<(usize, ServerPort)> {
     active.map(port).collect()
 }
 
-/// The labels that fit, in the order of their keys.
+/// Returns the labels that fit into [`LABEL_BYTES_MAX`], in the order of their keys.
 fn bounded(labels: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
     let mut left = LABEL_BYTES_MAX;
     let mut fits = |key: &str, value: &str| match left.checked_sub(key.len() + value.len()) {

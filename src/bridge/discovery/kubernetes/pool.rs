@@ -1,4 +1,5 @@
-//! The pods of an InferencePool, of the Gateway API's extension for inference: its selector and its ports are watched, and followed.
+//! Engines as the pods of an InferencePool, of the Gateway API's extension for inference. The pool's selector and ports are watched, and
+//! changes of them are followed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use super::super::spec::{PodsPlace, PoolPlace};
 use super::pods::{SharedPlace, look, watch_pods};
 use super::{Objects, Reading};
 
-/// The group of InferencePools.
+/// API group of InferencePools.
 pub(super) const GROUP: &str = "inference.networking.k8s.io";
 
-/// The pool's protocol where its servers speak gRPC.
+/// Protocol of a pool whose servers speak gRPC.
 const GRPC_PROTOCOL: &str = "kubernetes.io/h2c";
 /// Most target ports of a pool; the API allows eight.
 const PORTS_MAX: usize = 64;
@@ -39,7 +40,7 @@ pub(super) async fn run(
     tokio::join!(watching, following);
 }
 
-/// Tells which pods are the pool's, whenever that changes. In words, why there are none.
+/// Watches the pool, and sends the place of its pods whenever that changes; an error in words if the pool has none that can be followed.
 async fn watch_pool(
     client: Client,
     namespace: &str,
@@ -73,7 +74,7 @@ async fn watch_pool(
     .await;
 }
 
-/// Follows the pods that are the pool's by now.
+/// Follows the pods that the pool selects at present.
 async fn follow_pool(
     client: Client,
     namespace: &str,
@@ -87,7 +88,7 @@ async fn follow_pool(
         let changed = match pods {
             None => pool.changed().await,
             Some(Err(error)) => {
-                // Nobody is in it.
+                // A pool that cannot be followed has no engines.
                 reports.know(Vec::new());
                 reports.fail(&error);
                 pool.changed().await
@@ -113,7 +114,7 @@ async fn follow_pool(
     }
 }
 
-/// The pods of a pool; an error in words where they cannot be followed.
+/// Reads the place of a pool's pods; an error in words if they cannot be followed.
 fn pods_of(pool: &Value) -> Result<PodsPlace, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -1,7 +1,7 @@
-//! The ports of a pod at which engines are asked.
+//! Ports of a pod at which engines are asked.
 //!
-//! A pod is one engine, or with several target ports of an InferencePool one engine a port: data-parallel ranks that each have a server. These are
-//! called as the endpoint picker of the Gateway API calls them, `POD-rank-INDEX`.
+//! A pod is one engine. With several target ports of an InferencePool, each port is an engine: a data-parallel rank with a server of its
+//! own. Such engines are named as the endpoint picker of the Gateway API names them, `POD-rank-INDEX`.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::super::{SERVER_PORT, ServerPort};
 
-/// The container's port that is taken where several are declared.
+/// Name of the container's port that is taken if several are declared.
 pub(super) const HTTP_NAME: &str = "http";
-/// The container's port that is taken where none is called `http`: its server speaks gRPC.
+/// Name of the container's port that is taken if none is called `http`. The server at it speaks gRPC.
 pub(super) const GRPC_NAME: &str = "grpc";
-/// Annotations by which a pod says which of its pool's target ports it has. The first that is there counts.
+/// Annotations by which a pod names the target ports of its pool that it has. The first annotation that is present counts.
 const ACTIVE_PORTS: [&str; 2] = [
     "llm-d.ai/active-ports",
     "inference.networking.k8s.io/active-ports",
@@ -21,17 +21,17 @@ const ACTIVE_PORTS: [&str; 2] = [
 /// The text between a pod's name and the index of a port.
 const RANK: &str = "-rank-";
 
-/// The name of the engine at one of several ports of a pod.
+/// Returns the name of the engine at one of several ports of a pod.
 pub(super) fn ranked(pod: &str, index: usize) -> String {
     format!("{pod}{RANK}{index}")
 }
 
-/// The pod of an engine at one of several ports.
+/// Returns the name of the pod of an engine that [`ranked`] has named.
 pub(super) fn pod_of_ranked(engine: &str) -> &str {
     engine.rsplit_once(RANK).map_or(engine, |(pod, _)| pod)
 }
 
-/// Tells whether the annotations of a pod rule out a target port.
+/// Tells whether a pod has a target port: its annotations name the port, or the pod has no such annotation.
 pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u16) -> bool {
     let mut told = ACTIVE_PORTS
         .iter()
@@ -40,7 +40,8 @@ pub(super) fn is_active(annotations: Option<&BTreeMap<String, String>>, port: u1
     told.next().is_none_or(is_named)
 }
 
-/// The port called `http`, or else that called `grpc`, or else the only one that containers declare; the engine's usual one otherwise.
+/// Returns the declared port of a pod's server: the port called `http`, or else the one called `grpc`, or else the only one. If there is
+/// none of these, returns the usual port of an engine's server.
 pub(super) fn declared(containers: &[Container]) -> ServerPort {
     let mut ports = containers
         .iter()
@@ -64,7 +65,7 @@ pub(super) fn declared(containers: &[Container]) -> ServerPort {
     })
 }
 
-/// Tells whether containers declare a port under the name `grpc`.
+/// Tells whether containers declare port `number` under the name `grpc`.
 pub(super) fn is_grpc(containers: &[Container], number: u16) -> bool {
     let mut ports = containers
         .iter()

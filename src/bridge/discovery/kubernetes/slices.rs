@@ -1,4 +1,4 @@
-//! The endpoints of a Service, by its EndpointSlices.
+//! Engines as the endpoints of a Service, read from its EndpointSlices.
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use kube::api::ListParams;
@@ -15,7 +15,7 @@ use super::super::{Look, Reports, SERVER_PORT, ServerPort, server_at};
 use super::ports::{GRPC_NAME, HTTP_NAME};
 use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
 
-/// The label by which a slice tells its Service.
+/// Label that names the Service of a slice.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// Looks for the endpoints of `place` for ever.
@@ -41,7 +41,7 @@ pub(super) async fn run(
     .await;
 }
 
-/// Looks at the endpoints as they are now.
+/// Makes the function that asks the API about one engine: it lists the endpoints as they are now.
 fn look(
     api: Api<EndpointSlice>,
     reading: Reading,
@@ -66,7 +66,7 @@ fn look(
     })
 }
 
-/// The engines of a slice: its endpoints that are not about to end.
+/// Returns the engines of a slice: its endpoints that are not terminating.
 fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefaults) -> Vec<NewServer> {
     let port = port_of(slice.ports.as_deref().unwrap_or_default(), place.port);
     let endpoints = slice.endpoints.iter();
@@ -75,13 +75,13 @@ fn servers_of(slice: &EndpointSlice, place: &ServicePlace, defaults: &EngineDefa
         .collect()
 }
 
-/// The engine at an endpoint; none where it is about to end.
+/// Returns the engine at an endpoint; `None` if the endpoint is terminating or has no address.
 fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -> Option<NewServer> {
     let conditions = endpoint.conditions.as_ref();
     if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
         return None;
     }
-    // They are all one's: the first one counts.
+    // All addresses are of one endpoint, so that the first one is enough.
     let host = endpoint.addresses.first().filter(|address| !address.is_empty())?;
     let pod = endpoint.target_ref.as_ref();
     let name = pod.and_then(|pod| pod.name.clone());
@@ -93,7 +93,8 @@ fn server_of(endpoint: &Endpoint, port: ServerPort, defaults: &EngineDefaults) -
     Some(server_at(name, host, port, discovered, defaults))
 }
 
-/// The `given` port, or else that called `http` or `grpc`, or else the only one; the engine's usual one otherwise.
+/// Returns the `given` port, or else the port called `http`, or else the one called `grpc`, or else the only port. If there is none of
+/// these, returns the usual port of an engine's server.
 fn port_of(ports: &[EndpointPort], given: Option<u16>) -> ServerPort {
     let number_of = |port: &EndpointPort| u16::try_from(port.port?).ok().filter(|port| *port > 0);
     let is_grpc = |port: &EndpointPort| port.name.as_deref() == Some(GRPC_NAME);
