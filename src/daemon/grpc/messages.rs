@@ -1,10 +1,10 @@
-//! Questions, reports and answers of `kv_indexer.v1`. Fields that nobody here needs are not declared, and are passed over.
+//! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
 /// The tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum TierType {
-    /// Nobody knows.
+    /// Not known.
     Unknown = 0,
     /// On the device.
     Hbm = 1,
@@ -108,7 +108,7 @@ pub(super) struct WorkerCacheSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum ExternalKvActionType {
-    /// Nobody knows.
+    /// Not known.
     Unknown = 0,
     /// A tier has blocks now.
     Report = 1,
