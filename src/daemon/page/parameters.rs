@@ -13,7 +13,7 @@ use super::atlas::Lens;
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Reads the part of a target after the question mark.
+    /// Reads the part of a request's target after the question mark.
     pub(super) fn parse(query: &str) -> Result<Self, Refusal> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -28,7 +28,7 @@ impl Parameters {
         Ok(Self(pairs))
     }
 
-    /// The value of a parameter that must be there.
+    /// Returns the value of a parameter, which must be present.
     pub(super) fn required(&self, name: &str) -> Result<&str, Refusal> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found
