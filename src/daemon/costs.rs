@@ -1,10 +1,8 @@
 //! Cost of a holder's doubt: the share of the last minutes' queries that the doubt concerned.
 //!
 //! Counters in the index count three things: all answers about a namespace, its answers that were not exact, and, for each holder, the
-//! answers that
-//! list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A cost is the difference to the
-//! counters of
-//! one to two minutes ago, or of the beginning of the doubt.
+//! answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A cost is the
+//! difference to the counters of one to two minutes ago, or of the beginning of the doubt.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -45,8 +43,7 @@ impl Cost {
     }
 
     /// Returns the share of inexact answers in words, without the holder's own share. For a culprit that no answer lists: a publisher
-    /// without a
-    /// holder.
+    /// without a holder.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),

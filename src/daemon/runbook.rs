@@ -1,6 +1,5 @@
 //! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
-//! Markdown, so that
-//! each sentence is written in one place only.
+//! Markdown, so that each sentence is written in one place only.
 
 /// The pages that are searched. The page that says what to do comes first.
 const PAGES: [&str; 3] = [
@@ -24,8 +23,7 @@ pub fn entries(word: &str) -> Vec<Entry> {
 }
 
 /// Returns the advice about `words`: the sentences of the column `title`, each sentence once. For a word without a sentence, returns the
-/// command
-/// that explains the word.
+/// command that explains the word.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {

@@ -1,12 +1,9 @@
 //! Kinds of attention of a simulated model, and the places where a request can resume from its cache.
 //!
 //! Full attention needs every block before the place where a request resumes. Windows and states need few blocks. A window of `n` blocks
-//! needs
-//! the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of windows and states
-//! apart,
-//! and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are those of vLLM 0.33, with one
-//! block
-//! size for all groups.
+//! needs the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of windows and
+//! states apart, and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are those of vLLM 0.33,
+//! with one block size for all groups.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -24,8 +21,7 @@ pub enum Attention {
 }
 
 /// Further places where an engine keeps blocks of windows and states. It always keeps them at a prompt's end, and where two prompts were
-/// found
-/// to part.
+/// found to part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.
@@ -81,12 +77,10 @@ impl CacheModel {
     }
 
     /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
-    /// `is_kept` tells of a
-    /// position whether the cache has the window's or state's block there.
+    /// `is_kept` tells of a position whether the cache has the window's or state's block there.
     ///
     /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed, because it
-    /// has the
-    /// prompt's last token. So at most the blocks before it are reused.
+    /// has the prompt's last token. So at most the blocks before it are reused.
     pub(super) fn usable_blocks(
         self,
         blocks: usize,

@@ -1,23 +1,18 @@
 //! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently used blocks first.
 //!
 //! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest resident
-//! prefix of
-//! the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a block is never evicted
-//! before its
-//! children, and the cache has no hole at any time. A block of the request that is being admitted is never evicted: see
-//! [`PrefixCache::admit`].
+//! prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a block is never
+//! evicted before its children, and the cache has no hole at any time. A block of the request that is being admitted is never evicted:
+//! see [`PrefixCache::admit`].
 //!
 //! # Windows and states
 //!
 //! The cache of a model with [windows or states](super::attention) keeps blocks of the windows or states beside some blocks of full
-//! attention.
-//! They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the end of its prompt. If
-//! full
-//! attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of that matched part:
-//! another
-//! prompt parts there. A request gives side blocks back while it decodes. So they are evicted before the blocks of full attention that
-//! the
-//! request used. A block that is computed again replaces its old copy. vLLM would keep the old copy until it has aged.
+//! attention. They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the end of its
+//! prompt. If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of that
+//! matched part: another prompt parts there. A request gives side blocks back while it decodes. So they are evicted before the blocks of
+//! full attention that the request used. A block that is computed again replaces its old copy. vLLM would keep the old copy until it has
+//! aged.
 //!
 //! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted first.
 //!
@@ -60,8 +55,7 @@ pub struct Admission {
 }
 
 /// Age of an entry that can be evicted: the admission that used it last, and its rank within that admission. Side blocks rank by
-/// position, and
-/// the leaf ranks last.
+/// position, and the leaf ranks last.
 type Age = (u64, usize);
 
 /// Rank of a leaf among the entries that one admission used.
@@ -75,8 +69,7 @@ pub struct PrefixCache {
     blocks: HashMap<SequenceHash, Block>,
     side_blocks: usize,
     /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has one leaf
-    /// and at
-    /// most one side block at each position.
+    /// and at most one side block at each position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
@@ -130,12 +123,10 @@ impl PrefixCache {
     }
 
     /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the capacity
-    /// is cut to
-    /// the capacity.
+    /// is cut to the capacity.
     ///
     /// No block of the request itself is evicted. Suppose the oldest entry were a leaf of the request. Then there would be no side block,
-    /// and no other
-    /// leaf. So every resident block would be part of the request, and the request fits.
+    /// and no other leaf. So every resident block would be part of the request, and the request fits.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let mut admission = Admission {

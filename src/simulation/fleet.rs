@@ -161,8 +161,7 @@ impl Fleet {
 }
 
 /// Returns the changes of an admission as events, in an order that leaves no hole at any time. Removals come first, from the leaves up.
-/// Then
-/// come the stored blocks of the chain, after its resident prefix.
+/// Then come the stored blocks of the chain, after its resident prefix.
 pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
     if !admission.evicted.is_empty() {

@@ -1,12 +1,9 @@
 //! Drives a fleet through requests, with a router that asks a daemon, and checks the daemon's replies.
 //!
 //! Queries run in parallel with each other, and with the events of the requests before them. So a reply of the run may be a few events
-//! old, as in
-//! any fleet. But one task serves the requests in their order, one after the other, and the truth is the result of that task. At a
-//! checkpoint no
-//! query is under way, and the daemon has applied every event: then a reply must be exactly the truth. With a checkpoint after each
-//! request, the
-//! whole run is the same for the same seed.
+//! old, as in any fleet. But one task serves the requests in their order, one after the other, and the truth is the result of that task.
+//! At a checkpoint no query is under way, and the daemon has applied every event: then a reply must be exactly the truth. With a
+//! checkpoint after each request, the whole run is the same for the same seed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;
@@ -262,8 +259,7 @@ impl<'session> Replay<'session> {
     }
 
     /// Returns the replies about these chains, or `None` if nothing was ever published. All events have been applied by now. If the
-    /// daemon still says
-    /// that it may be behind, only the machine is busy, and the daemon is asked again.
+    /// daemon still says that it may be behind, only the machine is busy, and the daemon is asked again.
     async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;

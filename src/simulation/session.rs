@@ -35,8 +35,7 @@ const SERVER_BINARY: &str = "nats.server_binary";
 /// Returns a configuration for a daemon in this process with an embedded broker, without snapshots.
 ///
 /// `admin` is an address to listen on, or `off`. Of the environment's variables, only the one that names the broker's binary is read. So
-/// a
-/// simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
+/// a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
 ///
 /// # Errors
 ///
@@ -82,8 +81,7 @@ impl Session {
     }
 
     /// Connects to the daemon that serves the subjects of `config` on its NATS servers. The namespace must be free: without any workers,
-    /// not even
-    /// those of an earlier simulation.
+    /// not even those of an earlier simulation.
     ///
     /// # Errors
     ///

@@ -1,8 +1,7 @@
 //! A fleet that serves requests at a steady rate for ever, with a daemon that may come and go.
 //!
 //! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request without an answer goes to any
-//! worker, as
-//! it would in a real fleet.
+//! worker, as it would in a real fleet.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -1,8 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
 //! The prompt of every turn begins with the whole conversation before. The worker that served the turn before holds nearly the whole
-//! prompt, and
-//! any worker holds its system prompt. So a router must tell the workers apart.
+//! prompt, and any worker holds its system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -6,10 +6,8 @@
 //!
 //! `timestamp` is in milliseconds. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its prefix.
 //! `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an answer matters
-//! only if a
-//! later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The format and the traces are those of
-//! "Mooncake:
-//! Trading More Storage for Less Computation" (FAST '25).
+//! only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The format and the traces are
+//! those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -61,8 +61,7 @@ impl Indexer {
 }
 
 /// Returns the holders in Dynamo's format. `scores` count leading blocks on the device. `hits` of a lower tier count the blocks that
-/// follow
-/// the blocks of the tiers before it.
+/// follow the blocks of the tiers before it.
 ///
 /// Workers whose state is in doubt are left out. Workers whose names are not numbers are left out too: Dynamo does not know them.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {

@@ -17,8 +17,7 @@ use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 /// Seconds for which etcd keeps the record of a process that is gone.
 const LEASE_SECONDS: u64 = 10;
 /// Time between two writes of a record. Several writes fit into one lease. So when one of the replicas that share a record ends, the
-/// others
-/// keep the record.
+/// others keep the record.
 const REFRESH: Duration = Duration::from_secs(2);
 /// Longest answer of etcd to a write, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;

@@ -9,8 +9,7 @@
 //! ```
 //!
 //! The router has no fallback: without an answer its requests fail. So every request gets an answer. A worker whose state is in doubt is
-//! left
-//! out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all.
+//! left out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all.
 //!
 //! | file | what |
 //! |---|---|

@@ -41,8 +41,7 @@ pub(super) struct Limits {
 }
 
 /// Counts the requests of a connection that are being answered. While the count is 0, the connection counts as waiting for its client.
-/// Then it
-/// may have to give way to a new connection.
+/// Then it may have to give way to a new connection.
 pub(super) struct Activity {
     place: Place,
     requests: Mutex<usize>,
@@ -95,8 +94,7 @@ impl Drop for Begun {
 }
 
 /// Serves a client until it goes, is idle for too long or breaks a limit, its connection gives way to a new one (is displaced), or the
-/// daemon
-/// stops.
+/// daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
     limits: Limits,

@@ -1,6 +1,5 @@
 //! Description of the service as data, for clients that ask the server which requests it takes (reflection). Only methods that are
-//! answered
-//! are described.
+//! answered are described.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{

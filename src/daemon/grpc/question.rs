@@ -90,8 +90,7 @@ impl Certain {
     }
 
     /// Returns the workers' addresses, each with its deepest worker, the deepest first. Workers without an address are counted in
-    /// `metrics` and
-    /// left out.
+    /// `metrics` and left out.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -166,8 +165,7 @@ impl Questions {
     }
 
     /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier whose depth reaches
-    /// it. Blocks
-    /// of reported workers are listed under every tier that has them.
+    /// it. Blocks of reported workers are listed under every tier that has them.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,

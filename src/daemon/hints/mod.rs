@@ -1,10 +1,8 @@
 //! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between a router's
-//! decision and
-//! the first event of the engine that shows it.
+//! decision and the first event of the engine that shows it.
 //!
 //! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets them in
-//! a
-//! list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
+//! a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
 
 mod table;
 
@@ -63,8 +61,7 @@ impl Hints {
     }
 
     /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint without blocks, about
-    /// another
-    /// shard's worker, or larger than all room is not.
+    /// another shard's worker, or larger than all room is not.
     pub(crate) fn add(
         &self,
         name: &NamespaceName,

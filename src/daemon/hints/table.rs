@@ -22,8 +22,7 @@ pub(super) fn cost(blocks: usize) -> usize {
 /// The hints, in the order in which they came.
 ///
 /// A hint is about a whole prefix. So a holder with a claim to a block has a claim to every block before it, unless newer claims have
-/// pushed the
-/// holder out there. Therefore a block never has more claims than the block before it.
+/// pushed the holder out there. Therefore a block never has more claims than the block before it.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     claims: HashMap<PositionalLineageHash, Vec<Claim>>,
@@ -107,8 +106,7 @@ impl Table {
     }
 
     /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks, the most first. The prompt
-    /// has `len`
-    /// blocks, and `block` returns the hash of each.
+    /// has `len` blocks, and `block` returns the hash of each.
     pub(super) fn find(
         &self,
         len: usize,

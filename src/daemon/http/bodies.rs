@@ -149,8 +149,7 @@ impl Bodies {
     }
 
     /// Reads the short body of a refused request, so that its connection can be used again. If the body is longer, or does not come in
-    /// time, the
-    /// connection ends after the response.
+    /// time, the connection ends after the response.
     pub(super) async fn drain(&self, request: Request) {
         let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
         let mut body = request.into_body();

@@ -1,10 +1,9 @@
 //! Check of callers that want to change which engines are followed.
 //!
 //! A browser sends a request to any address that a web page names, this machine included. So requests that pages of other sites can send
-//! without
-//! asking are refused. Those are bodies whose type is not JSON, and requests whose `Origin` or `Host` is not of this machine. An
-//! attacker's name
-//! that resolves to this machine shows in both headers. If every request needs the token of `http.token_file`, no page can send one.
+//! without asking are refused. Those are bodies whose type is not JSON, and requests whose `Origin` or `Host` is not of this machine. An
+//! attacker's name that resolves to this machine shows in both headers. If every request needs the token of `http.token_file`, no page
+//! can send one.
 //!
 //! | client | without `http.token_file` |
 //! |---|---|
@@ -50,8 +49,7 @@ impl FromRequestParts<Arc<HttpShared>> for Caller {
 }
 
 /// Checks that a request is allowed. `has_token` tells that it has already shown the configured token. `made` is the token that the
-/// bridge has
-/// made itself.
+/// bridge has made itself.
 fn check(
     headers: &HeaderMap,
     peer: Option<IpAddr>,

@@ -79,8 +79,7 @@ fn known_key(name: &str) -> Option<&'static str> {
 const NAME_CHARACTERS_MAX: usize = 64;
 
 /// Returns the error for an unknown field. The field may be a typing error, or from a program of another release. If it were ignored, the
-/// answer
-/// would change without notice.
+/// answer would change without notice.
 fn unknown_field(name: &str) -> String {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
     match meant(&name, known_keys()) {
@@ -114,8 +113,7 @@ impl RequestJson {
 }
 
 /// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of a body
-/// and some
-/// hundred bytes of memory. So further queries are refused while the body is read.
+/// and some hundred bytes of memory. So further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
 /// The queries of a batch.

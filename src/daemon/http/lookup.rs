@@ -1,6 +1,5 @@
 //! `POST /lookup`, the question that gateways ask LMCache's controller. The answer says how many leading tokens of a prompt each instance
-//! has,
-//! and in which location.
+//! has, and in which location.
 //!
 //! The body of LMCache's clients has tokens, and names no model.
 

@@ -24,8 +24,7 @@
 //! - Some holders cannot be found by a query in this form.
 //!
 //! There are bounds on the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a
-//! token,
-//! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
+//! token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
 
 mod auth;
 mod bodies;

@@ -83,8 +83,7 @@ impl Scores {
     }
 
     /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, with the instances that have any tokens. The location
-    /// is the nearest
-    /// tier that reaches all `n` tokens.
+    /// is the nearest tier that reaches all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
         MapOf(|| {
             let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
@@ -118,8 +117,7 @@ impl Ranks<'_> {
     }
 
     /// Returns the instance's tokens in all tiers, after LMCache's word for the nearest tier that reaches all of them. LMCache has no
-    /// word for the
-    /// device; `GPU` is kvatlas's own.
+    /// word for the device; `GPU` is kvatlas's own.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

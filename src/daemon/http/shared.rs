@@ -176,8 +176,7 @@ impl HttpShared {
     }
 
     /// Returns an empty finding for a model of which no events have come. The followed engines of the model may have blocks, so they
-    /// count as
-    /// holders in doubt. `None` if no engine of the model is followed.
+    /// count as holders in doubt. `None` if no engine of the model is followed.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
         let engines = self.engines.as_ref()?.engines();
         let mut own = engines.iter().filter(|state| state.engine.key.model == *model);

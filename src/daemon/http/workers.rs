@@ -214,8 +214,7 @@ async fn add_known(
 }
 
 /// Adds a rank to its worker, and returns the worker. A new worker is added only below `workers_max`, else `None`. A listed worker always
-/// takes
-/// further ranks, because a rank in doubt can come late.
+/// takes further ranks, because a rank in doubt can come late.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

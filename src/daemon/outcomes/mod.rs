@@ -1,12 +1,9 @@
 //! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. They prove in production
-//! that
-//! answers are exact, and name the holders that break promises.
+//! that answers are exact, and name the holders that break promises.
 //!
 //! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker that a request went to, the answer's
-//! promise, and
-//! the engine's finding. Outcomes never change an answer: a router that lies makes figures wrong, and nothing else. All memory is
-//! bounded. An
-//! outcome of an unknown holder is left out and counted.
+//! promise, and the engine's finding. Outcomes never change an answer: a router that lies makes figures wrong, and nothing else. All
+//! memory is bounded. An outcome of an unknown holder is left out and counted.
 
 mod start;
 mod tally;
@@ -145,8 +142,7 @@ impl Outcomes {
     }
 
     /// Returns the holders of which exact answers lately promised more than requests found, the worst first. Holders with few promised
-    /// blocks are
-    /// left out.
+    /// blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<BrokenPromise> {
         let mut kept = self.kept.lock();
         let of_namespace = kept.holders.get_mut(name).into_iter().flatten();

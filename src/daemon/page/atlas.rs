@@ -1,8 +1,7 @@
 //! The atlas: a tree of the hottest prefixes.
 //!
 //! A node is a stretch of blocks that all paths through it have in common. Its children are the different continuations. The weight of a
-//! node is
-//! at least the sum of its children's weights. If there are too many nodes, the lightest are left out, and their number is told.
+//! node is at least the sum of its children's weights. If there are too many nodes, the lightest are left out, and their number is told.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Changes of the holders since a client was last sent them.
 //!
 //! All streams share one [`Fleet`]. It numbers its looks (passes over all holders in the index). For each holder it keeps the number of
-//! the look
-//! that last found something new. A client that has been sent look 7 gets the holders with a greater number.
+//! the look that last found something new. A client that has been sent look 7 gets the holders with a greater number.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -174,8 +173,7 @@ impl Fleet {
     }
 
     /// Returns the changes since look `heard`, which is the last look that the client was sent, or 0 for a new client. Sets `heard` to
-    /// the
-    /// present look.
+    /// the present look.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

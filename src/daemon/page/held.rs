@@ -26,8 +26,7 @@ struct Met {
 }
 
 /// Returns the branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a branch is the number
-/// of copies
-/// that are held of its own blocks and of all blocks behind them.
+/// of copies that are held of its own blocks and of all blocks behind them.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.

@@ -1,6 +1,5 @@
 //! The page that the admin listener shows a browser. It has the fleet of holders, rates, the exactness of answers, an atlas (a tree of
-//! hot
-//! prefixes), and a query box.
+//! hot prefixes), and a query box.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,8 +16,7 @@
 //! | `parameters.rs` | the parameters of a request |
 //!
 //! The page only reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Work that takes longer
-//! than
-//! microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
+//! than microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
 
 mod ask;
 mod asked;

@@ -2,8 +2,7 @@
 //! exact.
 //!
 //! The daemon reads its metrics every few seconds, whether or not a page is open. There are bounds on the points, on the namespaces, and
-//! on the
-//! share of one core's time that the readings take.
+//! on the share of one core's time that the readings take.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -50,8 +49,7 @@ struct Bars {
 }
 
 /// The rates of the last minutes, which a page is sent once. Each row has the time in microseconds since the Unix epoch, and then a
-/// number or
-/// null for each of the names.
+/// number or null for each of the names.
 #[derive(Debug, Serialize)]
 pub(super) struct PastRates {
     names: Vec<String>,

@@ -112,8 +112,7 @@ fn add_bucket(buckets: &mut Buckets, series: &str, value: f64) {
 }
 
 /// Returns the value in microseconds that a share of the samples between two readings does not exceed. The value is interpolated within
-/// its
-/// bucket. `None` if there were no samples.
+/// its bucket. `None` if there were no samples.
 fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
     let earlier = |bound: f64| {
         let same = before.iter().find(|(known, _)| *known == bound);

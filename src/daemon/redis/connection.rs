@@ -1,6 +1,5 @@
 //! One connection. It reads as much of a pipeline (commands sent without waiting for replies) as has come. It answers the commands in
-//! order, and
-//! writes replies as fast as the client takes them.
+//! order, and writes replies as fast as the client takes them.
 
 use std::io;
 use std::sync::Arc;

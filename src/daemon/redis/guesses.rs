@@ -1,10 +1,8 @@
 //! Guesses: entries that routers write about where blocks will be. They are kept apart from engines' events, for a short time and in
-//! bounded
-//! memory.
+//! bounded memory.
 //!
 //! A router takes its guesses back after some seconds. The guesses of a router that has ended go when their time to live is over. If
-//! there is no
-//! room, the oldest guesses go first.
+//! there is no room, the oldest guesses go first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

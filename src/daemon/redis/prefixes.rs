@@ -1,10 +1,8 @@
 //! From the keys of a pipeline to the pods that hold them.
 //!
 //! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have come together (a *part*
-//! of the
-//! pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt; nothing in it tells which.
-//! So
-//! it is searched as a new prompt first. If nobody has that, it is searched as the continuation.
+//! of the pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt; nothing in it tells
+//! which. So it is searched as a new prompt first. If nobody has that, it is searched as the continuation.
 
 use std::collections::HashMap;
 
@@ -37,8 +35,7 @@ impl Pod {
     }
 
     /// Returns the pod's field for the block at `position`, or `None` if the pod does not hold the prefix so far. The field has the
-    /// nearest tier that
-    /// reaches that block.
+    /// nearest tier that reaches that block.
     fn field(&self, position: u32) -> Option<&[u8]> {
         let nearest = self.depths.iter().position(|depth| position < *depth)?;
         self.fields.get(nearest).map(Vec::as_slice)
@@ -154,8 +151,7 @@ impl Prefixes {
     }
 
     /// Returns the namespace that has some of the prompt, and the holders. A prompt's hashes belong to one namespace. `likely` is
-    /// searched first, and
-    /// the others only if it has none of the prompt.
+    /// searched first, and the others only if it has none of the prompt.
     fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
         let others = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
         let others = others.iter().filter(|name| Some(*name) != likely);

@@ -1,10 +1,8 @@
 //! Redis's protocol, versions 2 and 3: decodes commands and encodes replies.
 //!
 //! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds. Crates for the
-//! protocol are
-//! made for clients, which read every form of a reply. `redis-protocol` 6.0.0 follows nested lists as deep as the bytes say, so that 80
-//! kB can
-//! end the process.
+//! protocol are made for clients, which read every form of a reply. `redis-protocol` 6.0.0 follows nested lists as deep as the bytes say,
+//! so that 80 kB can end the process.
 
 use std::io::Write;
 

@@ -1,13 +1,11 @@
 //! Traces: spans of queries and of event batches, for those who trace their requests.
 //!
-//! A request or an event message gets one span if it has a `traceparent` header
-//! ([W3C Trace Context](https://www.w3.org/TR/trace-context/)) whose sampled flag is set. Nothing else is traced. So the process that
-//! begins a trace decides how much
-//! is traced. Spans go to a collector by OTLP over HTTP, as JSON.
+//! A request or an event message gets one span if it has a `traceparent` header ([W3C Trace
+//! Context](https://www.w3.org/TR/trace-context/)) whose sampled flag is set. Nothing else is traced. So the process that begins a trace
+//! decides how much is traced. Spans go to a collector by OTLP over HTTP, as JSON.
 //!
 //! The crate opentelemetry-otlp would bring about a hundred other crates, only to send a list of spans in one request. So the format is
-//! written
-//! here.
+//! written here.
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,6 +1,5 @@
 //! Spans in OTLP's JSON: the protobuf messages of `opentelemetry/proto/collector/trace/v1`. Identifiers are hexadecimal texts, 64-bit
-//! numbers are
-//! texts, and enumerations are numbers.
+//! numbers are texts, and enumerations are numbers.
 
 use serde_json::{Value, json};
 

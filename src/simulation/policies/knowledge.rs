@@ -121,8 +121,7 @@ impl Heard {
 }
 
 /// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's cache has
-/// room. The
-/// router knows the cache's rules.
+/// room. The router knows the cache's rules.
 pub(super) struct Guesses {
     caches: Vec<PrefixCache>,
 }

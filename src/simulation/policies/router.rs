@@ -5,12 +5,10 @@ use fastrand::Rng;
 /// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
 /// Divisor of a prompt's own cost for [`Policy::ExactWithHome`]. If some of the prompt is cached, a worker counts as about as cheap as
-/// the
-/// cheapest if it costs at most that quotient more.
+/// the cheapest if it costs at most that quotient more.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 /// Greatest load of a worker for affinity with load, in hundredths of the mean load. A prompt's *home* is the worker that its first
-/// blocks hash to.
-/// If the home has more load, the next worker is tried.
+/// blocks hash to. If the home has more load, the next worker is tried.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
 /// Rule by which a router picks a worker.
@@ -194,13 +192,11 @@ impl Router {
     }
 
     /// Returns the worker with the highest score for the first blocks, among the workers that cost about as little as the cheapest. This
-    /// is rendezvous
-    /// hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in the same order, without talking to
-    /// each other.
+    /// is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in the same order, without
+    /// talking to each other.
     ///
     /// If some of the prompt is known to be cached, a worker may cost a tenth of the prompt's own cost more than the cheapest. If nothing
-    /// is known, the
-    /// preferred worker has a good chance to have the prompt. So it may cost as much more as the whole prompt.
+    /// is known, the preferred worker has a good chance to have the prompt. So it may cost as much more as the whole prompt.
     fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();
@@ -231,8 +227,7 @@ impl Router {
     }
 
     /// Returns the prompt's home, or the next worker whose load is within the bound. This is consistent hashing with bounded loads
-    /// (Mirrokni, Thorup
-    /// and Zadimoghaddam, 2018).
+    /// (Mirrokni, Thorup and Zadimoghaddam, 2018).
     fn near_home(&self, prompt: &[u64]) -> usize {
         let (home, workers) = (self.home(prompt), self.loads.len().max(1));
         let weight = self.overlap_weight;

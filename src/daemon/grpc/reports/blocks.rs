@@ -82,8 +82,7 @@ pub(super) struct Blocks {
 }
 
 /// Returns the number of slots of a map for so many blocks. It is a power of two and at least four (0 for no blocks). At most seven
-/// eighths of
-/// the slots are used.
+/// eighths of the slots are used.
 fn places(blocks: usize) -> usize {
     match blocks {
         0 => 0,

@@ -1,10 +1,8 @@
 //! Blocks of workers that are reported over gRPC, as SGLang's bridge does it.
 //!
 //! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks. But a hash
-//! of
-//! SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a prompt's leading
-//! hashes in
-//! that set.
+//! of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a prompt's leading
+//! hashes in that set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -398,8 +396,7 @@ impl Reports {
 
 impl Kept {
     /// Checks that a batch is the next one of its worker, and notes the sign of life. Returns `None` for the next batch. For a batch that
-    /// has come
-    /// before, returns the number of the last batch.
+    /// has come before, returns the number of the last batch.
     fn next_batch(
         &mut self,
         name: &str,

@@ -7,8 +7,7 @@
 //! | a recurrent state | the last block |
 //!
 //! A cache that cannot be judged counts as 0 blocks. That is a worker that reports components without a cache spec, or one whose spec has
-//! a
-//! later version.
+//! a later version.
 
 use super::super::messages::{TierType, WorkerCacheSpec};
 use super::blocks::{Blocks, Held, TierPlace};
