@@ -73,7 +73,7 @@ impl Instance {
 /// Errors of reading a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
-    /// The message is shorter than it says.
+    /// The message is shorter than the lengths in its head.
     #[error("a message of two parts is cut off")]
     Cut,
     /// The checksum does not fit the message.

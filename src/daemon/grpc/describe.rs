@@ -166,7 +166,7 @@ const ACTIONS: [&str; 4] = [
     "ACTION_CLEAR_ALL_AT_TIER",
 ];
 
-/// The methods that are answered. Their messages are named after them.
+/// The methods that are always answered. The request and the response of a method are named after it.
 const METHODS: [&str; 3] = [
     "MatchExternalKvPrefix",
     "MatchExternalKv",

@@ -113,7 +113,7 @@ impl RequestJson {
 }
 
 /// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of a body
-/// and some hundred bytes of memory. So further queries are refused while the body is read.
+/// and some hundreds of bytes of memory. So further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
 /// The queries of a batch.

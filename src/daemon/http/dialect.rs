@@ -295,7 +295,8 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`.
+/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`. A namespace that names a hash scheme, or that is not
+/// made from a model, gives `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
@@ -303,7 +304,7 @@ pub(super) fn label_of(namespace: &NamespaceName) -> String {
     }
 }
 
-/// `{"status": "ok"}`.
+/// Returns `{"status": "ok"}`.
 pub(super) fn status_ok() -> Value {
     json!({ "status": "ok" })
 }

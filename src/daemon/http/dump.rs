@@ -107,7 +107,7 @@ struct CutShort;
 /// Why a dump ends early and its answer is cut short.
 enum Ended {
     ClientLeft,
-    /// The client read nothing for too long. Only one dump runs at a time, so it kept others from theirs.
+    /// The client read nothing for too long. Only one dump runs at a time, so no other client could have a dump meanwhile.
     ClientWaits,
     LanesStopped,
 }

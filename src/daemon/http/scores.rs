@@ -116,8 +116,8 @@ impl Ranks<'_> {
         self.tokens(blocks.unwrap_or_default())
     }
 
-    /// Returns the instance's tokens in all tiers, after LMCache's word for the nearest tier that reaches all of them. LMCache has no
-    /// word for the device; `GPU` is kvatlas's own.
+    /// Returns LMCache's word for the nearest tier that reaches all of the instance's tokens, and the number of these tokens. LMCache has
+    /// no word for the device; `GPU` is kvatlas's own.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

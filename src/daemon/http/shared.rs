@@ -207,7 +207,7 @@ impl HttpShared {
 pub(super) struct Payload(Received);
 
 impl Payload {
-    /// The body, read as JSON.
+    /// Reads the body as a JSON object.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
         // Only an object is accepted: serde would read an array's values as the fields, in their order.
         let bytes = &self.0.bytes;

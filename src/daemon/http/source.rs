@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// The bounds on requests.
+    /// Returns the bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         match self {
             Self::Here(index) => index.answerer.limits(),

@@ -29,7 +29,7 @@ pub(super) struct WorkersQuery {
     routing_group: Option<String>,
 }
 
-/// How one rank is followed.
+/// State of the connection by which one rank is followed.
 #[derive(Debug, Serialize)]
 struct Listener {
     endpoint: String,
@@ -38,7 +38,7 @@ struct Listener {
     last_error: Option<String>,
 }
 
-/// One instance.
+/// One worker, with all its ranks.
 #[derive(Debug, Serialize)]
 struct Worker {
     instance_id: Instance,

@@ -36,13 +36,13 @@ impl Parameters {
             .ok_or_else(|| Refusal::Parameters(format!("the parameter {name} is missing")))
     }
 
-    /// The parameter `namespace`.
+    /// Returns the parameter `namespace`.
     pub(super) fn namespace(&self) -> Result<NamespaceName, Refusal> {
         let name = NamespaceName::new(self.required("namespace")?);
         name.map_err(|error| Refusal::Parameters(format!("namespace: {error}")))
     }
 
-    /// The parameter `lens`.
+    /// Returns the parameter `lens`.
     pub(super) fn lens(&self) -> Result<Lens, Refusal> {
         match self.required("lens")? {
             "asked" => Ok(Lens::Asked),
@@ -51,7 +51,7 @@ impl Parameters {
         }
     }
 
-    /// The parameter `block`.
+    /// Returns the parameter `block`.
     pub(super) fn block(&self) -> Result<PositionalLineageHash, Refusal> {
         let hash = self.required("block")?.parse();
         hash.map_err(|error| Refusal::Parameters(format!("block: {error}")))
