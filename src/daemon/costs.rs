@@ -1,8 +1,8 @@
-//! The cost of a doubt: the share of the last minutes' queries that it concerned.
+//! Cost of a holder's doubt: the share of the last minutes' queries that the doubt concerned.
 //!
-//! Counters in the index count all answers about a namespace, those that were not exact, and for each holder those that list it as other
-//! than exact. A look each second notes them, for holders in doubt only. What is told is the difference to one or two minutes ago, or to the
-//! beginning of the doubt.
+//! Counters in the index count three things: all answers about a namespace, its answers that were not exact, and, for each holder, the
+//! answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A cost is the
+//! difference to the counters of one to two minutes ago, or of the beginning of the doubt.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,24 +15,24 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Length of one of the two spans that a cost reaches over.
+/// Length of one span. A cost covers up to two spans.
 const SPAN: Duration = Duration::from_secs(60);
-/// Most holders in doubt whose cost is known; about 200 bytes each.
+/// Most holders in doubt whose cost is kept; about 200 bytes each.
 const HOLDERS_MAX: usize = 65_536;
 
-/// The answers of the last minutes, or since a doubt began.
+/// Counts of answers in the last one to two minutes, or since the doubt began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cost {
     /// All answers about the namespace.
     queries: u64,
-    /// Answers that list the holder as other than exact.
+    /// Answers that list the holder as not exact.
     finding: u64,
     /// Answers that are not exact, for any reason.
     inexact: u64,
 }
 
 impl Cost {
-    /// The cost at two replicas together: each query is answered by one of them.
+    /// Returns the sum of the costs at two replicas. Each query is answered by one replica only.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -42,7 +42,8 @@ impl Cost {
         }
     }
 
-    /// The cost in words where the culprit is in no answer: a publisher without a holder.
+    /// Returns the share of inexact answers in words, without the holder's own share. For a culprit that no answer lists: a publisher
+    /// without a holder.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),
@@ -73,14 +74,14 @@ impl fmt::Display for Cost {
 }
 
 fn percent(part: u64, all: u64) -> String {
-    // One that is found by two forms of a query counts twice.
+    // A holder that two forms of one query find is counted twice, so `part` can exceed `all`.
     match part.min(all).saturating_mul(100) / all.max(1) {
         0 if part > 0 => "under 1 %".to_owned(),
         percent => format!("{percent} %"),
     }
 }
 
-/// A cost with its sentence, for those who only show it.
+/// A cost together with its sentence, for clients that only show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ToldCost {
     #[serde(flatten)]
@@ -89,7 +90,7 @@ pub(crate) struct ToldCost {
 }
 
 impl ToldCost {
-    /// The cost of a holder.
+    /// Returns the cost of a holder's doubt, with its sentence.
     pub(crate) fn of_holder(cost: Cost) -> Self {
         Self {
             text: cost.to_string(),
@@ -97,7 +98,7 @@ impl ToldCost {
         }
     }
 
-    /// The cost of whatever is wrong with a namespace.
+    /// Returns the cost of all that is wrong with a namespace, with its sentence.
     fn of_namespace(cost: Cost) -> Self {
         Self {
             text: cost.of_all(),
@@ -106,14 +107,14 @@ impl ToldCost {
     }
 }
 
-/// Counts at the beginning of two spans, and now.
+/// Counters at three moments: at the beginning of the span before, of the current span, and now.
 #[derive(Debug)]
 struct Marks {
     begun_at: Instant,
     before: Cost,
     current: Cost,
     now: Cost,
-    /// The last look that has seen it.
+    /// Number of the last look that has seen the holder or namespace.
     seen: u64,
 }
 
@@ -161,7 +162,8 @@ struct OfNamespace {
 }
 
 impl Costs {
-    /// Looks at the counters of all namespaces. Holders count as in doubt since they say so.
+    /// Reads the counters of all namespaces and of their holders in doubt. Forgets namespaces that are gone, and holders that are exact
+    /// again.
     pub(crate) fn look<'n>(&self, namespaces: impl Iterator<Item = &'n Namespace>, now: Instant) {
         let mut book = self.book.lock();
         book.look += 1;
@@ -173,21 +175,21 @@ impl Costs {
         book.holders = book.namespaces.values().map(|known| known.holders.len()).sum();
     }
 
-    /// The cost of a holder that is in doubt; none where it is not, or was not when it was last looked at.
+    /// Returns the cost of a holder's doubt. `None` if the holder was not in doubt at the last look.
     pub(crate) fn of_holder(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<Cost> {
         let book = self.book.lock();
         let marks = book.namespaces.get(namespace)?.holders.get(holder)?;
         Some(marks.cost())
     }
 
-    /// The answers about a namespace lately, and how many of them were not exact.
+    /// Returns the number of recent answers about a namespace, and how many of them were not exact.
     pub(crate) fn of_namespace(&self, namespace: &NamespaceName) -> Option<ToldCost> {
         let book = self.book.lock();
         let known = book.namespaces.get(namespace)?;
         Some(ToldCost::of_namespace(known.all.cost()))
     }
 
-    /// The holders that most answers list as other than exact, so many at most, the worst first.
+    /// Returns up to `max` holders that the most answers list as not exact, the worst first.
     pub(crate) fn worst(&self, max: usize) -> Vec<(NamespaceName, HolderId, Cost)> {
         let book = self.book.lock();
         let of_all = book.namespaces.iter().flat_map(|(name, known)| {

@@ -1,4 +1,4 @@
-//! Reports of routers over NATS: what they tell, and nobody replies to.
+//! Reports of routers over NATS (hints and outcomes). They get no reply.
 
 use async_nats::Message;
 use futures_util::StreamExt;
@@ -7,23 +7,23 @@ use crate::shared::{Shared, Stage};
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
-/// Reports that may wait on the connection; what does not fit is dropped, and counted as of a slow consumer.
+/// Most reports that may wait on the connection. Further reports are dropped, and counted as a slow consumer's.
 const WAITING_MAX: usize = 1024;
 
-/// The subjects on which reports come.
+/// Source of one kind of reports.
 pub(crate) struct Told {
-    /// The connection, and the word for the reports in logs.
+    /// Label of the connection, which also names the reports in logs.
     pub(crate) connection: Connection,
     pub(crate) subjects: String,
-    /// The queue group by which replicas share them; without one, each takes all.
+    /// Queue group by which replicas share the reports. `None` if each replica takes all reports.
     pub(crate) group: Option<String>,
 }
 
-/// Begins to take reports, as a task of `stage`.
+/// Subscribes to reports, and calls `take` for each, as a task of `stage`.
 ///
 /// # Errors
 ///
-/// [`ConnectError`] where there is no connection to be had.
+/// [`ConnectError`] if NATS cannot be connected to.
 pub(crate) async fn start_reports(
     shared: &Shared,
     stage: &Stage,
@@ -46,7 +46,7 @@ pub(crate) async fn start_reports(
             };
             while let Some(message) = reports.next().await {
                 take(&message);
-                // However many come, others have their turns.
+                // Other tasks get their turns, however many reports come.
                 tokio::task::consume_budget().await;
             }
         };

@@ -1,6 +1,7 @@
-//! The runbook: what the pages for operators say of a word. It reads their Markdown, so that each sentence stands in one place.
+//! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
+//! Markdown, so that each sentence is written in one place only.
 
-/// The pages that are asked, first the one that says what to do.
+/// The pages that are searched. The page that says what to do comes first.
 const PAGES: [&str; 3] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),
@@ -10,18 +11,19 @@ const PAGES: [&str; 3] = [
 /// An entry of a page about a word.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The heading that it stands under.
+    /// Heading under which the entry stands.
     pub section: String,
-    /// The sentences, each with the title of its column; a section of text has none.
+    /// The sentences, each after the title of its column. The title is empty for a section of text.
     pub said: Vec<(String, String)>,
 }
 
-/// All that the pages say of `word`: the rows of tables that begin with it, and the sections of its name.
+/// Returns all entries of the pages about `word`: the table rows that begin with it, and the sections that have it as heading.
 pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
-/// The sentences of the column `title` about these words, each sentence once; where it says nothing, who would.
+/// Returns the advice about `words`: the sentences of the column `title`, each sentence once. For a word without a sentence, returns the
+/// command that explains the word.
 pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
@@ -33,10 +35,10 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
     mends.join("; ")
 }
 
-/// The words that stand for a culprit in the pages' commands.
+/// Placeholder for a culprit in the commands of the pages.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// The advice of [`mend_of`], with the culprit's own words in its commands.
+/// Returns the advice of [`mend_of`], with the culprit's own namespace, worker and rank in its commands.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,
     title: &str,
@@ -45,15 +47,15 @@ pub fn mend_for<'a>(
     mend_of(words, title).replace(CULPRIT, &format!("{namespace} {worker} {rank}"))
 }
 
-/// The sentence of the column `title` about `word`.
+/// Returns the first sentence of the column `title` about `word`.
 fn said_of(word: &str, title: &str) -> Option<String> {
-    // Page by page: most words need the first alone.
+    // The pages are read lazily, one by one: for most words the first page is enough.
     let entries = PAGES.iter().flat_map(|page| entries_of(page, word));
     let mut said = entries.flat_map(|entry| entry.said);
     said.find(|(column, _)| column == title).map(|(_, text)| text)
 }
 
-/// The words that the pages explain, in their order.
+/// Returns the words that the pages explain, in the order of the pages.
 pub fn words() -> Vec<&'static str> {
     let mut words: Vec<&str> = Vec::new();
     for line in PAGES.iter().flat_map(|page| page.lines()) {
@@ -72,7 +74,7 @@ pub fn words() -> Vec<&'static str> {
 fn entries_of(page: &'static str, word: &str) -> Vec<Entry> {
     let (mut section, mut titles) = ("", Vec::new());
     let mut entries: Vec<Entry> = Vec::new();
-    // The paragraphs of a section of that name.
+    // Text of the section that is headed by the word, while that section is being read.
     let mut paragraphs: Option<String> = None;
     for line in page.lines() {
         if line.starts_with('#') {
@@ -114,7 +116,7 @@ fn of_row(section: &str, titles: &[&str], cells: &[&str]) -> Entry {
     }
 }
 
-/// The cells of a table's row; none where the line is no row.
+/// Returns the cells of a table's row. Empty if the line is not a row.
 fn cells(line: &'static str) -> Vec<&'static str> {
     let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
         return Vec::new();
@@ -122,7 +124,7 @@ fn cells(line: &'static str) -> Vec<&'static str> {
     row.split(" | ").collect()
 }
 
-/// Words in backticks at the beginning of a cell, several joined by commas or on lines of their own.
+/// Returns the words in backticks of a cell that begins with one. Several words are joined by commas, or stand on lines of their own.
 fn names(cell: &'static str) -> Vec<&'static str> {
     if !cell.starts_with('`') {
         return Vec::new();
@@ -130,7 +132,7 @@ fn names(cell: &'static str) -> Vec<&'static str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// A text without Markdown's marks: links are their texts.
+/// Returns a text without Markdown's marks. Of a link, its text remains.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text.trim();

@@ -1,4 +1,4 @@
-//! The parts that the rooms of a starting daemon share, and the tasks that they start.
+//! State that the rooms (folders of the daemon) share, and the tasks that they start.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use super::traces::Tracer;
 use kvatlas_config::{Config, Live, NatsConfig};
 use kvatlas_process::admin::Readiness;
 
-/// The parts that the rooms of a starting daemon share.
+/// State that the rooms of a starting daemon share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    /// How NATS is reached: the configuration, with the embedded broker's address in place.
+    /// Configuration of the connection to NATS. If the broker is embedded, it has the broker's address.
     pub(crate) nats: NatsConfig,
     pub(crate) subjects: Subjects,
     pub(crate) namespaces: Arc<Namespaces>,
@@ -31,43 +31,43 @@ pub(crate) struct Shared {
     pub(crate) position: Arc<StreamPosition>,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) pool: Arc<LanePool>,
-    /// The address of the admin listener, once it is there.
+    /// Address of the admin listener. `None` until the listener is open.
     pub(crate) admin_address: Option<SocketAddr>,
-    /// The sample of what queries ask about, for people who look.
+    /// Sample of recent queries, for people who look at the page.
     pub(crate) sample: Arc<QuerySample>,
-    /// The shards that answers of a gateway lack.
+    /// In a gateway: the shards whose blocks are missing from answers.
     pub(crate) missing_shards: Arc<MissingShards>,
-    /// The turns of requests that take long, over NATS and HTTP.
+    /// Turns of requests that take long, over all ways of asking.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
-    /// When holders were exact, and when they were not.
+    /// Record of the times at which holders were exact and were not.
     pub(crate) history: Arc<History>,
-    /// The blocks that requests found of what answers promised.
+    /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
-    /// Hints of routers; none where they are not taken.
+    /// Hints of routers. `None` if hints are not taken.
     pub(crate) hints: Option<Arc<Hints>>,
-    /// Opens spans, where there is a collector.
+    /// Opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
     pub(crate) query_limits: Live<WireLimits>,
     /// Bounds on queries over HTTP.
     pub(crate) http_limits: Live<WireLimits>,
-    /// Time without a holder after which a namespace is forgotten.
+    /// Time without any holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
 }
 
 impl Shared {
-    /// An answerer for requests over NATS on these subjects: a shard's are others than a daemon's with all workers.
+    /// Returns an answerer for requests over NATS on `subjects`. A shard has other subjects than a daemon with all workers.
     pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
         self.answerer(subjects, &self.query_limits)
     }
 
-    /// An answerer for listeners: with HTTP's bounds.
+    /// Returns an answerer for listeners, with HTTP's bounds and the configured depth of the dialects.
     pub(crate) fn listener_answerer(&self) -> Answerer {
         self.answerer(&self.subjects, &self.http_limits)
             .deep_as(self.config.queries.dialect_depth)
     }
 
-    /// An answerer whose answers are sampled.
+    /// Returns an answerer whose queries are sampled, and which takes turns and hints into account.
     fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
         Answerer::new(
             Arc::clone(&self.namespaces),

@@ -1,4 +1,4 @@
-//! Troubles of a namespace that make none of its holders degraded, with who causes them.
+//! Troubles of a namespace that do not make any of its holders degraded, with the publishers and holders that cause them.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use kvatlas_core::wire::WorkerName;
 
 use super::lanes::epoch_ahead_s;
 
-/// Most that are named of each trouble.
+/// Most culprits that are named of each trouble.
 const NAMED_MAX: usize = 8;
 
 /// The publishers and holders that cause troubles.
@@ -15,11 +15,11 @@ const NAMED_MAX: usize = 8;
 pub(crate) struct Troubles {
     /// Publishers whose batches are dropped, so that they have no holder.
     refused_publishers: Vec<WorkerName>,
-    /// The same, each with the reason.
+    /// The same publishers, each with the reason.
     refused: Vec<Refused>,
     /// Holders whose epochs lie ahead of the clock: `worker/rank`.
     ahead: Vec<String>,
-    /// How many of these there are.
+    /// Number of all such holders.
     epochs_ahead: usize,
 }
 
@@ -32,7 +32,7 @@ struct Refused {
 }
 
 impl Troubles {
-    /// The troubles of a namespace, at a time in microseconds since the Unix epoch.
+    /// Returns the troubles of a namespace at the time `now_us`, in microseconds since the Unix epoch.
     pub(crate) fn of(namespace: &Namespace, now_us: u64) -> Self {
         let holders = namespace.indexer.holders();
         let ahead = holders

@@ -1,13 +1,14 @@
-//! Kinds of attention of a simulated model, and where a request can resume.
+//! Kinds of attention of a simulated model, and the places where a request can resume from its cache.
 //!
-//! Full attention needs every block before the place where a request resumes. Windows and states need few: a window of `n` blocks
-//! the `n` blocks just before, a state the one that ends there. An engine keeps those few apart, and far fewer of them. So it often has
-//! more of a prompt than a request can reuse. The rules here are those of vLLM 0.33, with one block size for all groups.
+//! Full attention needs every block before the place where a request resumes. Windows and states need few blocks. A window of `n` blocks
+//! needs the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of windows and
+//! states apart, and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are those of vLLM 0.33,
+//! with one block size for all groups.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 
-/// How the layers of a model attend, as far as its cache differs.
+/// Kind of a model's attention, as far as it changes the model's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attention {
     /// All layers attend to everything.
@@ -19,13 +20,14 @@ pub enum Attention {
     States,
 }
 
-/// The places where an engine keeps blocks of windows and states, beside the prompt's end and the places where prompts were found to part.
+/// Further places where an engine keeps blocks of windows and states. It always keeps them at a prompt's end, and where two prompts were
+/// found to part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
-    /// Nowhere else: vLLM's default, `prefix_cache_retention_interval` 0.
+    /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
-    /// Once in so many blocks.
+    /// One place in so many blocks.
     Every(NonZeroUsize),
     /// Everywhere.
     All,
@@ -36,7 +38,7 @@ pub enum Retention {
 pub struct CacheModel {
     /// The model's attention.
     pub attention: Attention,
-    /// The blocks that are kept for windows and states.
+    /// Places where blocks of windows and states are kept.
     pub retention: Retention,
 }
 
@@ -46,7 +48,7 @@ impl CacheModel {
         self.tail_blocks() > 0
     }
 
-    /// How many blocks of windows or states a request needs before the place where it resumes.
+    /// Returns how many blocks of windows or states a request needs before the place where it resumes.
     fn tail_blocks(self) -> usize {
         match self.attention {
             Attention::Full => 0,
@@ -55,12 +57,13 @@ impl CacheModel {
         }
     }
 
-    /// The positions whose block of the window or state a request needs to resume after `blocks` blocks.
+    /// Returns the positions whose block of the window or state a request needs to resume after `blocks` blocks.
     pub(super) fn tail(self, blocks: usize) -> std::ops::Range<usize> {
         blocks.saturating_sub(self.tail_blocks())..blocks
     }
 
-    /// Whether a cache keeps the window's or state's block at `position`; requests are expected to resume at `boundaries`.
+    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the places where further requests are expected
+    /// to resume.
     pub(super) fn keeps(self, position: usize, boundaries: &[usize]) -> bool {
         let retained = match self.retention {
             _ if !self.is_hybrid() => false,
@@ -73,11 +76,11 @@ impl CacheModel {
         retained || boundaries.iter().any(|end| self.tail(*end).contains(&position))
     }
 
-    /// How many leading blocks a prompt of `blocks` blocks can reuse where a cache has `matched` of them for full attention; `is_kept` says
-    /// of which positions it has the window's or state's block.
+    /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
+    /// `is_kept` tells of a position whether the cache has the window's or state's block there.
     ///
-    /// Full attention alone reuses all that is matched. Beside windows or states the last block is computed at any rate: it has the last
-    /// token, and its end is the first place to resume behind.
+    /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed, because it
+    /// has the prompt's last token. So at most the blocks before it are reused.
     pub(super) fn usable_blocks(
         self,
         blocks: usize,

@@ -1,21 +1,22 @@
-//! The block cache of one simulated worker: bounded, prefix-aware, least recently used first.
+//! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently used blocks first.
 //!
-//! The blocks form trees: the parent of a block is the one before it in its sequence. A request is admitted by touching the
-//! longest prefix of it that is resident and inserting the rest. At the bound the least recently used **leaf** goes, so a
-//! block never goes before its children and the cache has no hole at any time. What goes is never part of the request being
-//! admitted: see [`PrefixCache::admit`].
+//! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest resident
+//! prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a block is never
+//! evicted before its children, and the cache has no hole at any time. A block of the request that is being admitted is never evicted:
+//! see [`PrefixCache::admit`].
 //!
 //! # Windows and states
 //!
-//! A cache of a model with [windows or states](super::attention) keeps blocks of theirs beside some blocks of full attention: its
-//! *side blocks*. As in vLLM, both kinds have room in one pool. A request keeps side blocks before the end of its prompt. Where full
-//! attention has more of the prompt than the request can reuse, it also keeps them at the end of that: another prompt parts there.
-//! A request gives side blocks back while it decodes, so they go before the blocks of full attention that it used.
-//! A block that is computed again takes the place of the one that was there, which vLLM would let grow old.
+//! The cache of a model with [windows or states](super::attention) keeps blocks of the windows or states beside some blocks of full
+//! attention. They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the end of its
+//! prompt. If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of that
+//! matched part: another prompt parts there. A request gives side blocks back while it decodes. So they are evicted before the blocks of
+//! full attention that the request used. A block that is computed again replaces its old copy. vLLM would keep the old copy until it has
+//! aged.
 //!
-//! 1. A block with a side block is resident, and was used no earlier. So the side block goes first.
+//! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted first.
 //!
-//! A block costs O(log n) for the ordered set of what can go, and O(1) otherwise.
+//! A block costs O(log n) for the ordered set of evictable entries, and O(1) otherwise.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
@@ -30,33 +31,34 @@ struct Block {
     parent: Option<SequenceHash>,
     position: usize,
     children: usize,
-    /// The admission that used it last.
+    /// Number of the admission that used the block last.
     used: u64,
-    /// The admission that used its side block last, where there is one.
+    /// Number of the admission that used its side block last. `None` if it has no side block.
     side_used: Option<u64>,
 }
 
 /// The effects of an admission.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admission {
-    /// How many leading blocks of the request were resident before.
+    /// Number of leading blocks of the request that were resident before.
     pub matched_blocks: usize,
-    /// How many leading blocks the request reused: all that were resident, where attention is full.
+    /// Number of leading blocks that the request reused. With full attention these are all resident ones.
     pub hit_blocks: usize,
-    /// How many leading blocks of the request are resident now: all of them, or as many as the cache has room for.
+    /// Number of leading blocks of the request that are resident now: all blocks, or as many as the cache has room for.
     pub resident_blocks: usize,
-    /// The blocks that went, each after its children.
+    /// Blocks that were evicted, each after its children.
     pub evicted: Vec<SequenceHash>,
-    /// The blocks whose side blocks went; some of them are in `evicted` too.
+    /// Blocks whose side blocks were evicted; some of these blocks are in `evicted` too.
     pub sides_evicted: Vec<SequenceHash>,
-    /// The blocks of the request that got a side block.
+    /// Blocks of the request that got a side block.
     pub sides_stored: Vec<SequenceHash>,
 }
 
-/// When something was used last, and then its rank in the order of going: side blocks by position, then the leaf.
+/// Age of an entry that can be evicted: the admission that used it last, and its rank within that admission. Side blocks rank by
+/// position, and the leaf ranks last.
 type Age = (u64, usize);
 
-/// Rank of a leaf among what one admission used.
+/// Rank of a leaf among the entries that one admission used.
 const LEAF: usize = usize::MAX;
 
 /// The resident blocks of one worker.
@@ -66,14 +68,14 @@ pub struct PrefixCache {
     model: CacheModel,
     blocks: HashMap<SequenceHash, Block>,
     side_blocks: usize,
-    /// The blocks without children and the side blocks, by their age. One admission uses one path. So of what it used, one block
-    /// is a leaf, and one side block stands at each position: no two have one age.
+    /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has one leaf
+    /// and at most one side block at each position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
 
 impl PrefixCache {
-    /// An empty cache for at most `capacity_blocks`, side blocks included.
+    /// Creates an empty cache for at most `capacity_blocks` blocks, side blocks included.
     pub fn new(capacity_blocks: NonZeroUsize, model: CacheModel) -> Self {
         Self {
             capacity_blocks: capacity_blocks.get(),
@@ -85,7 +87,7 @@ impl PrefixCache {
         }
     }
 
-    /// How many blocks are resident, without side blocks.
+    /// Returns how many blocks are resident, without side blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -95,12 +97,12 @@ impl PrefixCache {
         self.blocks.is_empty()
     }
 
-    /// The position of a block, where it is resident.
+    /// Returns the position of a block, or `None` if it is not resident.
     pub fn position(&self, hash: SequenceHash) -> Option<usize> {
         self.blocks.get(&hash).map(|block| block.position)
     }
 
-    /// How many leading blocks of the chain are resident, each at its position, counted block by block.
+    /// Returns how many leading blocks of the chain are resident, each at its position, counted block by block.
     ///
     /// This is the simulator's ground truth, and on purpose the most naive way to count.
     pub fn matched_blocks(&self, chain: &[SequenceHash]) -> usize {
@@ -111,7 +113,7 @@ impl PrefixCache {
             .count()
     }
 
-    /// How many leading blocks a request for the chain can reuse.
+    /// Returns how many leading blocks a request for the chain can reuse.
     pub fn usable_blocks(&self, chain: &[SequenceHash]) -> usize {
         self.model
             .usable_blocks(chain.len(), self.matched_blocks(chain), |position| {
@@ -120,11 +122,11 @@ impl PrefixCache {
             })
     }
 
-    /// Admits a request: touches its resident prefix, inserts the rest, evicts what must go. A chain longer than the
-    /// capacity is cut to it.
+    /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the capacity
+    /// is cut to the capacity.
     ///
-    /// None of the request's own blocks is evicted. If the oldest were one of its leaves, there would be no side block, and all
-    /// leaves would be the request's. Every resident block would then be part of the request, and the request fits.
+    /// No block of the request itself is evicted. Suppose the oldest entry were a leaf of the request. Then there would be no side block,
+    /// and no other leaf. So every resident block would be part of the request, and the request fits.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let mut admission = Admission {
@@ -154,7 +156,7 @@ impl PrefixCache {
         admission
     }
 
-    /// Keeps side blocks of what was computed, as far as nothing goes for them that the request used.
+    /// Stores side blocks beside the computed blocks. Stops before it would have to evict anything that the request used.
     fn keep_sides(&mut self, chain: &[SequenceHash], admission: &mut Admission) {
         let end = chain.len().saturating_sub(1);
         let parting = admission.matched_blocks.min(end);
@@ -182,7 +184,7 @@ impl PrefixCache {
         self.blocks.len() + self.side_blocks >= self.capacity_blocks
     }
 
-    /// Whether all that can go was used by the admission under way.
+    /// Whether all entries that can be evicted were used by the present admission.
     fn is_oldest_in_use(&self) -> bool {
         let oldest = self.oldest.first_key_value();
         oldest.is_none_or(|((used, _), _)| *used == self.admissions)

@@ -1,4 +1,4 @@
-//! Is a reply what the simulator knows to be true?
+//! Comparison of a reply with the truth that the simulator knows.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,25 +10,25 @@ use super::fleet::{ExpectedHolder, RANK};
 /// How a reply differs from the truth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// The daemon refused a sound query; the text is its own.
+    /// The daemon refused a valid query. The text is the daemon's.
     Refused(String),
     /// The reply answers a query of another length.
     QueryBlocks {
-        /// How many blocks were asked for.
+        /// Number of blocks in the query.
         expected: usize,
-        /// How many the reply says.
+        /// Number of blocks that the reply tells.
         answered: u32,
     },
-    /// A holder is missing, extra, or matched to another depth. No matched blocks: not in the list.
+    /// A holder is missing, extra, or matched to another depth. A depth of 0 means that the holder is not listed.
     MatchedBlocks {
         /// The worker.
         worker: WorkerName,
-        /// How many leading blocks it holds.
+        /// Number of leading blocks that the worker holds.
         expected: usize,
-        /// How many the reply says.
+        /// Number of leading blocks that the reply tells.
         answered: u32,
     },
-    /// The reply has a holder that is none of the simulator's.
+    /// The reply has a holder that is not one of the simulator's.
     Stranger(String),
     /// The daemon is not certain of a holder's state.
     NotExact {
@@ -68,9 +68,9 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first difference between a reply and the truth; `None` where the reply is right.
+/// Returns the first difference between a reply and the truth, or `None` if the reply is right.
 ///
-/// `expected` is in the order that a reply must have. Right means: the same holders with the same depths in the same order,
+/// `expected` is in the order that a reply must have. A reply is right if it has the same holders with the same depths in the same order,
 /// each marked exact.
 pub fn difference(
     query_blocks: usize,

@@ -1,4 +1,4 @@
-//! Why a simulation can't go on.
+//! Errors that end a simulation.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use kvatlas_core::wire::{NameError, NamespaceName, SubjectError};
 use kvatlas_daemon::StartError;
 use kvatlas_process::broker::{ConnectError, RoundTripError};
 
-/// Why a simulation can't go on. A wrong reply is none of these: it is counted and reported.
+/// Why a simulation can't go on. A wrong reply is not an error: it is counted and reported.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
     /// The configuration has errors.
@@ -21,7 +21,7 @@ pub enum SimulationError {
     /// The daemon in this process did not get ready.
     #[error("the daemon did not get ready within {0:?}; its log says why")]
     NotReady(Duration),
-    /// No connection to NATS.
+    /// NATS can't be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The NATS server stopped answering.
@@ -33,29 +33,29 @@ pub enum SimulationError {
     /// Events could not be published.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
-    /// The namespace has workers of somebody else.
+    /// The namespace has workers already that are not of this simulation.
     #[error("namespace {namespace} has {holders} holders already; choose a free one with --namespace")]
     NamespaceInUse {
         /// The namespace.
         namespace: NamespaceName,
-        /// How many holders it has.
+        /// Number of holders that the namespace has.
         holders: usize,
     },
-    /// The daemon does not apply what was published.
+    /// The daemon does not apply the published events.
     #[error(
         "the daemon has not applied the events of {workers} workers, and nothing at all for {patience:?}; \
          were batches lost on their way, or is another daemon answering?"
     )]
     Stalled {
-        /// How long it was waited for.
+        /// Time without any progress of the daemon.
         patience: Duration,
-        /// Workers of which events are missing.
+        /// Number of workers of which events have not been applied.
         workers: usize,
     },
-    /// The subject prefix is none.
+    /// The prefix of the subjects is not valid.
     #[error(transparent)]
     Prefix(#[from] SubjectError),
-    /// A worker's name is none.
+    /// A worker's name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
     /// The histogram of latencies can't be made.
@@ -64,7 +64,7 @@ pub enum SimulationError {
     /// The index does not take the fleet.
     #[error(transparent)]
     Register(#[from] kvatlas_core::index::RegisterError),
-    /// A prompt is deeper than an index can be asked for.
+    /// A prompt has more blocks than an index can search for.
     #[error(transparent)]
     Depth(#[from] kvatlas_core::hash::PositionError),
     /// A query's task ended without a result.

@@ -1,4 +1,4 @@
-//! A fleet of simulated workers, and what is true about them.
+//! A fleet of simulated workers, and the truth about the blocks that they hold.
 
 use std::num::NonZeroUsize;
 
@@ -16,24 +16,24 @@ use fastrand::Rng;
 /// The data-parallel rank of every simulated worker.
 pub(super) const RANK: Rank = 0;
 
-/// How large a fleet is, and where its random numbers come from.
+/// Size of a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FleetSize {
-    /// How many workers there are.
+    /// Number of workers.
     pub workers: NonZeroUsize,
-    /// How many blocks each may hold.
+    /// Most blocks that each worker may hold.
     pub blocks_per_worker: NonZeroUsize,
 }
 
 impl FleetSize {
-    /// The workers' names, in the order of their numbers.
+    /// Returns the workers' names, in the order of their numbers.
     ///
     /// # Errors
     ///
-    /// [`NameError`] if one is no name, which would be an error in this function.
+    /// [`NameError`] if a name is not valid, which would be an error in this function.
     pub fn worker_names(self) -> Result<Vec<WorkerName>, NameError> {
         let count = self.workers.get();
-        // All of one width, so that their order by name is their order by number.
+        // All numbers have the same width, so that the order by name is the order by number.
         let width = (count - 1).to_string().len();
         (0..count)
             .map(|number| WorkerName::new(&format!("worker-{number:0width$}")))
@@ -48,28 +48,28 @@ struct SimulatedWorker {
     cache: PrefixCache,
 }
 
-/// The blocks of a chain that a worker holds, by the simulator's own account.
+/// A worker, and the number of leading blocks of a chain that it holds, by the simulator's own account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedHolder {
     /// The worker.
     pub worker: WorkerName,
-    /// How many leading blocks it holds.
+    /// Number of leading blocks that the worker holds.
     pub matched_blocks: usize,
 }
 
 /// The effects of serving a request.
 #[derive(Debug)]
 pub struct Served {
-    /// Index of the worker that served it.
+    /// Index of the worker that served the request.
     pub worker: usize,
     /// The changes in the worker's cache.
     pub admission: Admission,
-    /// The changes to what the worker holds, for its publisher; none where nothing changed.
+    /// Events with these changes, for the worker's publisher. Empty if nothing changed.
     pub events: Vec<Event>,
 }
 
 impl Served {
-    /// How many blocks the events name.
+    /// Returns how many blocks the events name.
     pub fn event_blocks(&self) -> usize {
         let stored = self.admission.resident_blocks - self.admission.matched_blocks;
         stored + self.admission.evicted.len()
@@ -84,7 +84,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet with empty caches; `seed` decides between workers that are equally good.
+    /// Creates a fleet with empty caches. `seed` decides between equally good workers.
     ///
     /// # Errors
     ///
@@ -100,12 +100,12 @@ impl Fleet {
         })
     }
 
-    /// The workers' names, by index.
+    /// Returns the workers' names, by index.
     pub fn names(&self) -> impl Iterator<Item = &WorkerName> {
         self.workers.iter().map(|worker| &worker.name)
     }
 
-    /// How many blocks each worker matches according to a reply, by index. Workers of others are passed over.
+    /// Returns the matched blocks of each worker according to a reply, by index. Workers of other fleets are ignored.
     pub fn matches_in(&self, reply: &QueryReply) -> Vec<u64> {
         let mut matches = vec![0; self.workers.len()];
         for holder in &reply.holders {
@@ -119,7 +119,7 @@ impl Fleet {
         matches
     }
 
-    /// Serves a request with the worker that the router chooses by `matched_blocks`, one number a worker.
+    /// Serves a request with the worker that the router chooses by `matched_blocks`, which has one number for each worker.
     pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> Served {
         let worker = self.router.choose(request.arrival_ms, matched_blocks);
         self.serve_with(worker, request)
@@ -140,7 +140,7 @@ impl Fleet {
         }
     }
 
-    /// Which workers hold how much of a chain, the most first, then by name: what a reply must say.
+    /// Returns the holders that a reply about a chain must list: the workers with leading blocks of it, the most first, then by name.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         let holder = |worker: &SimulatedWorker| ExpectedHolder {
             worker: worker.name.clone(),
@@ -160,8 +160,8 @@ impl Fleet {
     }
 }
 
-/// The changes of an admission, in the order that leaves no hole at any time. Removals come first, from the leaves up. Then
-/// comes the rest of the chain, from its resident prefix on.
+/// Returns the changes of an admission as events, in an order that leaves no hole at any time. Removals come first, from the leaves up.
+/// Then come the stored blocks of the chain, after its resident prefix.
 pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
     if !admission.evicted.is_empty() {
@@ -180,7 +180,7 @@ pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Ev
     events
 }
 
-/// How far a worker's publisher has come.
+/// A worker, and the last batch of its publisher.
 pub(super) type WorkerCursor = (WorkerName, BatchCursor);
 
 #[cfg(test)]

@@ -1,20 +1,19 @@
 //! A simulated fleet on a real daemon, over a real NATS server: what `replay` and `demo` run.
 //!
-//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each, a router asks the daemon which
-//! workers hold how much of the prompt and picks a worker; the worker admits the prompt to its bounded [cache](PrefixCache)
-//! and publishes what that stored and removed. So the daemon hears of the fleet only what any daemon would. The simulation
-//! knows by itself what every worker holds. Every reply can be [compared](difference) with the truth. Nothing here uses the
-//! index.
+//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each request, a router asks the daemon which workers
+//! hold leading blocks of the prompt, and picks a worker. The worker admits the prompt to its bounded [cache](PrefixCache), and publishes
+//! which blocks that stored and removed. So the daemon hears of the fleet only what any daemon would. The simulation itself knows what
+//! every worker holds, without using the index. So every reply can be [compared](difference) with the truth.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `request`, `trace`, `synthetic` | what arrives |
-//! | `attention`, `cache`, `router`, `fleet` | what happens to it, and what is true |
-//! | `random_routing` | what a router without knowledge would get |
+//! | `request`, `trace`, `synthetic` | the requests that arrive |
+//! | `attention`, `cache`, `router`, `fleet` | the fleet that serves them, and the truth about its caches |
+//! | `random_routing` | the hit rate of a router without knowledge |
 //! | `session` | the daemon, in this process or elsewhere |
 //! | `replay`, `check`, `report` | driving, comparing, counting |
-//! | `steady` | a fleet that goes on, for deployments that are tried out |
-//! | `error` | why a simulation cannot go on |
+//! | `steady` | a fleet that goes on for ever, to try out deployments |
+//! | `error` | the errors that end a simulation |
 //! | `policies` | whether routing on exact answers pays, in virtual time |
 
 mod attention;

@@ -1,4 +1,4 @@
-//! The results of routing without knowledge: the measure for routing with it.
+//! Routing without knowledge of the caches, as the baseline for routing with it.
 
 use kvatlas_core::wire::NameError;
 
@@ -7,8 +7,7 @@ use super::report::ratio;
 use super::request::Request;
 use fastrand::Rng;
 
-/// The share of blocks that a fleet has already when requests go to workers drawn at random: what routing without
-/// knowledge gets.
+/// Returns the share of the requests' blocks that are cached already when each request goes to a worker drawn at random.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! Drives a fleet through requests with a daemon as its router's memory, and checks what the daemon says.
+//! Drives a fleet through requests, with a router that asks a daemon, and checks the daemon's replies.
 //!
-//! Queries run side by side, and beside the events of the requests before them; so a reply of the run may be a few events old,
-//! as in any fleet. The requests are nevertheless served one after the other in their order, by one task, and the truth is
-//! what that task did. At a checkpoint no query is under way and the daemon has applied every event: from then on a reply
-//! must be the truth exactly. With a checkpoint after each request, the whole run is the same for the same seed.
+//! Queries run in parallel with each other, and with the events of the requests before them. So a reply of the run may be a few events
+//! old, as in any fleet. But one task serves the requests in their order, one after the other, and the truth is the result of that task.
+//! At a checkpoint no query is under way, and the daemon has applied every event: then a reply must be exactly the truth. With a
+//! checkpoint after each request, the whole run is the same for the same seed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;
@@ -29,36 +29,36 @@ use fastrand::Rng;
 
 /// Most queries in one request for checks.
 const BATCH_QUERIES_MAX: usize = 128;
-/// The largest request, or reply to one, that the checks aim at, in bytes; every NATS server lets twice as much through.
+/// Bytes that the checks aim at for a request and for its reply. Every NATS server lets twice as much through.
 const BATCH_BYTES: usize = 512 << 10;
-/// About how many bytes one holder takes in a reply.
+/// Approximate bytes of one holder in a reply.
 const HOLDER_BYTES: usize = 96;
-/// How many requests seen before are checked at a checkpoint.
+/// Number of earlier requests that are checked at a checkpoint.
 const CHECKPOINT_SAMPLE: usize = 64;
 
-/// Which of the requests are checked at the end.
+/// Requests that are checked at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalCheck {
-    /// Each of them.
+    /// All requests.
     All,
-    /// The last ones, at most this many.
+    /// The last requests, at most this many.
     Last(usize),
 }
 
-/// How to drive.
+/// Settings of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayOptions {
     /// The fleet.
     pub size: FleetSize,
-    /// Decides between equally good workers and which requests checkpoints look at.
+    /// Seed of the random choice between equally good workers, and of the requests that checkpoints check.
     pub seed: u64,
-    /// How many queries may be under way at once.
+    /// Most queries that may be under way at once.
     pub in_flight: NonZeroUsize,
-    /// How many requests there are between two checkpoints.
+    /// Number of requests between two checkpoints.
     pub checkpoint_requests: NonZeroUsize,
 }
 
-/// A fleet under way.
+/// A fleet that is being driven through requests.
 pub struct Replay<'session> {
     session: &'session Session,
     options: ReplayOptions,
@@ -72,13 +72,13 @@ pub struct Replay<'session> {
 
 /// The answer to one query of the run.
 struct Answer {
-    /// The reply; `None` while the daemon has not heard of the namespace.
+    /// The reply. `None` while the daemon does not know the namespace.
     reply: Option<QueryReply>,
     latency: Duration,
 }
 
 impl<'session> Replay<'session> {
-    /// A fleet of empty workers.
+    /// Creates a fleet of workers with empty caches.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl<'session> Replay<'session> {
         })
     }
 
-    /// Serves all requests, with checkpoints, then checks as much as `check` says.
+    /// Serves all requests, with checkpoints, then checks the requests that `check` names.
     ///
     /// `observe` is called after every request.
     ///
@@ -139,7 +139,7 @@ impl<'session> Replay<'session> {
         let before = self.tally.elapsed;
         let (routers, namespace) = (self.session.routers(), self.session.namespace());
         let ask = |request: &Request| {
-            // A task of its own, so that the latency has none of the time that this task spends on other requests.
+            // Each query has a task of its own, so that its latency does not include the time that this task spends on other requests.
             tokio::spawn(ask(routers.clone(), namespace.clone(), request.chain.clone()))
         };
         let answers = stream::iter(requests)
@@ -157,7 +157,7 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Routes one request by the daemon's answer, and publishes what that changed.
+    /// Routes one request by the daemon's answer, and publishes the changes in the worker's cache.
     async fn serve(&mut self, request: &Request, answer: Option<Answer>) -> Result<(), SimulationError> {
         let mut matches = vec![0; self.options.size.workers.get()];
         if let Some(answer) = answer {
@@ -200,7 +200,7 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Checks some requests drawn from these. Call it when [`Replay::advance`] is through.
+    /// Checks some requests drawn from `requests`. Call it only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
@@ -214,7 +214,7 @@ impl<'session> Replay<'session> {
         self.check(&drawn).await
     }
 
-    /// Checks the requests that `check` names, each distinct prompt once. Call it when [`Replay::advance`] is through.
+    /// Checks the requests that `check` names, each distinct prompt once. Call it only after [`Replay::advance`] has returned.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl<'session> Replay<'session> {
             let (batch, rest) = left.split_at(batch_length(left, self.options.size.workers.get()));
             left = rest;
             let Some(results) = self.settled(batch).await? else {
-                // Nothing was ever published: nobody holds anything.
+                // Nothing was ever published, so no worker holds any block.
                 continue;
             };
             for (number, chain) in batch.iter().enumerate() {
@@ -258,8 +258,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// The replies about these chains; none where nothing was ever published. All events are applied: where the daemon says that it
-    /// may be behind, the machine is busy, and it is asked again.
+    /// Returns the replies about these chains, or `None` if nothing was ever published. All events have been applied by now. If the
+    /// daemon still says that it may be behind, only the machine is busy, and the daemon is asked again.
     async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;
@@ -291,12 +291,12 @@ impl<'session> Replay<'session> {
         }
     }
 
-    /// Which workers hold how much of a chain, by the simulator's own account.
+    /// Returns the workers that hold leading blocks of a chain, by the simulator's own account.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         self.fleet.expected_holders(chain)
     }
 
-    /// The report on what has been done with these requests, which were all.
+    /// Returns the report on the whole run. `requests` must be all requests that were served.
     ///
     /// # Errors
     ///
@@ -308,7 +308,8 @@ impl<'session> Replay<'session> {
     }
 }
 
-/// How many of the chains, at least one, go into one request whose request and reply stay within bounds.
+/// Returns how many of the chains fit into one request, so that request and reply stay within bounds. Returns at least 1 if there is a
+/// chain.
 fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     let reply_bytes = workers.saturating_mul(HOLDER_BYTES).max(1);
     let queries_max = (BATCH_BYTES / reply_bytes).clamp(1, BATCH_QUERIES_MAX);
@@ -329,7 +330,7 @@ fn query(chain: &[SequenceHash]) -> SingleQuery {
     SingleQuery::new(QueryKey::SequenceHashes(chain.to_vec()))
 }
 
-/// Asks for one prompt. A prompt without a block has no query.
+/// Asks the daemon about one prompt. `None` if the prompt has no whole block, so that there is nothing to ask.
 async fn ask(
     routers: QueryClient,
     namespace: NamespaceName,

@@ -1,4 +1,4 @@
-//! The counts of a simulation, and its report.
+//! Counts of a simulation, and its report.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::fleet::FleetSize;
 
-/// How many differences are kept word for word.
+/// Most differences that are kept in words.
 const DIFFERENCES_KEPT: usize = 5;
 /// Significant digits of the latencies.
 const LATENCY_DIGITS: u8 = 3;
-/// The longest latency that is told apart, in microseconds.
+/// Longest latency that is recorded as it is, in microseconds. Longer ones count as this.
 const LATENCY_US_MAX: u64 = 60_000_000;
 
 /// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
@@ -24,11 +24,11 @@ pub struct QueryLatency {
     pub p99: u64,
     /// 999 of 1000 queries took no longer.
     pub p999: u64,
-    /// The longest.
+    /// The longest latency.
     pub max: u64,
 }
 
-/// The counts so far.
+/// Counts of a run so far.
 #[derive(Debug)]
 pub struct Tally {
     /// Requests served.
@@ -43,15 +43,15 @@ pub struct Tally {
     pub events: usize,
     /// Blocks stored or removed by the events.
     pub event_blocks: usize,
-    /// Distinct blocks in the daemon's index, when it was asked last.
+    /// Distinct blocks in the daemon's index, as its last status told.
     pub indexed_blocks: u64,
-    /// Replies during the run, while events were on their way, in which a holder was in doubt for longer than the moment.
+    /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Further replies in which a holder was in doubt for the moment alone: its events were being applied, or waited for it.
+    /// Further replies in which holders were in doubt for a moment only: their events were just being applied, or waited to be.
     pub momentary_replies: usize,
-    /// Replies compared with the truth, all events being applied.
+    /// Replies that were compared with the truth, after all events had been applied.
     pub checked_replies: usize,
-    /// Replies that differed from it.
+    /// Replies that differed from the truth.
     pub wrong_replies: usize,
     /// The first few differences, in words.
     pub differences: Vec<String>,
@@ -61,11 +61,11 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing counted.
+    /// Creates empty counts.
     ///
     /// # Errors
     ///
-    /// [`CreationError`] if the histogram's bounds made no sense, which would be an error in this function.
+    /// [`CreationError`] if the histogram's bounds are not valid, which would be an error in this function.
     pub fn new() -> Result<Self, CreationError> {
         Ok(Self {
             requests: 0,
@@ -85,7 +85,7 @@ impl Tally {
         })
     }
 
-    /// Counts a reply by what its holders' states are in doubt for.
+    /// Counts a reply with doubts: as momentary if all its doubts are of the moment, else as degraded.
     pub fn record_doubts(&mut self, reply: &QueryReply) {
         let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
         if in_doubt.peek().is_none() {
@@ -115,12 +115,12 @@ impl Tally {
         }
     }
 
-    /// The share of requested blocks that were held already.
+    /// Returns the share of requested blocks that the serving worker held already.
     pub fn hit_rate(&self) -> f64 {
         ratio(self.hit_blocks, self.requested_blocks)
     }
 
-    /// The latencies so far.
+    /// Returns the latencies so far.
     pub fn query_latency(&self) -> QueryLatency {
         QueryLatency {
             p50: self.latency_us.value_at_quantile(0.5),
@@ -130,7 +130,7 @@ impl Tally {
         }
     }
 
-    /// `count` per second of the time spent.
+    /// Returns `count` per second of the time spent.
     pub fn per_second(&self, count: usize) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 {
@@ -140,7 +140,7 @@ impl Tally {
         }
     }
 
-    /// How many queries have been answered in the run.
+    /// Returns how many queries have been answered in the run.
     pub fn queries(&self) -> u64 {
         self.latency_us.len()
     }
@@ -159,17 +159,17 @@ pub struct Report {
     pub seed: u64,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Share of them that the serving worker held already.
+    /// Share of these blocks that the serving worker held already.
     pub hit_rate: f64,
     /// The same share when the same requests go to workers drawn at random: what routing without knowledge gets.
     pub random_hit_rate: f64,
-    /// Replies that differed from the simulator's own account, all events being applied.
+    /// Replies that differed from the simulator's own account, after all events had been applied.
     pub wrong_replies: usize,
-    /// Replies compared with it.
+    /// Replies that were compared with the simulator's own account.
     pub checked_replies: usize,
-    /// Replies during the run in which a holder was in doubt for longer than the moment.
+    /// Replies during the run in which a holder was in doubt for more than a moment.
     pub degraded_replies: usize,
-    /// Further replies in which a holder was in doubt for the moment alone: `changing` or `behind`.
+    /// Further replies in which holders were in doubt for a moment only: `changing` or `behind`.
     pub momentary_replies: usize,
     /// Latencies of the queries of the run.
     pub query_us: QueryLatency,
@@ -183,9 +183,9 @@ pub struct Report {
     pub indexed_blocks: u64,
     /// Time spent on serving requests and on waiting until their events were applied, without the checks.
     pub elapsed_seconds: f64,
-    /// Requests a second of that time: each one query, its routing and the publishing of its events.
+    /// Requests per second of that time. Each request is one query, its routing, and the publishing of its events.
     pub requests_per_second: f64,
-    /// Blocks of events a second of that time.
+    /// Blocks of events per second of that time.
     pub blocks_per_second: f64,
     /// The first few differences, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -193,7 +193,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report on what was counted with a fleet of this size.
+    /// Creates the report on a run, from its counts and the size of its fleet.
     pub(super) fn new(tally: &Tally, size: FleetSize, seed: u64, random_hit_rate: f64) -> Self {
         Self {
             requests: tally.requests,
@@ -220,7 +220,7 @@ impl Report {
     }
 }
 
-/// A share; 0 of nothing.
+/// Returns `part` as a share of `whole`. 0 if `whole` is 0.
 pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 {
         0.0
@@ -229,7 +229,7 @@ pub(super) fn ratio(part: usize, whole: usize) -> f64 {
     }
 }
 
-/// A count for arithmetic on its size; exact up to 2^53.
+/// Converts a count to a floating-point number; exact up to 2^53.
 #[allow(
     clippy::cast_precision_loss,
     reason = "counts here stay far below 2^53, and a share needs no more digits"

@@ -5,18 +5,19 @@ use kvatlas_core::hash::{HashSeed, SequenceHash, block_hash, next_sequence_hash}
 /// A prompt that arrives at the fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// When it arrives, in milliseconds since the beginning of the simulated time.
+    /// Time of arrival, in milliseconds since the beginning of the simulated time.
     pub arrival_ms: u64,
-    /// The sequence hash of each block of the prompt: its rolling chain.
+    /// Sequence hash of each block of the prompt. Each hash covers all blocks up to its own.
     pub chain: Vec<SequenceHash>,
-    /// How many tokens the model answers, which is how long the request keeps a worker busy.
+    /// Number of tokens of the answer, which sets how long the request keeps a worker busy.
     pub output_tokens: u64,
 }
 
-/// The chain of a prompt whose blocks are known by an identifier each.
+/// Returns the chain of a prompt whose blocks are known by an identifier each.
 ///
-/// An identifier stands for the tokens of a block that nobody has. Its block hash is that of a block of two tokens, its
-/// halves. Equal identifiers get equal hashes, in every run and on every machine. The rest is the hash contract.
+/// The blocks' real tokens are not known. An identifier stands for them: its block hash is that of a block of two tokens, which are the
+/// identifier's halves. Equal identifiers get equal hashes, in every run and on every machine. The sequence hashes follow the hash
+/// contract.
 pub fn chain_of(block_ids: &[u64]) -> Vec<SequenceHash> {
     let mut chain = Vec::with_capacity(block_ids.len());
     extend_chain(&mut chain, block_ids.iter().copied());

@@ -1,9 +1,9 @@
-//! Which worker gets a request.
+//! Router of the simulated fleet: chooses the worker for a request.
 //!
-//! The router wants the first token soon and the others fast. A worker computes the prompts' blocks one after the other, so a
-//! first token waits for the worker's backlog and for the blocks that it does not hold; and the more blocks the worker's
-//! running requests attend to, the slower all of them get. The cost of a worker is the sum of the three, as in the router of
-//! Dynamo, each in time; the least wins.
+//! The router wants the first token soon, and the others fast. A worker computes the prompts' blocks one after the other. So a first
+//! token waits for the worker's backlog, and for the blocks that the worker does not hold. All running requests get slower with the
+//! number of blocks that they attend to. The cost of a worker is the sum of these three times, as in the router of Dynamo. The worker
+//! with the least cost is chosen.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,20 +11,20 @@ use std::collections::BinaryHeap;
 use super::request::Request;
 use fastrand::Rng;
 
-/// How long a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
+/// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// The cost of a block of a running request for another request, in microseconds. Answering reads the block again for each token,
-/// which is far less than to compute it.
+/// Cost of each block of a running request for another request, in microseconds. Decoding reads the block again for each token, which is
+/// far less work than to compute the block.
 const RUNNING_BLOCK_US: u64 = 2_000;
-/// How long a worker takes for a token of an answer, in microseconds.
+/// Time that a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;
 
-/// The knowledge of the router about one worker's load.
+/// Load of one worker, as the router knows it.
 #[derive(Debug, Default)]
 struct Load {
-    /// When it has computed all prompts, in microseconds of simulated time.
+    /// Time at which the worker will have computed all its prompts, in microseconds of simulated time.
     computed_at_us: u64,
-    /// The running requests: when each ends, and how many blocks it attends to.
+    /// The running requests: the end of each, and the number of blocks that it attends to.
     running: BinaryHeap<Reverse<(u64, u64)>>,
     /// Blocks of the running requests together.
     running_blocks: u64,
@@ -41,8 +41,8 @@ impl Load {
         }
     }
 
-    /// The cost of a request with so many matched blocks here, in microseconds of computing blocks, less what it costs where
-    /// nothing is matched and nothing runs.
+    /// Returns the cost of a request with so many matched blocks at this worker, in microseconds. The cost at an idle worker without
+    /// matched blocks counts as 0.
     fn cost_us(&self, now_us: u64, matched_blocks: u64) -> i128 {
         let backlog_us = i128::from(self.computed_at_us.saturating_sub(now_us));
         let running_us = i128::from(self.running_blocks) * i128::from(RUNNING_BLOCK_US);
@@ -51,7 +51,7 @@ impl Load {
     }
 }
 
-/// Routes requests, and keeps account of the work that it has given out.
+/// Routes requests, and keeps account of the work that it has given to workers.
 #[derive(Debug)]
 pub struct Router {
     loads: Vec<Load>,
@@ -60,7 +60,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router for this many workers, all idle.
+    /// Creates a router for this many workers, all idle.
     pub fn new(workers: usize, random: Rng) -> Self {
         Self {
             loads: (0..workers).map(|_| Load::default()).collect(),
@@ -69,10 +69,10 @@ impl Router {
         }
     }
 
-    /// The worker with the least cost for a request that arrives now; among equals the random numbers decide.
-    /// `matched_blocks` has one number a worker.
+    /// Returns the worker with the least cost for a request that arrives at `arrival_ms`. Among equals the random numbers decide.
+    /// `matched_blocks` has one number for each worker.
     ///
-    /// Time never goes back: a request that is older than the one before arrives with it.
+    /// Time never goes back: a request with an earlier time than the request before counts as arriving with it.
     pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
         self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
         let now_us = self.now_us;
@@ -88,7 +88,7 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Gives the request, of which the worker holds so many blocks, to the worker.
+    /// Notes that the worker gets the request, of which it holds `hit_blocks` blocks.
     pub fn assign(&mut self, worker: usize, request: &Request, hit_blocks: usize) {
         let Some(load) = self.loads.get_mut(worker) else {
             return;

@@ -1,4 +1,4 @@
-//! The connection of a simulation to a daemon: one in this process, or one that runs already.
+//! Connection of a simulation to a daemon, which runs in this process or elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -17,13 +17,13 @@ use kvatlas_process::broker::{ConnectPatience, connect, round_trip};
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};
 
-/// Messages that wait in a subscription of ours; ours are inboxes for replies.
+/// Most messages that wait in one of the simulation's subscriptions, which are inboxes for replies.
 pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
-/// How long the daemon may take to get ready, and the broker to answer.
+/// Most time that the daemon may take to get ready, and the broker to answer.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the daemon may go without applying anything that was published.
+/// Longest time for which the daemon may apply nothing of the published events.
 pub(super) const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
-/// Pauses before the daemon is asked again how far it is.
+/// Pauses before the daemon is asked again how far it has come.
 pub(super) const POLLS: Backoff = Backoff {
     pause_min: Duration::from_micros(500),
     pause_max: Duration::from_millis(50),
@@ -32,10 +32,10 @@ pub(super) const POLLS: Backoff = Backoff {
 /// The key of the setting that names the embedded broker's binary.
 const SERVER_BINARY: &str = "nats.server_binary";
 
-/// A configuration for a daemon with an embedded broker in this process, without snapshots.
+/// Returns a configuration for a daemon in this process with an embedded broker, without snapshots.
 ///
-/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts. So a simulation is the
-/// same everywhere, and touches no file of a daemon that is set up there.
+/// `admin` is an address to listen on, or `off`. Of the environment's variables, only the one that names the broker's binary is read. So
+/// a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
 ///
 /// # Errors
 ///
@@ -65,11 +65,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts a daemon in this process, with `config`, and connects to it as anybody would.
+    /// Starts a daemon in this process, with `config`, and connects to it over NATS like any client.
     ///
     /// # Errors
     ///
-    /// What the daemon can't start for, and [`SimulationError::NotReady`].
+    /// The errors of starting a daemon, and [`SimulationError::NotReady`].
     pub async fn embedded(config: Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
         let prefix = config.subjects.prefix.clone();
         let daemon = Box::pin(Daemon::start(config)).await?;
@@ -80,12 +80,12 @@ impl Session {
         Self::connect(Some(daemon), &nats, &prefix, namespace).await
     }
 
-    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. Its namespace must be free: nobody
-    /// else's workers, and none of an earlier simulation.
+    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. The namespace must be free: without any workers,
+    /// not even those of an earlier simulation.
     ///
     /// # Errors
     ///
-    /// [`SimulationError::NamespaceInUse`], and whatever keeps us from reaching the daemon.
+    /// [`SimulationError::NamespaceInUse`], and the errors of connecting to the daemon and asking it.
     pub async fn remote(config: &Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
         let session = Self::connect(None, &config.nats, &config.subjects.prefix, namespace).await?;
         let status = session.status().await?;
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// Queries and events travel on connections of their own, as they do in a fleet.
+    /// Connects to NATS. Queries and events have a connection each, as they do in a fleet.
     async fn connect(
         daemon: Option<Daemon>,
         nats: &NatsConfig,
@@ -125,39 +125,39 @@ impl Session {
         })
     }
 
-    /// Lets workers publish through `transport`; core NATS unless told otherwise.
+    /// Sets the transport through which workers publish. Core NATS is the default.
     #[must_use]
     pub fn publishing_by(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// The address where the daemon of this process serves metrics, if it does.
+    /// Returns the address at which the daemon of this process serves metrics, if it does.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.daemon.as_ref().and_then(Daemon::admin_address)
     }
 
-    /// The URL of the broker of this process's daemon.
+    /// Returns the URL of the broker of this process's daemon, if there is such a daemon.
     pub fn broker_url(&self) -> Option<String> {
         let url = self.daemon.as_ref()?.nats().urls.first()?;
         Some(format!("nats://{}:{}", url.host(), url.port()))
     }
 
-    /// The process of that broker.
+    /// Returns the process id of that broker, if there is one.
     pub fn broker_pid(&self) -> Option<u32> {
         self.daemon.as_ref()?.broker_pid()
     }
 
-    /// A client for queries.
+    /// Returns the client for queries.
     pub fn routers(&self) -> &QueryClient {
         &self.routers
     }
 
-    /// The namespace.
+    /// Returns the namespace of the simulated workers.
     pub fn namespace(&self) -> &NamespaceName {
         &self.namespace
     }
 
-    /// A publisher for one worker, in a new epoch, that makes a batch of every call.
+    /// Starts a publisher for one worker, in a new epoch. It makes a batch of every call.
     ///
     /// # Errors
     ///
@@ -177,16 +177,16 @@ impl Session {
         Ok(HolderPublisher::start(nats, &self.subjects, holder, options).await?)
     }
 
-    /// The state of the namespace; `None` while the daemon has not heard of it.
+    /// Asks for the status of the namespace. `None` while the daemon does not know the namespace.
     async fn status(&self) -> Result<Option<StatusReply>, ClientError> {
         known(self.routers.status(&self.namespace).await)
     }
 
-    /// Waits until the daemon has applied all batches up to these cursors; returns its status then.
+    /// Waits until the daemon has applied all batches up to these cursors, and returns the namespace's status then.
     ///
     /// # Errors
     ///
-    /// [`SimulationError::Stalled`] if it does not apply anything for 30 seconds.
+    /// [`SimulationError::Stalled`] if the daemon does not apply anything for 30 seconds.
     pub(super) async fn wait_for_cursors(
         &self,
         cursors: &[WorkerCursor],
@@ -194,13 +194,13 @@ impl Session {
         self.wait_until(|status| behind(cursors, status)).await
     }
 
-    /// Takes the workers' leave, so that the daemon forgets them, and waits until it has.
+    /// Sends the workers' goodbyes, so that the daemon forgets the workers, and waits until it has. `workers` must be sorted.
     ///
-    /// The batches are in a new epoch: they are right whatever the workers' publishers sent last.
+    /// The goodbyes are in a new epoch. So they are valid whatever the workers' earlier publishers sent last.
     ///
     /// # Errors
     ///
-    /// [`SimulationError::Stalled`] if it has not after 30 seconds.
+    /// [`SimulationError::Stalled`] if the daemon does not forget any further worker for 30 seconds.
     pub async fn say_goodbye(&self, workers: &[WorkerName]) -> Result<(), SimulationError> {
         for worker in workers {
             self.publisher(worker).await?.say_goodbye().await?;
@@ -218,7 +218,7 @@ impl Session {
         self.wait_until(present).await.map(|_| ())
     }
 
-    /// Asks for the status until `backlog` finds no worker behind; gives up when nothing changes.
+    /// Asks for the status until `backlog` finds no worker that is behind. Fails if nothing changes for [`PROGRESS_PATIENCE`].
     async fn wait_until(
         &self,
         backlog: impl Fn(Option<&StatusReply>) -> Backlog,
@@ -248,7 +248,7 @@ impl Session {
         }
     }
 
-    /// Ends the session, and with it the daemon of this process.
+    /// Ends the session, and with it the daemon of this process. Returns the report of the daemon's stop, if there was such a daemon.
     pub async fn close(self) -> Option<StopReport> {
         match self.daemon {
             Some(daemon) => Some(Box::pin(daemon.stop()).await),
@@ -257,12 +257,12 @@ impl Session {
     }
 }
 
-/// How far the daemon is behind.
+/// Extent to which the daemon is behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Backlog {
-    /// Workers of which it has not applied everything.
+    /// Number of workers of which the daemon has not applied everything.
     workers: usize,
-    /// Sum of the numbers of the batches applied last of these workers; changes as long as it gets on.
+    /// Sum of these workers' last applied batch numbers. It changes as long as the daemon makes progress.
     applied: u64,
 }
 
@@ -279,7 +279,7 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
             (&holder.worker, cursor)
         })
         .collect();
-    // Heartbeats may have taken a holder further.
+    // Heartbeats may have moved a holder beyond its cursor.
     let is_behind = |(worker, cursor): &&WorkerCursor| reached.get(worker).is_none_or(|at| at < cursor);
     let behind: Vec<&WorkerCursor> = cursors.iter().filter(is_behind).collect();
     let applied =
@@ -290,11 +290,11 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
     }
 }
 
-/// The answer about a namespace that may not exist yet.
+/// Turns the refusal about a namespace that may not exist yet into `None`.
 pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        // A daemon that has just begun to follow the events does not know yet who publishes.
+        // A daemon that has just begun to follow the events does not know the publishers yet.
         Err(ClientError::Refused(error))
             if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
         {

@@ -1,7 +1,7 @@
-//! A fleet that goes on at a steady rate on a daemon that may come and go.
+//! A fleet that serves requests at a steady rate for ever, with a daemon that may come and go.
 //!
-//! Unlike a [replay](super::Replay), nothing is checked, and no failure ends it. A request that gets no answer goes to any worker, as it
-//! would in a fleet.
+//! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request without an answer goes to any
+//! worker, as it would in a real fleet.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -21,34 +21,34 @@ use super::synthetic::SyntheticLoad;
 use kvatlas_config::Config;
 use kvatlas_process::broker::{ConnectPatience, connect};
 
-/// How long a router waits for an answer.
+/// Longest time that a router waits for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the workers' leave may take.
+/// Longest time that the workers' goodbyes may take.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How the fleet goes on.
+/// Settings of a steady fleet.
 #[derive(Debug, Clone)]
 pub struct SteadyOptions {
-    /// The namespace of the workers. Nobody else may use their names in it.
+    /// The namespace of the workers. No other process may use their names in it.
     pub namespace: NamespaceName,
     /// The fleet.
     pub size: FleetSize,
     /// Requests a second.
     pub rate: NonZeroU32,
-    /// Decides the conversations, and between equally good workers.
+    /// Seed of the conversations, and of the choice between equally good workers.
     pub seed: u64,
-    /// How events travel.
+    /// Transport of the events.
     pub transport: Transport,
 }
 
-/// The counts since the last look.
+/// Counts of one call of [`SteadyFleet::go_on`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SteadyTally {
     /// Requests served.
     pub requests: u64,
-    /// Their blocks.
+    /// Blocks of these requests.
     pub requested_blocks: usize,
-    /// Their blocks that the chosen worker held.
+    /// Blocks of these requests that the chosen worker held.
     pub hit_blocks: usize,
     /// Requests that the daemon did not answer.
     pub unanswered: u64,
@@ -56,7 +56,7 @@ pub struct SteadyTally {
     pub degraded: u64,
 }
 
-/// A fleet under way.
+/// A running steady fleet.
 pub struct SteadyFleet {
     options: SteadyOptions,
     routers: QueryClient,
@@ -67,11 +67,11 @@ pub struct SteadyFleet {
 }
 
 impl SteadyFleet {
-    /// A fleet of empty workers. It does not wait for NATS or the daemon.
+    /// Creates a fleet of workers with empty caches. Does not wait for NATS or the daemon.
     ///
     /// # Errors
     ///
-    /// [`SimulationError::Connect`] if the credentials cannot be used; [`SimulationError::Prefix`] if the subjects' prefix cannot.
+    /// [`SimulationError::Connect`] if the credentials cannot be used; [`SimulationError::Prefix`] if the subjects' prefix is not valid.
     pub async fn start(config: &Config, options: SteadyOptions) -> Result<Self, SimulationError> {
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let open = |role: &'static str| {
@@ -109,14 +109,14 @@ impl SteadyFleet {
         })
     }
 
-    /// Serves requests for `time`, and tells what happened.
+    /// Serves requests for `time`, and returns the counts of that time.
     ///
     /// # Errors
     ///
     /// [`SimulationError::Publisher`] if a publisher has ended.
     pub async fn go_on(&mut self, time: Duration) -> Result<SteadyTally, SimulationError> {
         let mut arrivals = tokio::time::interval(Duration::from_secs(1) / self.options.rate.get());
-        // What a slow answer held up is not made up for.
+        // Requests that a slow answer held up are not made up for.
         arrivals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let until = Instant::now() + time;
         while arrivals.tick().await < until {
@@ -125,7 +125,7 @@ impl SteadyFleet {
         Ok(std::mem::take(&mut self.tally))
     }
 
-    /// Takes the leave of all workers, so that daemons forget them.
+    /// Sends the goodbyes of all workers, so that daemons forget them.
     pub async fn say_goodbye(self) {
         let leave = self.publishers.into_iter().map(HolderPublisher::say_goodbye);
         let leaves = futures_util::future::join_all(leave);
@@ -134,7 +134,7 @@ impl SteadyFleet {
         }
     }
 
-    /// Routes one request by the daemon's answer, and publishes what that changed.
+    /// Routes one request by the daemon's answer, publishes the changes in the worker's cache, and reports the outcome.
     async fn serve_next(&mut self) -> Result<(), SimulationError> {
         let Some(request) = self.load.next() else {
             return Ok(());
@@ -147,7 +147,7 @@ impl SteadyFleet {
                 holders.clone_from(&reply.holders);
                 self.tally.degraded += u64::from(reply.holders.iter().any(|holder| !holder.exact));
             }
-            // Nobody has published yet.
+            // No worker has published yet.
             Err(ClientError::Refused(error))
                 if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) => {}
             Err(error) => {
@@ -170,7 +170,8 @@ impl SteadyFleet {
         Ok(())
     }
 
-    /// Tells what a request found of what an answer promised, as a router does from what the engine says.
+    /// Reports the outcome of a request: the blocks that it found, beside the blocks that the answer promised. A router learns that from
+    /// the engine.
     async fn tell(&self, promised: Option<&HolderMatch>, hit_blocks: usize) {
         let Some(promised) = promised else { return };
         let found = hit_blocks.saturating_mul(BlockSize::default().as_usize());

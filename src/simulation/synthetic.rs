@@ -1,7 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
-//! Every turn asks with all that was said before. The worker that served the turn before holds nearly the whole prompt. Any
-//! worker holds its system prompt. So a router must tell the workers apart.
+//! The prompt of every turn begins with the whole conversation before. The worker that served the turn before holds nearly the whole
+//! prompt, and any worker holds its system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,11 +11,11 @@ use kvatlas_core::hash::SequenceHash;
 use super::request::{Request, extend_chain};
 use fastrand::Rng;
 
-/// How many conversations go on side by side.
+/// Number of conversations that go on at the same time.
 const CONVERSATIONS: u64 = 160;
-/// How many system prompts there are.
+/// Number of system prompts.
 const SYSTEM_PROMPTS: u64 = 6;
-/// Blocks of a system prompt.
+/// Fewest and most blocks of a system prompt. The ranges below are of the same form.
 const SYSTEM_PROMPT_BLOCKS: (u64, u64) = (8, 40);
 /// Turns of a conversation.
 const TURNS: (u64, u64) = (1, 12);
@@ -32,13 +32,13 @@ const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
     next_turn_ms: u64,
-    /// Makes the order of simultaneous turns definite.
+    /// Number of the conversation, which makes the order of simultaneous turns definite.
     number: u64,
     turns_left: u64,
     chain: Vec<SequenceHash>,
 }
 
-/// An endless load; the same for the same seed. Requests come in the order of their arrival.
+/// An endless load, which is the same for the same seed. Requests come in the order of their arrival.
 #[derive(Debug)]
 pub struct SyntheticLoad {
     random: Rng,
@@ -49,7 +49,7 @@ pub struct SyntheticLoad {
 }
 
 impl SyntheticLoad {
-    /// The load of `seed`.
+    /// Creates the load of `seed`.
     pub fn new(seed: u64) -> Self {
         let mut load = Self {
             random: Rng::with_seed(seed),
@@ -70,7 +70,7 @@ impl SyntheticLoad {
         load
     }
 
-    /// Begins a conversation on a system prompt. Of two draws the lower counts, so that some prompts are more popular.
+    /// Begins a conversation with a system prompt. The prompt is the lower of two random draws, so that some prompts are more popular.
     fn begin(&mut self, at_ms: u64) {
         let prompts = self.system_prompts.len();
         let drawn = self.random.usize(..prompts).min(self.random.usize(..prompts));
@@ -85,7 +85,7 @@ impl SyntheticLoad {
         }));
     }
 
-    /// Adds blocks that nobody has said before.
+    /// Adds new blocks, which no other conversation has.
     fn say(&mut self, chain: &mut Vec<SequenceHash>, (least, most): (u64, u64)) {
         let blocks = self.random.u64(least..=most);
         extend_chain(chain, self.next_block_id..self.next_block_id + blocks);

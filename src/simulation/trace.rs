@@ -4,10 +4,10 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 //! ```
 //!
-//! `timestamp` is in milliseconds; each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with
-//! its prefix. `output_length` says for how many tokens a worker is busy, 0 where it is absent; what the model answered takes
-//! part only where a later request of the trace repeats it. Other keys are passed over, and so are empty lines. The format and
-//! the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
+//! `timestamp` is in milliseconds. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its prefix.
+//! `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an answer matters
+//! only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The format and the traces are
+//! those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -19,9 +19,9 @@ use super::request::{Request, chain_of};
 
 /// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Most blocks of one request: with the blocks evicted for it they fit a NATS message of 1 MiB, every server's default.
+/// Most blocks of one request. Together with the blocks evicted for it, they fit into a NATS message of 1 MiB, every server's default.
 const REQUEST_BLOCKS_MAX: usize = 32_768;
-/// Most blocks of all requests together: half a gibibyte of memory.
+/// Most blocks of all requests together. They take half a gibibyte of memory.
 const TRACE_BLOCKS_MAX: usize = 1 << 26;
 
 /// Why a trace can't be used.
@@ -60,7 +60,7 @@ pub enum TraceError {
     Syntax {
         /// Number of the line, from 1.
         line: u64,
-        /// The parser's error; its columns are those of the line.
+        /// The parser's error. Its columns count within the line.
         source: serde_json::Error,
     },
     /// A request has too many blocks.
@@ -68,9 +68,9 @@ pub enum TraceError {
     RequestTooLong {
         /// Number of the line, from 1.
         line: u64,
-        /// How many it has.
+        /// Number of blocks of the request.
         blocks: usize,
-        /// How many are allowed.
+        /// Most blocks that are allowed.
         blocks_max: usize,
     },
     /// The requests have too many blocks together.
@@ -78,7 +78,7 @@ pub enum TraceError {
     TraceTooLong {
         /// Number of the line, from 1.
         line: u64,
-        /// How many blocks are allowed.
+        /// Most blocks that are allowed.
         blocks_max: usize,
     },
     /// There is nothing to replay.
@@ -86,7 +86,7 @@ pub enum TraceError {
     Empty,
 }
 
-/// One line. Keys that are not named here are passed over.
+/// One line of the trace. Keys that are not named here are ignored.
 #[derive(Deserialize)]
 struct TraceLine {
     timestamp: u64,
@@ -95,11 +95,11 @@ struct TraceLine {
     output_length: u64,
 }
 
-/// Reads a trace file; at most `requests_max` requests where that is given.
+/// Reads the requests of a trace file, at most `requests_max` if that is given.
 ///
 /// # Errors
 ///
-/// Any [`TraceError`]; nothing is read in part.
+/// Any [`TraceError`]. After an error, none of the requests is returned.
 pub fn read_trace(path: &Path, requests_max: Option<usize>) -> Result<Vec<Request>, TraceError> {
     let file = File::open(path).map_err(|source| TraceError::Open {
         path: path.to_owned(),
@@ -108,7 +108,7 @@ pub fn read_trace(path: &Path, requests_max: Option<usize>) -> Result<Vec<Reques
     parse_trace(BufReader::new(file), requests_max)
 }
 
-/// As [`read_trace`], from anywhere.
+/// Reads the requests of a trace as [`read_trace`] does, from any input.
 pub fn parse_trace(mut input: impl BufRead, requests_max: Option<usize>) -> Result<Vec<Request>, TraceError> {
     let requests_max = requests_max.unwrap_or(usize::MAX);
     let (mut requests, mut blocks) = (Vec::new(), 0_usize);
@@ -137,7 +137,7 @@ pub fn parse_trace(mut input: impl BufRead, requests_max: Option<usize>) -> Resu
     Ok(requests)
 }
 
-/// Reads the next line into `text`; says whether there was one.
+/// Reads the next line into `text`. Returns whether there was a line.
 fn read_line(input: &mut impl BufRead, line: u64, text: &mut Vec<u8>) -> Result<bool, TraceError> {
     text.clear();
     let read = input

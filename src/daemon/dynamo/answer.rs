@@ -23,7 +23,7 @@ pub(super) struct Indexer {
 }
 
 impl Indexer {
-    /// The answer to `question`: who certainly has how many of the prompt's blocks.
+    /// Returns the answer to `question`: the workers whose state is certain, each with its number of the prompt's leading blocks.
     pub(super) fn answer(&self, question: &Question) -> Value {
         let found = self.find(question);
         let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
@@ -38,7 +38,7 @@ impl Indexer {
         let model = ModelKey::of_tenant(question.model_name.clone(), String::new());
         let refused = |error| self.errors.failed(ErrorCode::BadRequest, &error);
         let namespace = model.namespace().map_err(refused).ok()?;
-        // What is found of a part is found of the whole.
+        // Blocks that are found in the prompt's beginning are leading blocks of the whole prompt too.
         let hashes = question
             .block_hashes
             .iter()
@@ -60,9 +60,10 @@ impl Indexer {
     }
 }
 
-/// Dynamo's words for who has what. `scores` are blocks on the device; `hits` of a lower tier are the blocks that follow those of the tiers before.
+/// Returns the holders in Dynamo's format. `scores` count leading blocks on the device. `hits` of a lower tier count the blocks that
+/// follow the blocks of the tiers before it.
 ///
-/// Workers whose state is in doubt are left out, and so are those whose names are no numbers: Dynamo does not know them.
+/// Workers whose state is in doubt are left out. Workers whose names are not numbers are left out too: Dynamo does not know them.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Keeping the record of an instance where routers look for it: in etcd, under a lease, or in a folder of files.
+//! Discovery of this daemon: keeps an instance's record where routers look for it. That is etcd (under a lease), or a folder of files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,11 +14,12 @@ use kvatlas_telemetry::LogGate;
 use super::messages::{Instance, Transport};
 use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 
-/// How long etcd keeps the record of a process that is gone.
+/// Seconds for which etcd keeps the record of a process that is gone.
 const LEASE_SECONDS: u64 = 10;
-/// Time between two writes: several fit into a lease, so that replicas that share a record keep it when one of them ends.
+/// Time between two writes of a record. Several writes fit into one lease. So when one of the replicas that share a record ends, the
+/// others keep the record.
 const REFRESH: Duration = Duration::from_secs(2);
-/// Longest answer of etcd, in bytes: it says how a record was written.
+/// Longest answer of etcd to a write, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 static FAILED_GATE: LogGate = LogGate::new();
@@ -32,7 +33,8 @@ enum DiscoveryError {
     Etcd(#[from] EtcdError),
 }
 
-/// Keeps the record of `instance` until `stop`, and takes it away then. Replicas that share a record leave it to the others.
+/// Keeps the record of `instance` until `stop`, and then removes it. Over NATS, replicas share one record. A shared record in etcd is not
+/// removed: its lease ends unless another replica keeps it. A shared file is removed, and another replica writes it again.
 pub(super) async fn keep_record(
     discovery: Discovery,
     instance: Instance,
@@ -58,11 +60,11 @@ pub(super) async fn keep_record(
         }
     }
     let removed = match &discovery {
-        // Another replica writes it again where there is one.
+        // If another replica shares the file, it writes the file again.
         Discovery::Files(folder) => {
             std::fs::remove_file(file_of(folder, &instance.key())).map_err(Into::into)
         }
-        // Its lease ends unless another replica has put it since.
+        // The record ends with this replica's lease, unless another replica has since put the record under its own.
         Discovery::Etcd(_) if is_shared => Ok(()),
         Discovery::Etcd(authority) => revoke(authority, lease).await,
     };
@@ -71,7 +73,7 @@ pub(super) async fn keep_record(
     }
 }
 
-/// The file of a key: `v1/instances/` is a folder, and the rest is percent-encoded.
+/// Returns the file of a key: `v1/instances/` is a folder, and the rest is a percent-encoded file name.
 fn file_of(folder: &Path, key: &str) -> PathBuf {
     let (bucket, name) = match key.match_indices('/').nth(1) {
         Some((at, _)) => (&key[..at], &key[at + 1..]),
@@ -96,7 +98,7 @@ fn write_file(path: &Path, content: &str) -> Result<(), DiscoveryError> {
     Ok(())
 }
 
-/// Puts a record under a lease, which is made where there is none, and kept alive.
+/// Writes a record to etcd under `lease`. First renews the lease, or makes a new one if there is none or it has ended.
 async fn put(
     authority: &str,
     key: &str,
@@ -117,7 +119,7 @@ async fn put(
     Ok(())
 }
 
-/// Keeps a lease alive; false where it has ended.
+/// Renews a lease. Returns false if the lease has already ended.
 async fn is_alive(authority: &str, id: &str) -> Result<bool, EtcdError> {
     let kept = post(authority, "lease/keepalive", &json!({"ID": id})).await?;
     let left = kept.pointer("/result/TTL").and_then(Value::as_str);

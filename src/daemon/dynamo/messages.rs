@@ -10,7 +10,7 @@ use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 /// The endpoint that routers ask.
 const ENDPOINT: &str = "kv_indexer_query";
 
-/// The place where requests for an instance go.
+/// Way by which requests reach an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Transport {
     /// A subject of NATS.
@@ -23,12 +23,12 @@ pub(super) enum Transport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) component: Component,
-    /// Routers know instances of one endpoint by these numbers.
+    /// Number by which routers tell instances of one endpoint apart.
     pub(super) id: u64,
 }
 
 impl Instance {
-    /// The key of its record: `v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`.
+    /// Key of the instance's record: `v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`.
     pub(super) fn key(&self) -> String {
         format!("v1/instances/{}", self.path())
     }
@@ -38,13 +38,13 @@ impl Instance {
         format!("{namespace}/{name}/{ENDPOINT}/{:x}", self.id)
     }
 
-    /// The subject on which it is asked over NATS.
+    /// Subject of NATS on which routers ask the instance.
     pub(super) fn subject(&self) -> String {
         let Component { namespace, name } = &self.component;
         format!("{namespace}_{name}.{ENDPOINT}-{:x}", self.id)
     }
 
-    /// The path by which it is asked over TCP.
+    /// Path with which routers ask the instance over TCP.
     pub(super) fn tcp_path(&self) -> String {
         let Component { namespace, name } = &self.component;
         format!("{:x}/{namespace}/{name}/{ENDPOINT}", self.id)
@@ -70,19 +70,19 @@ impl Instance {
     }
 }
 
-/// The errors that a request can have.
+/// Errors of reading a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
-    /// The message is shorter than it says.
+    /// The message is shorter than the lengths in its head.
     #[error("a message of two parts is cut off")]
     Cut,
-    /// The sender has summed up another message.
+    /// The checksum does not fit the message.
     #[error("the checksum of a message of two parts is another")]
     Checksum,
-    /// A part is not the JSON that it has to be.
+    /// A part is not valid JSON of the expected form.
     #[error("{part} cannot be read: {source}")]
     Json {
-        /// Which part.
+        /// The part's name.
         part: &'static str,
         /// The parser's error.
         source: serde_json::Error,
@@ -92,7 +92,7 @@ pub(super) enum MessageError {
     Transport(String),
 }
 
-/// Header and body of a message.
+/// Splits a message into header and body, after a check of lengths and checksum.
 fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let (head, rest) = message
         .split_first_chunk::<HEAD_BYTES>()
@@ -109,12 +109,12 @@ fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     }
 }
 
-/// How an answer is sent.
+/// Destination of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct ReplyTo {
-    /// `HOST:PORT`, where the router takes answers.
+    /// `HOST:PORT` at which the router takes answers.
     pub(super) address: String,
-    /// Which request it is.
+    /// Name by which the router knows the request.
     pub(super) subject: String,
 }
 
@@ -123,14 +123,14 @@ pub(super) struct ReplyTo {
 pub(super) struct Question {
     /// The model.
     pub(super) model_name: String,
-    /// The contract's block hashes of the prompt.
+    /// Hashes of the prompt's blocks, as the query contract calls block hashes.
     pub(super) block_hashes: Vec<u64>,
-    /// Whether only the device's tier counts.
+    /// Whether only blocks on the device count.
     #[serde(default)]
     pub(super) device_only: bool,
 }
 
-/// A request: where its answer goes, and the question, if that can be read.
+/// A request: the destination of its answer, and the question, or the error if the question cannot be read.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) reply_to: ReplyTo,
@@ -141,7 +141,7 @@ pub(super) struct Asked {
 ///
 /// # Errors
 ///
-/// [`MessageError`] where nobody can be answered.
+/// [`MessageError`] if the destination of the answer cannot be read, so that no answer can be sent.
 pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
     #[derive(Deserialize)]
     struct Control {
@@ -167,7 +167,8 @@ pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
     })
 }
 
-/// All that is sent to the router for an answer: who sends it, that it is no failure, the answer, and the end.
+/// Returns all bytes that are sent to the router for `answer`: the request's subject, the note that there is no error, the answer, and
+/// two marks of the end.
 pub(super) fn response(reply_to: &ReplyTo, answer: &serde_json::Value) -> Bytes {
     let hello = json!({"subject": reply_to.subject, "stream_type": "response"}).to_string();
     let data = json!({"data": answer, "complete_final": false}).to_string();

@@ -8,8 +8,8 @@
 //!    └─────── answer, over a connection to the address in the request ──▶
 //! ```
 //!
-//! The router has no fallback: where it is not answered, its requests fail. So a request always gets an answer. A worker whose state is in
-//! doubt is left out, an unknown model has no workers, and a daemon that is not ready knows nobody.
+//! The router has no fallback: without an answer its requests fail. So every request gets an answer. A worker whose state is in doubt is
+//! left out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all.
 //!
 //! | file | what |
 //! |---|---|

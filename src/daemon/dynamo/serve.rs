@@ -1,4 +1,4 @@
-//! Taking routers' requests, over NATS and TCP, and giving answers back.
+//! Server for Dynamo's routers: takes their requests, over NATS or TCP, and sends the answers back.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,17 +29,17 @@ use super::answer::Indexer;
 use super::discovery::keep_record;
 use super::messages::{Instance, MessageError, ReplyTo, Transport, read_request, response};
 
-/// Longest request, in bytes: hashes in JSON take about twenty each.
+/// Longest request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
-/// Requests that are answered at the same time; further ones wait.
+/// Most requests that are answered at the same time; further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Time that a connection still has after the stop.
+/// Time for which a connection may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest path, and longest headers, in bytes.
+/// Longest path and longest headers of a request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Bytes of one unit of the room for requests that are received.
+/// Bytes for which one permit of the semaphore `Service::room` stands.
 const ROOM_BYTES: usize = 1 << 10;
-/// Messages that may wait on the connection to NATS.
+/// Most messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
 static UNREADABLE_GATE: LogGate = LogGate::new();
@@ -48,10 +48,10 @@ static UNANSWERED_GATE: LogGate = LogGate::new();
 /// Why Dynamo's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum DynamoError {
-    /// The connection to NATS.
+    /// NATS cannot be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The listener.
+    /// The listener for routers cannot be opened.
     #[error("cannot listen on {address} for Dynamo's routers: {source}")]
     Listen {
         /// The address.
@@ -61,7 +61,7 @@ pub enum DynamoError {
     },
 }
 
-/// Serves Dynamo's routers as tasks of `stage`, where components are configured.
+/// Serves Dynamo's routers as tasks of `stage`. Does nothing if no components are configured.
 pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), DynamoError> {
     let config = &shared.config.dynamo;
     if config.components.is_empty() {
@@ -86,7 +86,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         None => Transport::Nats,
         Some(address) => Transport::Tcp(listen(address, config, &service, stage).await?),
     };
-    // Replicas share the record of a subject. A listener has its own.
+    // Over NATS, replicas share one record, so their seeds are equal. Each TCP listener has a record of its own.
     let seed = match &transport {
         Transport::Nats => shared.config.subjects.prefix.clone(),
         Transport::Tcp(address) => format!("{} {address}", instance_name(&shared.nats.connection_name)),
@@ -112,7 +112,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     Ok(())
 }
 
-/// The instance of a component. Its number is positive as a signed one, as Dynamo's are.
+/// Returns the instance of a component, with an id that follows from `seed`. The id fits a positive signed 64-bit number, as Dynamo's ids
+/// do.
 fn instance(component: &Component, seed: &str) -> Instance {
     let name = format!("kvatlas {seed} {component}");
     Instance {
@@ -121,21 +122,21 @@ fn instance(component: &Component, seed: &str) -> Instance {
     }
 }
 
-/// Answers requests, whichever way they come.
+/// Answers requests, over NATS and over TCP alike.
 struct Service {
     indexer: Indexer,
     answers: Arc<Semaphore>,
-    /// Room for requests that are received over TCP.
+    /// Memory for requests that are being received over TCP: one permit for each `ROOM_BYTES`.
     room: Semaphore,
     idle_timeout: Duration,
-    /// Time for a request to come, and for its answer to be taken.
+    /// Most time for a request to arrive, and for the router to take its answer.
     request_timeout: Duration,
     metrics: DynamoMetrics,
     stop: CancellationToken,
 }
 
 impl Service {
-    /// Answers a request in a task of its own. Waits while too many are answered.
+    /// Answers a request in a task of its own. First waits until fewer than `ANSWERS_MAX` requests are being answered.
     async fn take(self: &Arc<Self>, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
@@ -148,7 +149,7 @@ impl Service {
         });
     }
 
-    /// Answers a request. None where the daemon stops.
+    /// Answers a request and returns its outcome. `None` if the daemon stops meanwhile.
     async fn answer(&self, message: &[u8], _permit: OwnedSemaphorePermit) -> Option<DynamoOutcome> {
         let asked = match read_request(message) {
             Ok(asked) => asked,
@@ -178,7 +179,7 @@ impl Service {
         Some(DynamoOutcome::NotTaken)
     }
 
-    /// Room for a request of so many bytes.
+    /// Reserves memory for a request of `bytes`. Fails if the requests that are being received leave too little.
     fn room(&self, bytes: usize) -> io::Result<SemaphorePermit<'_>> {
         let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
         self.room.try_acquire_many(units).map_err(|_| {
@@ -200,13 +201,13 @@ async fn send(reply_to: &ReplyTo, answer: Bytes) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.write_all(&answer).await?;
     stream.shutdown().await?;
-    // What comes back are wishes to end, which is what happens.
+    // The router sends back at most requests to end the stream, and the stream ends anyway: they are read and ignored.
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())
 }
 
-/// Serves the requests on a subject, which replicas share, until the stop.
+/// Serves the requests on `subject` until the stop. Replicas share them out as a queue group.
 async fn serve_subject(client: Client, subject: String, group: String, service: Arc<Service>) {
     let subscribed = client.queue_subscribe(subject.clone(), group).await;
     let mut messages = match subscribed {
@@ -220,14 +221,15 @@ async fn serve_subject(client: Client, subject: String, group: String, service: 
         };
         let Some(message) = message else { break };
         if let Some(reply) = message.reply {
-            // Whoever asks waits for this acknowledgement first. A lost connection brings its requests to another replica.
+            // The router waits for this acknowledgement before it waits for the answer. If a connection is lost, its requests go to
+            // another replica.
             let _ = client.publish(reply, Bytes::new()).await;
         }
         service.take(message.payload).await;
     }
 }
 
-/// Listens for routers. Returns the address that they are told.
+/// Listens for routers over TCP. Returns the address that the discovery record gives them.
 async fn listen(
     address: SocketAddr,
     config: &DynamoConfig,
@@ -260,7 +262,7 @@ async fn listen(
     Ok(format!("{host}:{port}"))
 }
 
-/// Serves a connection until it ends, breaks a limit or is displaced, or the daemon stops.
+/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced), or the daemon stops.
 async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
     tokio::select! {
         ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {
@@ -271,7 +273,7 @@ async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Serv
     }
 }
 
-/// Takes the requests of one connection: path, headers and payload of each, each after its length.
+/// Takes the requests of one connection. A request is a path, headers and a payload, each after its length.
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
         let path = timeout(service.idle_timeout, stream.read_u16()).await??;
@@ -283,13 +285,13 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
     }
 }
 
-/// The rest of a request, and its room.
+/// Receives the rest of a request, after the length `path` of its path. Returns the payload and the memory reserved for it.
 async fn receive<'s>(
     stream: &mut TcpStream,
     path: u16,
     service: &'s Service,
 ) -> io::Result<(Bytes, SemaphorePermit<'s>)> {
-    // The request itself says whom to answer.
+    // Path and headers are skipped: the payload itself names the destination of the answer.
     skip(stream, path.into()).await?;
     let headers = stream.read_u16().await?;
     skip(stream, headers.into()).await?;

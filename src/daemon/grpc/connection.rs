@@ -22,32 +22,33 @@ use kvatlas_process::listener::{Peer, Place};
 
 use super::service::Door;
 
-/// Bytes of the headers of one request, at most.
+/// Most bytes of the headers of one request.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Bytes of a question that may come before they are read, and of all questions of a connection.
+/// Most bytes that may arrive unread (HTTP/2 flow control): of one question, and of all questions of one connection.
 const UNREAD_BYTES_MAX: [u32; 2] = [64 << 10, 256 << 10];
 
 /// Bounds on one client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Requests of one connection at once.
+    /// Most requests of one connection at once.
     pub(super) streams_max: u32,
-    /// Time without a question.
+    /// Time without a request after which the connection is closed.
     pub(super) idle_timeout: Duration,
-    /// Time for the client to answer a ping.
+    /// Time between two pings, and most time for the client to answer one.
     pub(super) ping_timeout: Duration,
-    /// Time that a request in progress still has after the stop.
+    /// Time for which a request in progress may go on after the stop.
     pub(super) drain_timeout: Duration,
 }
 
-/// The requests of a connection that are being answered. Without one, the connection waits for its client, and may have to give way.
+/// Counts the requests of a connection that are being answered. While the count is 0, the connection counts as waiting for its client.
+/// Then it may have to give way to a new connection.
 pub(super) struct Activity {
     place: Place,
     requests: Mutex<usize>,
     changed: Notify,
 }
 
-/// A request that is being answered, until this is dropped.
+/// Guard of a request that is being answered. The request counts until the guard is dropped.
 pub(super) struct Begun(Arc<Activity>);
 
 impl Activity {
@@ -59,7 +60,7 @@ impl Activity {
         }
     }
 
-    /// A request is being answered from now on.
+    /// Counts a request as being answered, until the returned guard is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> Begun {
         self.change(|requests| requests + 1);
         Begun(Arc::clone(self))
@@ -72,7 +73,7 @@ impl Activity {
         self.changed.notify_one();
     }
 
-    /// Waits until nothing has been asked for so long.
+    /// Waits until no request has been in progress for `idle_timeout`.
     async fn idle_for(&self, idle_timeout: Duration) {
         loop {
             let changed = self.changed.notified();
@@ -92,7 +93,8 @@ impl Drop for Begun {
     }
 }
 
-/// Serves a client until it goes, is idle for too long, breaks a limit or is displaced, or the daemon stops.
+/// Serves a client until it goes, is idle for too long or breaks a limit, its connection gives way to a new one (is displaced), or the
+/// daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
     limits: Limits,
@@ -128,7 +130,7 @@ pub(super) async fn serve(
         () = stopping.cancelled() => {}
         () = activity.idle_for(limits.idle_timeout) => {}
     }
-    // No further request; a client that does not take the answer in progress is cut off.
+    // No further request is taken. A client that does not take an answer in progress within the drain timeout is cut off.
     connection.as_mut().graceful_shutdown();
     if let Ok(ended) = timeout(limits.drain_timeout, connection).await {
         log_end(ended);

@@ -1,4 +1,5 @@
-//! The messages as data, for clients that ask the server what it takes. What is not answered is not described.
+//! Description of the service as data, for clients that ask the server which requests it takes (reflection). Only methods that are
+//! answered are described.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
@@ -165,13 +166,13 @@ const ACTIONS: [&str; 4] = [
     "ACTION_CLEAR_ALL_AT_TIER",
 ];
 
-/// The methods that are answered. Their messages are named after them.
+/// The methods that are always answered. The request and the response of a method are named after it.
 const METHODS: [&str; 3] = [
     "MatchExternalKvPrefix",
     "MatchExternalKv",
     "GetExternalKvHitCounts",
 ];
-/// The methods of those who report, where somebody may.
+/// The methods that report workers' blocks. They are described only if reports are taken.
 const REPORTS: [&str; 3] = [
     "ConfigureExpectedWorkers",
     "ReplaceExternalKvSnapshot",
@@ -182,7 +183,7 @@ fn named(name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// A name with its package, as descriptors refer to it.
+/// Returns a name with its package, in the form in which descriptors refer to it.
 fn within(name: &str) -> Option<String> {
     Some(format!(".{PACKAGE}.{name}"))
 }
@@ -226,7 +227,7 @@ fn enumeration(name: &str, words: &[&str]) -> EnumDescriptorProto {
     }
 }
 
-/// The file that describes the service.
+/// Returns the descriptor file of the service. `takes_reports` adds the methods of [`REPORTS`].
 pub(super) fn descriptors(takes_reports: bool) -> FileDescriptorSet {
     let messages = MESSAGES.iter().map(|(name, fields)| DescriptorProto {
         name: named(name),
@@ -261,7 +262,7 @@ mod tests {
     use super::super::messages::*;
     use super::*;
 
-    /// The fields on the wire, by number, and how they are written.
+    /// Returns the numbers of the fields that an encoded message has, each with its wire type.
     fn written(message: &impl Message) -> Vec<(i32, WireType)> {
         let bytes = message.encode_to_vec();
         let (mut rest, mut fields) = (bytes.as_slice(), Vec::new());
@@ -273,7 +274,7 @@ mod tests {
         fields
     }
 
-    /// How fields are written by their description.
+    /// Returns the numbers and wire types of the fields that the description of message `name` lists.
     fn described(name: &str) -> Vec<(i32, WireType)> {
         let (_, fields) = MESSAGES.iter().find(|(known, _)| *known == name).unwrap();
         let wire = |kind: Type, is_list: bool| match kind {

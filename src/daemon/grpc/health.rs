@@ -1,4 +1,4 @@
-//! Readiness in the words of gRPC: `grpc.health.v1`.
+//! Readiness over gRPC's health protocol, `grpc.health.v1`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use kvatlas_process::admin::Readiness;
 
-/// The pause between two looks, for those who watch.
+/// Time between two looks at the readiness, for a client that watches it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Tells whether the daemon is ready.
+/// Health service that tells whether the daemon is ready.
 pub(super) struct ReadinessHealth {
     pub(super) readiness: Arc<Readiness>,
     pub(super) stopping: CancellationToken,
 }
 
-/// One who watches.
+/// State of one client's stream of health changes.
 struct Watch {
     readiness: Arc<Readiness>,
     stopping: CancellationToken,
     looks: Interval,
-    /// The status that was told last.
+    /// Status that the client was sent last.
     told: Option<i32>,
 }
 
@@ -41,7 +41,7 @@ fn status_of(readiness: &Readiness) -> i32 {
 }
 
 impl Watch {
-    /// The next status that differs from the last; none at the stop.
+    /// Waits for a status that differs from the last one sent. Returns it with the stream's next state, or `None` at the stop.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         let stopping = self.stopping.clone();
         loop {
@@ -54,7 +54,7 @@ impl Watch {
     }
 }
 
-/// Refuses services that are not here. The empty name is the whole server.
+/// Refuses the name of a service that this server does not have. The empty name stands for the whole server.
 fn check_name(request: &Request<HealthCheckRequest>) -> Result<(), Status> {
     match request.get_ref().service.as_str() {
         "" | super::service::KV_INDEXER => Ok(()),

@@ -9,10 +9,10 @@ use kvatlas_telemetry::GrpcHitMetrics;
 
 use super::messages::HitCountEntry;
 
-/// Bytes of a count, in the map and in the queue, about.
+/// Approximate bytes that one count takes, in the map and in the queue together.
 const COUNT_BYTES: usize = 64;
 
-/// The counts. Beyond their room the oldest go.
+/// Hit counts by hash, in bounded memory. If there is no room, the oldest count is dropped.
 pub(super) struct Hits {
     kept: Mutex<Kept>,
     counts_max: usize,
@@ -22,7 +22,7 @@ pub(super) struct Hits {
 #[derive(Default)]
 struct Kept {
     counts: HashMap<i64, u64>,
-    /// The hashes that are counted, the oldest first.
+    /// The hashes that have a count, in the order of their first look-up.
     order: VecDeque<i64>,
 }
 
@@ -35,7 +35,7 @@ impl Hits {
         }
     }
 
-    /// Counts a look-up of each of the hashes.
+    /// Adds one look-up to the count of each hash.
     pub(super) fn count(&self, hashes: impl IntoIterator<Item = i64>) {
         let mut kept = self.kept.lock();
         let mut dropped = 0;
@@ -57,7 +57,7 @@ impl Hits {
         self.metrics.kept(kept.counts.len(), dropped);
     }
 
-    /// The counts of those of the hashes that have one.
+    /// Returns the counts of `hashes`, in their order. A hash without a count is left out.
     pub(super) fn of(&self, hashes: &[i64]) -> Vec<HitCountEntry> {
         let kept = self.kept.lock();
         let entry = |hash: &i64| {

@@ -1,10 +1,10 @@
-//! Questions, reports and answers of `kv_indexer.v1`. Fields that nobody here needs are not declared, and are passed over.
+//! Questions, reports and answers of `kv_indexer.v1`. Fields that kvatlas does not need are not declared; decoding skips them.
 
 /// The tier in which a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum TierType {
-    /// Nobody knows.
+    /// Not known.
     Unknown = 0,
     /// On the device.
     Hbm = 1,
@@ -19,7 +19,7 @@ pub(super) struct MatchExternalKvPrefixRequest {
     /// The prompt's blocks, from the first on.
     #[prost(sfixed64, repeated, tag = "1")]
     pub(super) hashes: Vec<i64>,
-    /// Blocks that are looked at, at most; 0 for all.
+    /// Most leading blocks of `hashes` that are looked at; 0 for all.
     #[prost(uint32, tag = "2")]
     pub(super) max_blocks: u32,
 }
@@ -36,7 +36,7 @@ pub(super) struct ExternalKvPrefixMatch {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MatchExternalKvPrefixResponse {
-    /// The deepest first.
+    /// The workers found, the deepest first.
     #[prost(message, repeated, tag = "1")]
     pub(super) matches: Vec<ExternalKvPrefixMatch>,
     #[prost(uint32, tag = "2")]
@@ -48,10 +48,10 @@ pub(super) struct MatchExternalKvPrefixResponse {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MatchExternalKvRequest {
-    /// As in a question about a prefix.
+    /// The prompt's blocks, from the first on.
     #[prost(sfixed64, repeated, tag = "1")]
     pub(super) hashes: Vec<i64>,
-    /// Whether the blocks found count as hits.
+    /// Whether the blocks that are found count as hits.
     #[prost(bool, tag = "2")]
     pub(super) count_as_hit: bool,
 }
@@ -62,10 +62,10 @@ pub(super) struct TierHashes {
     pub(super) tier: i32,
     #[prost(sfixed64, repeated, tag = "2")]
     pub(super) hashes: Vec<i64>,
-    /// The components of each; none where nobody says.
+    /// Components of the cache for each of `hashes`, as bits. Empty if they are not told.
     #[prost(uint32, repeated, tag = "3")]
     pub(super) component_masks: Vec<u32>,
-    /// The tokens of each; none where nobody says.
+    /// Number of tokens of each of `hashes`. Empty if it is not told.
     #[prost(uint32, repeated, tag = "4")]
     pub(super) block_sizes: Vec<u32>,
 }
@@ -95,7 +95,7 @@ pub(super) struct WorkerCacheSpec {
     pub(super) components: u32,
     #[prost(uint32, tag = "3")]
     pub(super) swa_window_tokens: u32,
-    /// The tiers from which a component is served: bits of 1 << tier. The same below.
+    /// Tiers from which full attention is served, as bits `1 << tier`. The two masks below are the same for their components.
     #[prost(uint32, tag = "4")]
     pub(super) full_tier_mask: u32,
     #[prost(uint32, tag = "5")]
@@ -108,13 +108,13 @@ pub(super) struct WorkerCacheSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum ExternalKvActionType {
-    /// Nobody knows.
+    /// Not known.
     Unknown = 0,
-    /// A tier has blocks now.
+    /// The tier has these blocks now.
     Report = 1,
-    /// A tier has them no longer.
+    /// The tier has these blocks no longer.
     Revoke = 2,
-    /// A tier has nothing any more.
+    /// The tier has no blocks any more.
     ClearAllAtTier = 3,
 }
 

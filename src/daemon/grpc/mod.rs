@@ -4,11 +4,12 @@
 //! router ──MatchExternalKvPrefix: hashes of a prompt's pages──▶ service ──▶ question ──▶ one search of each namespace
 //! ```
 //!
-//! The router asks by the names that SGLang has for pages, and names no model. So the namespaces that speak the scheme `sglang` are searched, or
-//! the one that `grpc.namespace` names. Workers are told by their address, which has to be the URL by which the router knows them. A worker whose
-//! state is in doubt is left out.
+//! The router asks by SGLang's own hashes of pages, and names no model. So all namespaces with the hash scheme `sglang` are searched, or
+//! only the one that `grpc.namespace` names. An answer names workers by their address, which has to be the URL by which the router knows
+//! them. A worker whose state is in doubt is left out.
 //!
-//! Some codes make that router go by load, and all others fail the user's request. So a question that cannot be answered gets one of the former:
+//! Some status codes make that router choose by load instead. All other codes fail the user's request. So a question that cannot be
+//! answered gets a code of the first kind:
 //!
 //! | code | when |
 //! |---|---|
@@ -17,17 +18,17 @@
 //! | `RESOURCE_EXHAUSTED` | too many questions are there, or the answer would be too long |
 //! | `OUT_OF_RANGE` | the question is too long |
 //!
-//! An answer has the header `x-kvatlas-exact`, as over HTTP. So an empty one that is certain can be told from one that is not.
+//! An answer has the header `x-kvatlas-exact`, as over HTTP. It tells a certain empty answer from an uncertain one.
 //!
 //! | file | what |
 //! |---|---|
 //! | `messages` | questions and answers on the wire |
-//! | `describe` | the same for those who ask the server what it takes (reflection) |
+//! | `describe` | the description of the service, for clients that ask for it (reflection) |
 //! | `question` | from a question to its answer |
-//! | `reports` | workers whose blocks are reported here, and how much of a prompt they have |
+//! | `reports` | workers whose blocks are reported over gRPC, and how many leading blocks of a prompt they have |
 //! | `hits` | how often blocks were looked up |
-//! | `health` | readiness, in the words of gRPC |
-//! | `service` | one request: who answers it, in which time, within which bounds |
+//! | `health` | readiness, over gRPC's health protocol |
+//! | `service` | one request: its token, the method that answers it, and its bounds |
 //! | `connection` | one connection of HTTP/2 |
 //! | `start` | the listener |
 

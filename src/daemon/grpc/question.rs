@@ -26,21 +26,21 @@ use super::reports::{Coverage, ReportedMatch, Reports};
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
-/// Blocks of all workers in one answer about tiers, at most: a megabyte, which a client may leave lying for each of its requests.
+/// Most blocks of all workers in one answer about tiers: about a megabyte. Each request of a slow client can keep that much in memory.
 const BLOCKS_MAX: u32 = 64 << 10;
 
-/// The tiers of an answer. Blocks beyond the disk count as on it.
+/// The tiers of an answer, the nearest first. Blocks beyond the disk count as blocks on the disk.
 const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
 /// Answers routers.
 pub(super) struct Questions {
     pub(super) source: Source,
-    /// The namespace that is asked about; none for all that speak SGLang's hashes.
+    /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
-    /// The workers that are reported; none where nobody may report.
+    /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
     pub(super) reports: Option<Arc<Reports>>,
     pub(super) hits: Hits,
-    /// Which depth is told.
+    /// Depth that answers tell: blocks that a request can reuse, or blocks that full attention has.
     pub(super) depth: Depth,
     pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
@@ -49,19 +49,19 @@ pub(super) struct Questions {
     pub(super) namespaces: QueryMetricsByNamespace,
 }
 
-/// An answer, and whether the state of all holders that it is about is certain; none where it is about no holders.
+/// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about holders.
 #[derive(Debug, PartialEq)]
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) is_exact: Option<bool>,
 }
 
-/// The blocks of a prompt that the namespaces have for certain.
+/// Holders of a prompt's blocks, in all searched namespaces, whose state is certain.
 #[derive(Debug, Default)]
 struct Certain {
-    /// Workers, each with what the deepest of its ranks has.
+    /// Workers of the namespaces, each with the depth of its deepest rank.
     workers: Vec<FoundHolder>,
-    /// Workers that are reported.
+    /// Workers whose blocks are reported over gRPC.
     reported: Vec<ReportedMatch>,
     is_exact: bool,
     /// Blocks that were looked for.
@@ -71,7 +71,8 @@ struct Certain {
 }
 
 impl Certain {
-    /// Adds what one namespace has. Workers in doubt are left out, and so are pools: no request goes there.
+    /// Adds the holders of one namespace. Workers in doubt are left out. So are pools (caches that workers share): no request can be sent
+    /// there.
     fn add(&mut self, found: Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.asked_blocks);
@@ -88,7 +89,8 @@ impl Certain {
         }
     }
 
-    /// The addresses of workers, each with what is reached there, the deepest first.
+    /// Returns the workers' addresses, each with its deepest worker, the deepest first. Workers without an address are counted in
+    /// `metrics` and left out.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -124,7 +126,7 @@ impl Certain {
     }
 }
 
-/// Adds what another rank of the same worker has: this protocol knows no ranks.
+/// Joins another rank of the same worker to `worker`, by the deeper depth in each tier. The protocol knows no ranks.
 fn join_ranks(worker: &mut FoundHolder, rank: FoundHolder) {
     worker.blocks = worker.blocks.max(rank.blocks);
     for (known, depth) in worker.near_blocks.iter_mut().zip(rank.near_blocks) {
@@ -134,7 +136,7 @@ fn join_ranks(worker: &mut FoundHolder, rank: FoundHolder) {
 }
 
 impl Questions {
-    /// Workers that have leading blocks of a prompt.
+    /// Returns the workers that have leading blocks of a prompt.
     pub(super) async fn prefix(
         &self,
         question: MatchExternalKvPrefixRequest,
@@ -162,7 +164,8 @@ impl Questions {
         })
     }
 
-    /// Leading blocks of a prompt that workers have, by the nearest tier that reaches so far.
+    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier whose depth reaches
+    /// it. Blocks of reported workers are listed under every tier that has them.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
@@ -191,7 +194,7 @@ impl Questions {
         })
     }
 
-    /// How often hashes were found by those who wanted that counted.
+    /// Returns how often hashes were found by questions that ask to be counted (`count_as_hit`).
     pub(super) fn hit_counts(
         &self,
         question: &GetExternalKvHitCountsRequest,
@@ -208,7 +211,7 @@ impl Questions {
         })
     }
 
-    /// Blocks of workers that are reported.
+    /// Returns where the reported workers have `hashes`, and how certain these workers' state is.
     fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
         let Some(reports) = &self.reports else {
             return Ok(Default::default());
@@ -218,7 +221,8 @@ impl Questions {
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 
-    /// A place among the large answers of the namespace for one that is large.
+    /// Returns a place in the queue of the namespace's large answers, if this answer is large. Refuses an answer with more than
+    /// `BLOCKS_MAX` blocks.
     fn heavy(
         &self,
         certain: &Certain,
@@ -237,7 +241,7 @@ impl Questions {
         entered.map_err(|error| self.refused(&error))
     }
 
-    /// The blocks of a prompt that the namespaces have. `reports` says what is known of those who are reported.
+    /// Searches the namespaces for a prompt's blocks. `reports` says how certain the state of the reported workers is.
     async fn ask(&self, hashes: &[i64], reports: Coverage) -> Result<Certain, Status> {
         if !self.readiness.may_answer() {
             let reasons = self.readiness.report().reasons().join("; ");
@@ -268,7 +272,7 @@ impl Questions {
                     certain.namespace = Some(name);
                 }
                 Err(error) => {
-                    // A namespace without events has nobody beside those who are reported.
+                    // An unknown namespace has no workers beside the reported ones, so the answer stays exact.
                     certain.is_exact &= reports.knows_some && error.code == ErrorCode::UnknownNamespace;
                     refusal = Some(error);
                 }
@@ -285,7 +289,7 @@ impl Questions {
         Err(self.refused(&refusal.unwrap_or_else(unknown)))
     }
 
-    /// The namespaces that are asked about.
+    /// Returns the names of the namespaces to search.
     fn asked(&self) -> Vec<NamespaceName> {
         match (&self.namespace, &self.source) {
             (Some(name), _) => vec![name.clone()],
@@ -293,12 +297,13 @@ impl Questions {
                 let is_sglang = |algorithm| algorithm == SchemeAlgorithm::Sglang;
                 index.answerer.namespaces().speaking(is_sglang)
             }
-            // A gateway is given one.
+            // A gateway always has a configured namespace.
             (None, Source::Shards(_)) => Vec::new(),
         }
     }
 
-    /// The refusal in the words of gRPC: with a code that makes the router go by load, where it is not the router's fault.
+    /// Turns an error into gRPC's status, and counts it. An error that is not the router's fault gets a code that makes the router choose
+    /// by load.
     fn refused(&self, error: &WireError) -> Status {
         self.errors.failed(error.code, &error.text);
         let code = match error.code {
@@ -311,7 +316,7 @@ impl Questions {
     }
 }
 
-/// The hashes in their order, each once.
+/// Returns the hashes in their order, without repetitions.
 fn each_once(hashes: &[i64]) -> Vec<i64> {
     let mut seen = HashSet::new();
     let first = hashes.iter().filter(|hash| seen.insert(**hash));
@@ -323,7 +328,7 @@ fn too_many(blocks: impl std::fmt::Display) -> Status {
     Status::resource_exhausted(text)
 }
 
-/// The blocks of a worker, by tier.
+/// Returns a worker's leading blocks, each under the nearest tier whose depth reaches it.
 fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
     let [device, with_host] = worker.near_blocks;
     let mut before = 0;

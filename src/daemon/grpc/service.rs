@@ -1,4 +1,4 @@
-//! One request: who answers it, in which time, within which bounds.
+//! Handling of one request: checks its token, picks the method that answers it, and bounds its time and size.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -27,39 +27,39 @@ use super::reports::{ReportError, Reports};
 
 /// The service's name.
 pub(super) const KV_INDEXER: &str = "kv_indexer.v1.KVIndexer";
-/// The header that says whether the state of all holders is certain.
+/// Header that tells whether the state of all holders is certain.
 const EXACT: &str = "x-kvatlas-exact";
-/// The header with the time in which the client wants its answer.
+/// Header with the time within which the client wants its answer.
 static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
-/// A service of gRPC's own: health, or what the server takes.
+/// A service that gRPC itself defines: health, or reflection (the server's description of its methods).
 pub(super) type Other = Arc<dyn Fn(Request<Body>) -> Answering + Send + Sync>;
 
-/// Parts that all requests share.
+/// Everything that the requests of all connections share.
 pub(super) struct Door {
     pub(super) questions: Questions,
     pub(super) bodies: Bodies,
     pub(super) token: Option<Secret>,
-    /// The way of reports; none where nobody may report.
+    /// Handling of reports. `None` if reports are not taken.
     pub(super) writing: Option<Writing>,
     /// Longest question, in bytes.
     pub(super) message_bytes_max: usize,
-    /// Time for a question to come and to be answered, at most.
+    /// Most time for a question to arrive and to be answered.
     pub(super) request_timeout: Duration,
     pub(super) health: Other,
-    /// The server's description of what it takes, in both versions of that protocol.
+    /// Reflection: the server's description of its methods, in the protocol's versions `v1` and `v1alpha`.
     pub(super) reflection: [Other; 2],
 }
 
-/// The way of reports of workers' blocks.
+/// Handling of reports about workers' blocks.
 pub(super) struct Writing {
     pub(super) reports: Arc<Reports>,
-    /// The token of those who report, where they need one of their own.
+    /// Token that reports need. `None` if reports need the same token as questions.
     pub(super) token: Option<Secret>,
 }
 
-/// A service whose kind is not told.
+/// Wraps a service of any type as an [`Other`].
 pub(super) fn other<S>(service: S) -> Other
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
@@ -71,7 +71,7 @@ where
     })
 }
 
-/// A method as a function.
+/// Adapts an async function to tonic's trait of a method, and adds the header [`EXACT`].
 struct Method<F>(F);
 
 impl<F, Fut, Q, A> UnaryService<Q> for Method<F>
@@ -109,7 +109,7 @@ impl Door {
             Ok(()) => self.answer(method, request, &activity).await,
             Err(refusal) => refusal.into_http(),
         };
-        // Who answers in a stream tells its outcome at the end.
+        // A streamed answer tells its outcome only at its end, so it counts as a success here.
         let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
         self.questions
             .metrics
@@ -171,7 +171,7 @@ impl Door {
         }
     }
 
-    /// Answers a question when it has come whole. Its connection waits for the client until then.
+    /// Receives a question and answers it. Until the question has come whole, the connection counts as waiting for its client.
     async fn answer_message(
         self: &Arc<Self>,
         method: GrpcMethod,
@@ -226,7 +226,7 @@ impl Door {
         }
     }
 
-    /// The workers that are reported.
+    /// Returns the reported workers, or an error if reports are not taken.
     fn reports(&self) -> Result<&Reports, Status> {
         let writing = self.writing.as_ref();
         writing
@@ -234,7 +234,7 @@ impl Door {
             .ok_or_else(|| Status::unimplemented("reports are not taken"))
     }
 
-    /// Answers a message by a function.
+    /// Decodes a message, and answers it by the function `answer`.
     async fn unary<Q, A, F, Fut>(self: &Arc<Self>, request: Request<Full<Bytes>>, answer: F) -> Response<Body>
     where
         Q: prost::Message + Default + Send + 'static,
@@ -257,7 +257,7 @@ impl Door {
     }
 }
 
-/// The answer to a report.
+/// Turns the result of a report into an answer, or into gRPC's status.
 fn done<T>(result: Result<T, ReportError>) -> Result<Answered<T>, Status> {
     let answer = result.map_err(Status::from)?;
     Ok(Answered {
@@ -270,7 +270,7 @@ fn unimplemented(text: &str) -> Response<Body> {
     Status::unimplemented(text).into_http()
 }
 
-/// Why a question did not come. The router goes by load then, and may ask again.
+/// Status for a question that did not come whole. With these codes the router chooses by load, and may ask again.
 fn not_received(error: &HttpError) -> Status {
     match error {
         HttpError::BodyTooLarge { .. } => {
@@ -286,7 +286,7 @@ fn not_received(error: &HttpError) -> Status {
     }
 }
 
-/// The time in which the client wants its answer; none where it does not say so, or in other words than gRPC's.
+/// Returns the time within which the client wants its answer. `None` if the header is absent or not in gRPC's format.
 fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(&TIMEOUT)?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

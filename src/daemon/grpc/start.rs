@@ -1,4 +1,4 @@
-//! The listener.
+//! Start of the listener for SGLang's routers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,9 +25,9 @@ use super::question::Questions;
 use super::reports::{ReportLimits, Reports};
 use super::service::{Door, Other, Writing, other};
 
-/// Time that a request in progress still has at the stop.
+/// Time for which a request in progress may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of a question to a service of gRPC's own, at most.
+/// Most bytes of a question to a service that gRPC itself defines (health, reflection).
 const OTHER_BYTES_MAX: usize = 4 << 10;
 /// Bytes before each message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
@@ -35,7 +35,7 @@ const PREFIX_BYTES: usize = 5;
 /// Why SGLang's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum GrpcStartError {
-    /// The listener.
+    /// The listener cannot be opened.
     #[error("cannot listen on {address} (grpc.listen): {source}")]
     Listen {
         /// The address.
@@ -43,18 +43,18 @@ pub enum GrpcStartError {
         /// The system's error.
         source: io::Error,
     },
-    /// The token.
+    /// A token file cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The namespace.
+    /// The configured namespace is not a valid name.
     #[error("grpc.namespace: {0}")]
     Namespace(#[from] NameError),
-    /// The server's description of what it takes cannot be made.
+    /// The server's description of its methods cannot be made.
     #[error("the description of gRPC's methods: {0}")]
     Description(#[from] ReflectionError),
 }
 
-/// Serves SGLang's routers as tasks of `stage`, from `source`. Returns the address that is listened on.
+/// Serves SGLang's routers as tasks of `stage`, with answers from `source`. Returns the address that the listener is bound to.
 pub(crate) async fn start_grpc(
     address: SocketAddr,
     source: Source,
@@ -89,7 +89,7 @@ pub(crate) async fn start_grpc(
     Ok(local_addr)
 }
 
-/// The parts that all requests share.
+/// Builds everything that the requests of all connections share.
 fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
     let config = &shared.config.grpc;
     let token = config.token_file.as_deref();
@@ -131,7 +131,7 @@ fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStar
     })
 }
 
-/// The way of reports of workers' blocks, where somebody may report.
+/// Builds the handling of reports about workers' blocks. `None` if the settings turn reports off.
 fn writing(config: &GrpcConfig) -> Result<Option<Writing>, TokenError> {
     let path = config.writing_token_file.as_deref();
     let path = path.filter(|_| config.writing == GrpcWriting::Token);
@@ -158,7 +158,7 @@ fn limits(config: &GrpcConfig) -> Limits {
     }
 }
 
-/// The server's description of what it takes, in both versions of that protocol.
+/// Builds the reflection services, which describe the server's methods, in the protocol's versions `v1` and `v1alpha`.
 fn reflection(takes_reports: bool) -> Result<[Other; 2], ReflectionError> {
     let described = || {
         Builder::configure()

@@ -1,7 +1,8 @@
-//! Hints: where routers have sent requests, kept for a short time. They close the gap between a decision and the first event that tells of it.
+//! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between a router's
+//! decision and the first event of the engine that shows it.
 //!
-//! Routers tell them over NATS or HTTP, where the settings allow it. What they say is never part of what is known: queries that
-//! ask for it get a list of its own. All is bounded. A router that lies makes predictions wrong, and nothing else.
+//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets them in
+//! a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
 
 mod table;
 
@@ -20,9 +21,9 @@ use kvatlas_telemetry::labels::HintDrop;
 
 use table::{Table, cost};
 
-/// The hints about all namespaces.
+/// The hints of all namespaces.
 pub(crate) struct Hints {
-    /// Hints about others' workers are passed over.
+    /// The daemon's shard, if it has one. Hints about workers of other shards are ignored.
     shard: Option<Shard>,
     time_to_live: Duration,
     bytes_max: usize,
@@ -37,7 +38,7 @@ impl std::fmt::Debug for Hints {
 }
 
 impl Hints {
-    /// Keeps hints about the workers of `shard` for `time_to_live`, in `bytes_max` at most.
+    /// Creates an empty store of hints about the workers of `shard`. It keeps a hint for `time_to_live`, in at most `bytes_max` bytes.
     pub(crate) fn new(shard: Option<Shard>, time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             shard,
@@ -48,7 +49,7 @@ impl Hints {
         }
     }
 
-    /// Counts a report that is none.
+    /// Counts a report of hints that cannot be decoded.
     pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
         self.metrics.dropped(HintDrop::Undecodable, 1, error);
     }
@@ -59,7 +60,8 @@ impl Hints {
             .dropped(HintDrop::UnknownNamespace, hints as u64, name);
     }
 
-    /// Keeps the hint that `holder` will have the blocks of `chain`, from `now` on; says whether it did.
+    /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint without blocks, about
+    /// another shard's worker, or larger than all room is not.
     pub(crate) fn add(
         &self,
         name: &NamespaceName,
@@ -86,7 +88,7 @@ impl Hints {
         true
     }
 
-    /// The holders that should have blocks of a prompt soon, and how many leading ones, the most first.
+    /// Returns the holders that should soon have leading blocks of a prompt. Each comes with its number of blocks, the most blocks first.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
@@ -113,7 +115,7 @@ impl Hints {
         }
     }
 
-    /// Forgets the oldest of who has the most, until there is room.
+    /// Forgets hints until `wanted` bytes fit: each time the oldest hint of the namespace that takes the most memory.
     fn make_room(&self, tables: &mut HashMap<NamespaceName, Table>, wanted: usize) {
         let room = self.bytes_max.saturating_sub(wanted);
         while tables.values().map(Table::bytes).sum::<usize>() > room {

@@ -1,4 +1,4 @@
-//! The hints about one namespace: who should have which blocks soon.
+//! The hints of one namespace: the holders that should soon have blocks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,22 +7,22 @@ use std::time::Instant;
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::HolderId;
 
-/// Bytes that a block of a hint takes, about: in the map and in the hint's own list.
+/// Approximate bytes of one block of a hint, in the map and in the hint's own list together.
 const BLOCK_BYTES: usize = 160;
-/// Bytes that a hint takes beside its blocks, about.
+/// Approximate bytes of a hint beside its blocks.
 const HINT_BYTES: usize = 256;
-/// Holders that are kept of a block, and listed in a reply, at most: the latest.
+/// Most holders that are kept for a block, and listed in a reply. The latest holders are kept.
 pub(super) const HOLDERS_MAX: usize = 64;
 
-/// About how many bytes a hint of so many blocks takes.
+/// Returns the approximate bytes of a hint with so many blocks.
 pub(super) fn cost(blocks: usize) -> usize {
     HINT_BYTES + blocks.saturating_mul(BLOCK_BYTES)
 }
 
 /// The hints, in the order in which they came.
 ///
-/// A hint is about a whole prefix. So who should have a block should have those before it, unless there are too many: a block has no more of these
-/// claims than the block before it.
+/// A hint is about a whole prefix. So a holder with a claim to a block has a claim to every block before it, unless newer claims have
+/// pushed the holder out there. Therefore a block never has more claims than the block before it.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     claims: HashMap<PositionalLineageHash, Vec<Claim>>,
@@ -36,7 +36,7 @@ pub(super) struct Table {
 #[derive(Debug)]
 struct Claim {
     holder: Arc<HolderId>,
-    /// The latest hint that says so.
+    /// Number of the latest hint that makes the claim.
     hint: u64,
 }
 
@@ -48,12 +48,12 @@ struct KeptHint {
 }
 
 impl Table {
-    /// Bytes of all hints, about.
+    /// Approximate bytes of all hints.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How many hints there are.
+    /// Number of hints.
     pub(super) fn len(&self) -> usize {
         self.hints.len()
     }
@@ -78,7 +78,7 @@ impl Table {
         self.hints.push_back(KeptHint { ends, number, blocks });
     }
 
-    /// Forgets hints that have ended by `now`; says how many.
+    /// Forgets hints that have ended by `now`. Returns how many.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
         let mut expired = 0;
         while self.hints.front().is_some_and(|first| first.ends <= now) {
@@ -88,7 +88,7 @@ impl Table {
         expired
     }
 
-    /// Forgets the oldest hint; says whether there was one.
+    /// Forgets the oldest hint. Returns whether there was a hint.
     pub(super) fn forget_oldest(&mut self) -> bool {
         let Some(oldest) = self.hints.pop_front() else {
             return false;
@@ -105,14 +105,15 @@ impl Table {
         true
     }
 
-    /// The holders that should have blocks of a prompt soon, and how many leading ones, the most first. `block` gives each of its `len` blocks.
+    /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks, the most first. The prompt
+    /// has `len` blocks, and `block` returns the hash of each.
     pub(super) fn find(
         &self,
         len: usize,
         mut block: impl FnMut(usize) -> PositionalLineageHash,
     ) -> Vec<(Arc<HolderId>, usize)> {
         let mut found: Vec<(Arc<HolderId>, usize)> = Vec::new();
-        // How many leading blocks at least so many claims each.
+        // Number of leading blocks that have at least so many claims each, by binary search.
         let mut depth_of = |claims: usize| {
             let (mut low, mut high) = (0, len);
             while low < high {

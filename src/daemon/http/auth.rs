@@ -1,4 +1,4 @@
-//! The bearer token.
+//! Bearer tokens: reading them from files, and checking requests for them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,16 +7,16 @@ use axum::http::{HeaderMap, HeaderValue};
 
 use kvatlas_config::Secret;
 
-/// Longest token that is read from a file.
+/// Longest token in a file, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
 
-/// Why there is no token in a file.
+/// Why no token can be read from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file cannot be read.
     #[error("cannot read {setting} {}: {source}", path.display())]
     Read {
-        /// The setting that names it.
+        /// The setting that names the file.
         setting: &'static str,
         /// The file.
         path: PathBuf,
@@ -29,18 +29,18 @@ pub enum TokenError {
         path.display()
     )]
     NoToken {
-        /// The setting that names it.
+        /// The setting that names the file.
         setting: &'static str,
         /// The file.
         path: PathBuf,
     },
 }
 
-/// The token in the first line of the file that `setting` names.
+/// Reads the token from the file that `setting` names. The file has one line.
 ///
 /// # Errors
 ///
-/// [`TokenError`] where it cannot be read or is no token.
+/// [`TokenError`] if the file cannot be read, or its content is not a token.
 pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
     let text = std::fs::read_to_string(path).map_err(|source| TokenError::Read {
         setting,
@@ -74,7 +74,7 @@ pub(crate) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
     })
 }
 
-/// Compares in a time that tells nothing but the length.
+/// Compares two texts in constant time: the time depends on their lengths only.
 pub(crate) fn is_same(given: &[u8], token: &[u8]) -> bool {
     let differing = given
         .iter()

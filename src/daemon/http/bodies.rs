@@ -1,12 +1,12 @@
-//! The bodies of requests: received within one bound in bytes for all of them, and given back as soon as they are answered.
+//! Bodies of requests. One bound in bytes covers all of them together. A body counts until its request is answered.
 //!
-//! | what a client can do | what bounds it |
+//! | a client can | the bound |
 //! |---|---|
-//! | announce a long body and send little of it | room is taken for what has come, not for what is announced |
-//! | send many long bodies and leave out their ends | at the bound, the source with the most bytes loses its oldest body that is still coming |
+//! | announce a long body and send little of it | room is taken for bytes that have come, not for announced ones |
+//! | send many long bodies and leave out their ends | at the bound, the source with the most bytes loses its oldest unfinished body |
 //! | send slowly | the time for a body (`http.request_timeout_ms`) |
-//! | send in small pieces | each is copied into the body: none keeps the memory in which it came |
-//! | send no body at all | its connection waits for its client, and gives way to new ones |
+//! | send in small pieces | each piece is copied into the body, so no piece keeps the buffer in which it came |
+//! | send no body at all | the connection counts as waiting for its client, and gives way to new connections |
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -25,9 +25,9 @@ use kvatlas_telemetry::HttpBodyMetrics;
 
 use super::error::HttpError;
 
-/// Bytes of a body that nobody reads, at most.
+/// Most bytes that are read and thrown away of a refused request's body.
 const DRAINED_BYTES_MAX: usize = 64 << 10;
-/// The least room that a body takes once it has begun.
+/// Least room that a body takes once its first bytes have come, in bytes.
 const ROOM_MIN: usize = 1 << 10;
 
 /// The bodies of one listener.
@@ -40,35 +40,35 @@ pub(crate) struct Bodies {
 /// Bounds on bodies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimits {
-    /// Bytes of all bodies together, at most, or of one where that is more.
+    /// Most bytes of all bodies together. At least twice the longest body is always allowed.
     pub(crate) all_bytes_max: usize,
-    /// Bytes of one body, at most.
+    /// Most bytes of one body.
     pub(crate) body_bytes_max: usize,
-    /// The time in which a body has to come.
+    /// Time within which a body has to come.
     pub(crate) timeout: Duration,
-    /// The setting of the first, for the log.
+    /// Name of the setting of `all_bytes_max`, for the log.
     pub(crate) setting: &'static str,
 }
 
-/// The bodies that are there.
+/// The bodies that take room now.
 #[derive(Default)]
 struct Held {
     bytes: usize,
     received: u64,
-    /// By age.
+    /// The bodies by number: the oldest first.
     bodies: BTreeMap<u64, HeldBody>,
 }
 
 struct HeldBody {
-    /// The address that the body comes from; none where that is not known.
+    /// Address that the body comes from. `None` if it is not known.
     source: Option<IpAddr>,
     bytes: usize,
-    /// Whether it is still coming.
+    /// Whether the body is still coming.
     is_coming: bool,
     given_up: CancellationToken,
 }
 
-/// The room of one body; free again when this is dropped.
+/// Guard of one body's room. Dropping it frees the room.
 struct Room {
     held: Arc<Mutex<Held>>,
     number: u64,
@@ -82,7 +82,7 @@ pub(crate) struct Received {
 }
 
 impl Bodies {
-    /// Room for bodies within `limits`.
+    /// Creates the store of one listener's bodies, within `limits`.
     pub(crate) fn new(limits: BodyLimits) -> Self {
         // A body takes up to twice its length while it grows.
         let least = limits.body_bytes_max.saturating_mul(2);
@@ -96,7 +96,7 @@ impl Bodies {
         }
     }
 
-    /// The body of a request, within the limits.
+    /// Receives the body of a request, within the limits.
     pub(crate) async fn receive(&self, request: Request) -> Result<Received, HttpError> {
         let bytes_max = self.limits.body_bytes_max;
         let announced = request.headers().get(CONTENT_LENGTH);
@@ -148,8 +148,8 @@ impl Bodies {
         Ok(received.into())
     }
 
-    /// Reads the short body of a request that is refused: else its connection could not be used again. Where it does not come in time, or is
-    /// longer, the connection ends behind the response.
+    /// Reads the short body of a refused request, so that its connection can be used again. If the body is longer, or does not come in
+    /// time, the connection ends after the response.
     pub(super) async fn drain(&self, request: Request) {
         let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
         let mut body = request.into_body();
@@ -190,7 +190,7 @@ impl Bodies {
         }
     }
 
-    /// Gives a body more room. Where there is none, others give way, or this one does.
+    /// Gives a body `more` bytes of room. If there is not enough, other unfinished bodies are given up, or this one is.
     fn grow(&self, room: &Room, more: usize) -> Result<(), HttpError> {
         let mut held = self.held.lock();
         while held.bytes.saturating_add(more) > self.limits.all_bytes_max {
@@ -213,14 +213,15 @@ impl Bodies {
 }
 
 impl Held {
-    /// The oldest body that is still coming of the source with the most bytes; `more` count for the body that wants them.
+    /// Returns the oldest unfinished body of the source with the most bytes. The `more` bytes that body `wanting` asks for count as its
+    /// own.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {
             let wanted = if *number == wanting { more } else { 0 };
             *by_source.entry(body.source).or_default() += body.bytes + wanted;
         }
-        // Who is answered does not give way: of what is still coming, that of the source with the most.
+        // A body that has come whole is not given up: its request is being answered.
         let coming = self.bodies.iter().filter(|(_, body)| body.is_coming);
         let heaviest = coming.max_by_key(|(number, body)| {
             let of_source = by_source.get(&body.source).copied().unwrap_or_default();
@@ -238,7 +239,7 @@ impl Held {
 }
 
 impl Room {
-    /// The body has come whole: it does not give way any more.
+    /// Notes that the body has come whole. From now on it is not given up.
     fn is_whole(&self) {
         if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
             body.is_coming = false;

@@ -1,14 +1,15 @@
-//! The callers who may change which engines are followed.
+//! Check of callers that want to change which engines are followed.
 //!
-//! A browser sends a request to any address that a web page names, this machine's included. What pages of other sites can send without asking
-//! is refused: a body that is no JSON by its type, and a request whose `Origin` or `Host` is not of this machine. A name that an attacker
-//! has made to resolve to this machine shows in both headers. Where every request has the token of `http.token_file`, no page can send one.
+//! A browser sends a request to any address that a web page names, this machine included. So requests that pages of other sites can send
+//! without asking are refused. Those are bodies whose type is not JSON, and requests whose `Origin` or `Host` is not of this machine. An
+//! attacker's name that resolves to this machine shows in both headers. If every request needs the token of `http.token_file`, no page
+//! can send one.
 //!
 //! | client | without `http.token_file` |
 //! |---|---|
-//! | a program on this machine that asks for it by address or as `localhost` | may |
-//! | a program on another machine | may; with a token that the bridge has made, needs that |
-//! | any other: a web page, another name for this machine | may not; with a token that the bridge has made, needs that |
+//! | a program on this machine that addresses it by number or as `localhost` | allowed |
+//! | a program on another machine | allowed; if the bridge has made a token, only with that token |
+//! | any other: a web page, another name for this machine | refused; if the bridge has made a token, allowed with that token |
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -27,9 +28,9 @@ use super::auth;
 use super::error::HttpError;
 use super::shared::HttpShared;
 
-/// Whoever has sent a request that may change which engines are followed.
+/// Sender of a request that may change which engines are followed. The extractor refuses senders that may not.
 pub(super) struct Caller {
-    /// The address that the request came from; none where that is not known.
+    /// Address that the request came from. `None` if it is not known.
     pub(super) peer: Option<IpAddr>,
 }
 
@@ -47,8 +48,8 @@ impl FromRequestParts<Arc<HttpShared>> for Caller {
     }
 }
 
-/// Whether a request is let in. With `has_token`, it has shown the token of the configuration already; `made` is the token that the bridge
-/// has made itself.
+/// Checks that a request is allowed. `has_token` tells that it has already shown the configured token. `made` is the token that the
+/// bridge has made itself.
 fn check(
     headers: &HeaderMap,
     peer: Option<IpAddr>,
@@ -86,7 +87,7 @@ fn is_json(content_type: &[u8]) -> bool {
     media_type.is_some_and(|text| text.trim_ascii().eq_ignore_ascii_case(b"application/json"))
 }
 
-/// Whether a host is an address or `localhost`: no name that somebody could make resolve to this machine.
+/// Whether a host is an address or `localhost`. Any other name could be an attacker's that resolves to this machine.
 fn is_local(host: Option<&HeaderValue>) -> bool {
     let authority = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     authority.is_some_and(|authority| {

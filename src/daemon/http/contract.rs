@@ -1,6 +1,4 @@
-//! The contract's own queries over HTTP: the same fields, answers and errors as on NATS, as JSON.
-//!
-//! The fields are the contract's own, with their limits. So the same is allowed and refused here as on NATS.
+//! The contract's own queries over HTTP, as JSON. Fields, limits, answers and errors are the same as on NATS.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -65,7 +63,7 @@ impl<'de> Deserialize<'de> for RequestJson {
     }
 }
 
-/// Keys of a request that no query of a batch has in the contract.
+/// Keys that only a whole request has, and no single query of a batch.
 const REQUEST_KEYS: [&str; 5] = ["namespace", "model", "tenant", "v", "queries"];
 
 fn known_keys() -> impl Iterator<Item = &'static str> {
@@ -77,10 +75,11 @@ fn known_key(name: &str) -> Option<&'static str> {
     known_keys().find(|key| *key == name)
 }
 
-/// Longest part of a field's name that an error repeats.
+/// Most characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// A person has written the field, or a program of another release: passed over, it would change the answer in silence.
+/// Returns the error for an unknown field. The field may be a typing error, or from a program of another release. If it were ignored, the
+/// answer would change without notice.
 fn unknown_field(name: &str) -> String {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
     match meant(&name, known_keys()) {
@@ -101,7 +100,7 @@ impl RequestJson {
             "tenant" => self.tenant = map.next_value()?,
             "v" => self.v = map.next_value()?,
             "queries" => self.queries = map.next_value()?,
-            // Whoever calls has looked whether there is one.
+            // The caller has already checked that the key is a known field.
             _ => drop(self.fields.take(key, map)?),
         }
         Ok(())
@@ -113,8 +112,8 @@ impl RequestJson {
     }
 }
 
-/// Most queries in a body, whatever the configuration says: the most that `queries.max_batch` can be. A query takes two bytes of a body
-/// and some hundreds of memory, so that more than these are refused while they are read.
+/// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of a body
+/// and some hundreds of bytes of memory. So further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
 /// The queries of a batch.
@@ -156,7 +155,7 @@ impl<'de> Deserialize<'de> for Queries {
     }
 }
 
-/// The namespace that a request names, by its own name or by the model's.
+/// Returns the namespace that a request names, by the namespace's name or by its model and tenant.
 pub(super) fn namespace_of(
     namespace: Option<&str>,
     model: Option<&str>,
@@ -213,7 +212,7 @@ pub(super) async fn query(
     })
 }
 
-/// Which namespace's status is asked for.
+/// Parameters of `GET /v1/status`: the namespace, by its name or by model and tenant.
 #[derive(Debug, Deserialize)]
 pub(super) struct StatusQuery {
     namespace: Option<String>,

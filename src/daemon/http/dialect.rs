@@ -1,4 +1,4 @@
-//! The queries of Mooncake and of Dynamo. A body with `model_name` is Dynamo's, one with `model` Mooncake's.
+//! Queries in the dialects of Mooncake and of Dynamo. A body with `model` is Mooncake's, and a body with `model_name` is Dynamo's.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub(super) struct QueryJson {
     token_ids: Option<Vec<u32>>,
     block_hashes: Option<Vec<BlockHash>>,
     seq_hashes: Option<Vec<SequenceHash>>,
-    /// The older name.
+    /// Older name of `seq_hashes`.
     block_hash: Option<Vec<SequenceHash>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
@@ -52,7 +52,7 @@ pub(super) enum Instance {
 }
 
 impl Instance {
-    /// A number where the text is one, written as a number is.
+    /// Returns [`Self::Number`] if the text is exactly how a number is written, else [`Self::Text`].
     pub(super) fn of_text(text: &str) -> Self {
         match text.parse::<u64>() {
             Ok(number) if number.to_string() == text => Self::Number(number),
@@ -68,7 +68,7 @@ impl Instance {
     }
 }
 
-/// The dialect of a body, and the cache that it names.
+/// Returns the dialect of a body, and the cache that the body names.
 pub(super) fn cache_of(
     model: Option<&str>,
     model_name: Option<&str>,
@@ -92,7 +92,7 @@ pub(super) fn cache_of(
     }
 }
 
-/// An empty name is none.
+/// Returns the text, or `None` if it is empty.
 pub(super) fn named(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
@@ -111,7 +111,7 @@ impl QueryJson {
         let missing = || HttpError::BadRequest("token_ids is missing".to_owned());
         let tokens = self.token_ids.take().ok_or_else(missing)?;
         let lora_name = named(self.lora_name.take());
-        // Without it, the answer would be that of the base model.
+        // If the adapter's number were ignored, the answer would be the base model's.
         if self.lora_id.is_some_and(|number| number > 0) {
             let text = match lora_name {
                 Some(_) => "lora_id does not go beside lora_name; send lora_name alone",
@@ -148,7 +148,7 @@ impl QueryJson {
     fn check_block_size(&self, words: Words, found: &Found) -> Result<(), HttpError> {
         match (words, self.block_size) {
             (Words::Mooncake, None) => Err(HttpError::BadRequest("block_size is missing".to_owned())),
-            // Dynamo knows it from the registration, but hashes of other blocks are nobody's.
+            // Dynamo's clients may leave the block size out. But hashes of blocks of another size are nobody's.
             (_, Some(asked)) if asked != found.block_size => {
                 let size = found.block_size;
                 let text = format!("the blocks of this model have {size} tokens here, not {asked}");
@@ -159,7 +159,7 @@ impl QueryJson {
     }
 }
 
-/// Which of the two routes is asked.
+/// The two routes of a query: by tokens or by hashes.
 #[derive(Clone, Copy)]
 enum By {
     Tokens,
@@ -204,7 +204,8 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     Ok(respond(&Scores::new(found), words, &cache))
 }
 
-/// The holders of a prefix of `key` in a namespace, which is the one of a cache. With `worker`, only its own. Counts the query.
+/// Finds the holders of a prefix of `key` in a namespace, which is the namespace of `cache`. With `worker`, only that worker's. Counts
+/// the query.
 ///
 /// # Errors
 ///
@@ -243,7 +244,7 @@ pub(super) async fn find(
     }
 }
 
-/// Whether the texts that enter the hashes are as short as the contract wants them.
+/// Checks that the texts that enter the hashes are no longer than the contract allows.
 fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
     let QueryKey::Tokens {
         lora_name,
@@ -269,7 +270,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
         scores: S,
         frequencies: [u32; 0],
         instances: I,
-        /// Ours; left out where no address is known.
+        /// An addition of kvatlas to Dynamo's answer. Left out if no address is known.
         #[serde(skip_serializing_if = "Option::is_none")]
         addresses: Option<A>,
     }
@@ -284,7 +285,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
         Words::Dynamo => json_response(
             &Dynamo {
                 scores: scores.by_rank(),
-                // How often blocks were looked up: not kept here, and left out by Dynamo where it is 0.
+                // How often blocks were looked up. kvatlas does not count that, and Dynamo leaves out counts of 0.
                 frequencies: [],
                 instances: scores.by_instance(words),
                 addresses: scores.addresses(),
@@ -294,7 +295,8 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
     }
 }
 
-/// The key of a cache in `/dump`, and in other places where one text names it.
+/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`. A namespace that names a hash scheme, or that is not
+/// made from a model, gives `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
@@ -302,7 +304,7 @@ pub(super) fn label_of(namespace: &NamespaceName) -> String {
     }
 }
 
-/// `{"status": "ok"}`.
+/// Returns `{"status": "ok"}`.
 pub(super) fn status_ok() -> Value {
     json!({ "status": "ok" })
 }

@@ -1,4 +1,4 @@
-//! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream that takes no more memory than one holder a lane.
+//! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream. It keeps at most one holder of each lane in memory.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,9 +30,9 @@ use super::source::IndexHere;
 static CUT_GATE: LogGate = LogGate::new();
 static WAITING_GATE: LogGate = LogGate::new();
 
-/// Pieces that wait to be sent.
+/// Most pieces that wait to be sent.
 const PIECES_MAX: usize = 4;
-/// About how long a piece is, in bytes.
+/// Approximate length of a piece, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// `GET /dump`.
@@ -75,7 +75,7 @@ pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Respon
     Ok(response)
 }
 
-/// One event of a dump: with the keys of the contract, and whose it is.
+/// One event of a dump: the contract's fields of an event, and the holder and tier of its blocks.
 #[derive(Serialize)]
 struct EventJson {
     instance_id: String,
@@ -95,19 +95,19 @@ struct EventJson {
 /// A piece of the answer.
 enum Piece {
     Text(Bytes),
-    /// Nothing is missing. Without it the answer was cut short.
+    /// End of a complete answer. An answer without it was cut short.
     End,
 }
 
-/// The end of an answer that was cut short: the connection breaks, so that the client does not take what it has for all.
+/// Error at the end of an answer that was cut short. It breaks the connection, so that the client does not take the part for the whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the dump was cut short")]
 struct CutShort;
 
-/// Why a dump ends early. The answer is cut off then.
+/// Why a dump ends early and its answer is cut short.
 enum Ended {
     ClientLeft,
-    /// The client took nothing for too long. Meanwhile nobody else could have a dump.
+    /// The client read nothing for too long. Only one dump runs at a time, so no other client could have a dump meanwhile.
     ClientWaits,
     LanesStopped,
 }
@@ -121,12 +121,12 @@ impl From<PoolError> for Ended {
 struct Writer {
     pool: Arc<LanePool>,
     generation: StreamGeneration,
-    /// How long a client may take for each piece.
+    /// Most time that a client may take for each piece.
     patience: Duration,
     namespaces: Vec<(NamespaceName, u32)>,
 }
 
-/// A lane's next holder, and what comes after it.
+/// Place of the dump in one lane: the lane's next holder, and that holder's position.
 struct Cursor {
     lane: usize,
     next: Option<(DumpPosition, HolderDump)>,
@@ -159,7 +159,7 @@ impl Writer {
         drop(permit);
     }
 
-    /// Lanes dump their holders by namespace, and so do we: one pass over all lanes serves all namespaces.
+    /// Writes the whole dump. Each lane gives its holders in the order of namespaces. So one pass over all lanes serves all namespaces.
     async fn write_all(&self, output: &mut Output) -> Result<(), Ended> {
         let mut cursors = Vec::new();
         for lane in 0..self.pool.lane_count() {
@@ -186,7 +186,8 @@ impl Writer {
         output.send(Piece::End).await
     }
 
-    /// The lane's next holder, if it is of `namespace`. Holders of namespaces before it came too late for this dump.
+    /// Returns the lane's next holder, if it is in `namespace`. Holders of earlier namespaces came too late for this dump and are
+    /// skipped.
     async fn take(
         &self,
         cursor: &mut Cursor,
@@ -217,7 +218,7 @@ impl Writer {
 }
 
 async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), Ended> {
-    // A gateway would take its blocks for those of a worker.
+    // A pool is left out: a gateway would take its blocks for a worker's.
     if is_pool(&dump.frame.worker) {
         return Ok(());
     }

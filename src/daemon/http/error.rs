@@ -1,4 +1,4 @@
-//! The errors of a request, and the one place that maps them to HTTP.
+//! Errors of requests, and their mapping to HTTP responses.
 
 use axum::Json;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -10,7 +10,7 @@ use kvatlas_core::wire::{DecodeError, ErrorBody, ErrorCode, NameError, PROTOCOL_
 
 use kvatlas_process::registry::RegisterRefusal;
 
-/// Why a request is not answered as asked.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HttpError {
     /// An error of the contract.
@@ -34,7 +34,7 @@ pub(crate) enum HttpError {
     /// The caller may not do that.
     #[error("{0}")]
     Forbidden(String),
-    /// The body is of a type that every web page may send.
+    /// The body's type is not JSON. Any web page may send such a body.
     #[error("send the header Content-Type: application/json")]
     MediaType,
     /// There is no such route.
@@ -43,13 +43,13 @@ pub(crate) enum HttpError {
     /// The route takes another method.
     #[error("this route takes {allowed} only")]
     Method { allowed: &'static str },
-    /// The named thing is not there.
+    /// The thing that the request names does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The named thing is there already, and differs.
+    /// The thing that the request names exists already, and differs.
     #[error("{0}")]
     Conflict(String),
-    /// Not now.
+    /// The request cannot be answered now, but may be later.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -78,7 +78,7 @@ impl HttpError {
         }
     }
 
-    /// The number that the body has: the contract's where it has one, else that of the status.
+    /// Returns the error number in the body: the contract's number, or else the number of the HTTP status.
     fn code(&self) -> u16 {
         match self {
             Self::Contract(error) => error.code.as_u16(),
@@ -86,7 +86,7 @@ impl HttpError {
         }
     }
 
-    /// The response, in the words of the contract or in those of the dialects.
+    /// Returns the response: in the format of the dialects if `is_dialect`, else in the format of the contract.
     pub(super) fn respond(&self, is_dialect: bool) -> Response {
         let text = self.to_string();
         let body = if is_dialect {
@@ -110,7 +110,7 @@ impl HttpError {
         response
     }
 
-    /// The error for a name that is none.
+    /// Returns the error for an invalid name in `field`.
     pub(super) fn name(field: &'static str, error: &NameError) -> Self {
         Self::BadRequest(format!("{field}: {error}"))
     }
@@ -143,7 +143,7 @@ impl From<RegisterRefusal> for HttpError {
     }
 }
 
-/// An error in the contract's words.
+/// An error that is answered in the contract's format.
 #[derive(Debug)]
 pub(super) struct ContractError(pub(super) HttpError);
 
@@ -159,7 +159,7 @@ impl IntoResponse for ContractError {
     }
 }
 
-/// An error in the dialects' words.
+/// An error that is answered in the dialects' format.
 #[derive(Debug)]
 pub(super) struct DialectError(pub(super) HttpError);
 

@@ -1,4 +1,4 @@
-//! Hints over HTTP: the same report as on NATS, as JSON.
+//! Hints over HTTP: the same report of routers as on NATS, as JSON.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
 use super::shared::{HttpShared, Payload, json_response};
 
-/// A report, and what it is about.
+/// A report of hints, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportJson {

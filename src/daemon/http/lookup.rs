@@ -1,4 +1,5 @@
-//! `POST /lookup`, as gateways ask LMCache's controller: which instances have how many leading tokens of a prompt, and where.
+//! `POST /lookup`, the question that gateways ask LMCache's controller. The answer says how many leading tokens of a prompt each instance
+//! has, and in which location.
 //!
 //! The body of LMCache's clients has tokens, and names no model.
 
@@ -17,7 +18,7 @@ use super::scores::Scores;
 use super::shared::{HttpShared, Index, Payload, json_response};
 use super::source::Source;
 
-/// The fields. All but the first are ours.
+/// Fields of a request. All fields but `tokens` are additions of kvatlas.
 #[derive(Debug, Deserialize)]
 pub(super) struct LookupJson {
     tokens: Vec<u32>,
@@ -64,14 +65,14 @@ pub(super) async fn lookup(
     Ok(json_response(&answer, Some(scores.are_exact())))
 }
 
-/// The only model whose blocks are known.
+/// Returns the only model whose blocks are known, and its namespace. Fails if there is none, or more than one.
 fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
     let several =
         |which: &str| HttpError::BadRequest(format!("{which}; send model, and tenant_id if it has one"));
     let Source::Here(here) = &index.source else {
         return Err(several("a gateway does not know which models there are"));
     };
-    // Those of other schemes have the blocks of the same models once more.
+    // Namespaces of other hash schemes have blocks of the same models once more, so they are not counted.
     let known = here.answerer.namespaces().all();
     let mut own = known.iter().filter(|namespace| namespace.chains.is_none());
     let Some(only) = own.next() else {
@@ -86,7 +87,7 @@ fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
     Ok((only.name.clone(), cache))
 }
 
-/// A name for the question, as LMCache's controller gives one.
+/// Returns a unique name for the question, as LMCache's controller gives one.
 fn event_id() -> String {
     static ASKED: AtomicU64 = AtomicU64::new(1);
     format!("Lookup{}", ASKED.fetch_add(1, Ordering::Relaxed))

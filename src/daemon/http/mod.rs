@@ -1,25 +1,30 @@
-//! The query listener: the same answers as on NATS over HTTP, in the contract's words and in those of other indexers.
+//! The query listener over HTTP. It gives the same answers as on NATS, in the contract's format and in the formats of other indexers.
 //!
 //! | route | answer |
 //! |---|---|
-//! | `POST /v1/query` | our reply as JSON; counts blocks |
+//! | `POST /v1/query` | the contract's reply as JSON; counts blocks |
 //! | `GET /v1/status` | how far the holders of a namespace have been followed |
+//! | `GET /v1/models` | the models of which a cache is known |
+//! | `POST /v1/outcomes`, `POST /v1/hints` | take reports of routers |
 //! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |
 //! | `POST /lookup` | the dialect of LMCache's controller; counts tokens |
-//! | `POST /register`, `POST /unregister` | begin and end to follow an engine, where a bridge runs in the process |
-//! | `GET /workers` | who is known, and how engines are followed |
+//! | `POST /register`, `POST /unregister` | begin and end to follow an engine, if a bridge runs in the process |
+//! | `GET /workers` | the known workers, and how engines are followed |
 //! | `GET /dump` | all blocks of all holders, as a stream |
 //! | `GET /health` | 200 while queries are answered, else 503 |
-//! | `GET /metrics` | as on the admin listener |
-//! | `GET /openapi.json` | this list, for programs |
+//! | `GET /metrics` | the metrics, as on the admin listener |
+//! | `GET /openapi.json` | description of all routes, for programs |
 //!
-//! Answers are made inline from the index: reading takes no lock, and connections are spread over all cores.
+//! A handler reads the index itself, on its own thread. Reading takes no lock, and connections are spread over all cores.
 //!
-//! The header `x-kvatlas-exact` is `true` where the answer is certain. It is `false` in three cases. The state of a holder in the answer is not
-//! certain. Or others may hold more than is known. Or some cannot be found in the form of the query.
+//! The header `x-kvatlas-exact` is `true` if the answer is certain. It is `false` in three cases:
 //!
-//! Bounded are the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a token,
-//! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
+//! - The state of a holder in the answer is not certain.
+//! - A holder that is not in the answer may hold more than is known.
+//! - Some holders cannot be found by a query in this form.
+//!
+//! There are bounds on the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a
+//! token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
 
 mod auth;
 mod bodies;

@@ -24,7 +24,7 @@ struct Model {
     workers: u64,
 }
 
-/// The models, in the order of their namespaces.
+/// Answers with the models, in the order of their namespaces.
 pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Response, ContractError> {
     let index = shared.index()?;
     let mut statuses = index.source.statuses().await?;
@@ -32,7 +32,7 @@ pub(super) async fn models(State(shared): State<Arc<HttpShared>>) -> Result<Resp
     let models: Vec<Model> = statuses
         .into_iter()
         .map(|(name, status)| {
-            // A namespace whose name no model makes is its own model.
+            // A namespace whose name is not made from a model counts as a model of that name.
             let key = ModelKey::of_namespace(&name);
             let key = key.unwrap_or_else(|| ModelKey::new(name.to_string()));
             let workers: BTreeSet<_> = status.holders.iter().map(|holder| &holder.worker).collect();

@@ -5,7 +5,7 @@ use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 
-/// The document; a test holds it against the routes and against real answers.
+/// The OpenAPI document. A test compares it with the routes and with real answers.
 pub(super) const DOCUMENT: &str = include_str!("openapi.json");
 
 /// `GET /openapi.json`.

@@ -1,4 +1,4 @@
-//! Outcomes over HTTP: the same report as on NATS, as JSON.
+//! Outcomes over HTTP: the same report as on NATS, as JSON. It tells how many cached blocks requests found.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::error::{ContractError, HttpError};
 use super::shared::{HttpShared, Payload, json_response};
 use crate::outcomes::ReportError;
 
-/// A report, and what it is about.
+/// A report of outcomes, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportJson {

@@ -19,7 +19,7 @@ use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
 use kvatlas_process::registry::{Discovered, EngineKey, GivenEngine, NewEngine, NewServer, follow_patiently};
 
-/// The fields of both dialects.
+/// Fields of a registration, in both dialects.
 #[derive(Debug, Deserialize)]
 pub(super) struct RegisterJson {
     instance_id: Instance,
@@ -58,7 +58,7 @@ impl RegisterJson {
 }
 
 impl RegisterJson {
-    /// The engine, and in whose dialect it is registered.
+    /// Returns the engine to follow, and the dialect of the request.
     fn into_engine(self) -> Result<(Words, GivenEngine), HttpError> {
         let groups = self.group_facts()?;
         let (words, model) = cache_of(
@@ -194,7 +194,7 @@ pub(super) async fn unregister(
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
     let request: UnregisterJson = payload.json()?;
-    // Without a group, Dynamo means all of them.
+    // In Dynamo's dialect, a request without a routing group means all groups.
     let names_group = request.routing_group.is_some();
     let (words, model) = cache_of(
         request.modelname.or(request.model).as_deref(),

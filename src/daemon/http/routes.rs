@@ -1,4 +1,4 @@
-//! The routes, and what happens to every request.
+//! The routes, and the handling that all requests share: tokens, metrics and tracing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use super::error::HttpError;
 use super::shared::{HttpShared, is_contract, json_response};
 use super::{auth, contract, dialect, dump, hints, lookup, models, openapi, outcomes, registration, workers};
 
-/// Which shard an answer is from; absent where workers are not divided.
+/// Header with the shard that answers. Absent if workers are not divided into shards.
 static SHARD: HeaderName = HeaderName::from_static("x-kvatlas-shard");
 
 /// A route that takes one method.
@@ -29,7 +29,7 @@ struct Route {
     handler: MethodRouter<Arc<HttpShared>>,
 }
 
-/// All routes; `openapi.json` describes the same.
+/// Returns all routes. `openapi.json` describes the same routes.
 fn routes() -> Vec<Route> {
     let route = |method, path, handler| Route {
         path,
@@ -55,13 +55,13 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// The method and path of every route.
+/// Returns the method and path of every route.
 #[cfg(test)]
 pub(super) fn paths() -> Vec<(&'static str, &'static str)> {
     routes().iter().map(|route| (route.method, route.path)).collect()
 }
 
-/// The service for the listener.
+/// Builds the service for the listener.
 pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
     let mut router = Router::new();
     for route in routes() {
@@ -81,14 +81,15 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
         .with_state(Arc::clone(shared))
 }
 
-/// An error in the words that belong to the path. A short body is read all the same, or the connection could not be used again.
+/// Answers with an error, in the format that belongs to the path. Reads a short body all the same, so that the connection can be used
+/// again.
 async fn refuse(error: &HttpError, request: Request, shared: &HttpShared) -> Response {
     let response = error.respond(!is_contract(request.uri().path()));
     shared.bodies.drain(request).await;
     response
 }
 
-/// The span of a request, where it is to be traced.
+/// Opens the trace span of a request. `None` if the request is not to be traced.
 fn span_of(shared: &HttpShared, route: HttpRoute, request: &Request) -> Option<OpenSpan> {
     let traceparent = request.headers().get(TRACEPARENT)?.to_str().ok()?;
     let tracer = shared.tracer.as_ref()?;
@@ -98,7 +99,7 @@ fn span_of(shared: &HttpShared, route: HttpRoute, request: &Request) -> Option<O
     Some(span)
 }
 
-/// Lets in who may come in, counts, and traces what is to be traced.
+/// Handles every request around its route: checks the token, counts the request, and traces it if it is to be traced.
 async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = HttpRoute::of_path(request.uri().path());

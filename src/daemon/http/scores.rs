@@ -1,6 +1,7 @@
-//! The answers of the dialects: tokens by instance, tier and rank.
+//! Answers of the dialects: numbers of tokens by instance, tier and rank.
 //!
-//! Tiers are cumulative: the host's figure is what is reached with device and host together, the disk's what is reached with all.
+//! Tiers are cumulative. The host's figure counts leading tokens on device and host together, and the disk's figure counts all tiers
+//! together.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +11,18 @@ use kvatlas_core::wire::{Address, Rank, instance_of_worker, is_pool};
 
 use crate::queries::{Found, FoundHolder};
 
-/// In whose words the figures are given.
+/// Dialect in which the figures are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Words {
     Mooncake,
     Dynamo,
 }
 
-/// The blocks that were found, by instance.
+/// The holders that were found, for an answer by instance.
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,
-    /// Whether some may hold more than the answer says of them, and are not in it.
+    /// Whether a holder that is not in the answer may hold more than is known.
     lacks_some: bool,
 }
 
@@ -29,7 +30,7 @@ impl Scores {
     pub(super) fn new(found: Found) -> Self {
         let lacks_some = found.lacks_some();
         let mut holders = found.holders;
-        // A gateway would send requests to it.
+        // A pool is left out: a gateway would send requests to it.
         holders.retain(|holder| !is_pool(&holder.id.worker));
         holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         Self {
@@ -39,7 +40,7 @@ impl Scores {
         }
     }
 
-    /// Whether the state of every holder is certain, and none is left out that cannot be found so.
+    /// Whether the state of every holder is certain, and no holder is left out that may hold more than is known.
     pub(super) fn are_exact(&self) -> bool {
         !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
@@ -54,12 +55,12 @@ impl Scores {
         })
     }
 
-    /// `{INSTANCE: {RANK: n}}` of the device's tier.
+    /// Returns `{INSTANCE: {RANK: n}}`, with the tokens on the device.
     pub(super) fn by_rank(&self) -> impl Serialize {
         MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
     }
 
-    /// `{INSTANCE: {RANK: address}}` of those whose address is known; none where none is.
+    /// Returns `{INSTANCE: {RANK: address}}`, with the ranks whose address is known. `None` if no address is known.
     pub(super) fn addresses(&self) -> Option<impl Serialize> {
         let is_known = self.holders.iter().any(|holder| holder.address.is_some());
         let of_instance = |ranks: Ranks<'_>| {
@@ -73,7 +74,7 @@ impl Scores {
         }))
     }
 
-    /// `{INSTANCE: {figures}}`.
+    /// Returns `{INSTANCE: {figures}}`, with the figures of all tiers.
     pub(super) fn by_instance(&self, words: Words) -> impl Serialize {
         MapOf(move || {
             self.instances()
@@ -81,7 +82,8 @@ impl Scores {
         })
     }
 
-    /// `{INSTANCE: [location, n]}` of those that have some, as LMCache's controller has it: the nearest tier that reaches so far.
+    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, with the instances that have any tokens. The location
+    /// is the nearest tier that reaches all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
         MapOf(|| {
             let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
@@ -90,7 +92,7 @@ impl Scores {
     }
 }
 
-/// The ranks of one instance; as a map, each with what it has on the device.
+/// The ranks of one instance. Serialized, it is a map from each rank to its tokens on the device.
 #[derive(Clone, Copy)]
 struct Ranks<'a> {
     holders: &'a [FoundHolder],
@@ -108,13 +110,14 @@ impl Ranks<'_> {
         u64::from(blocks) * u64::from(self.block_size)
     }
 
-    /// The largest figure of the ranks.
+    /// Returns the largest figure of the ranks, in tokens. `blocks` gives each rank's figure in blocks.
     fn longest(&self, blocks: impl Fn(&FoundHolder) -> u32) -> u64 {
         let blocks = self.holders.iter().map(blocks).max();
         self.tokens(blocks.unwrap_or_default())
     }
 
-    /// The longest figure of all tiers, and LMCache's word for the nearest that reaches it. It has none for the device.
+    /// Returns LMCache's word for the nearest tier that reaches all of the instance's tokens, and the number of these tokens. LMCache has
+    /// no word for the device; `GPU` is kvatlas's own.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;
@@ -164,7 +167,7 @@ impl Serialize for Figures<'_> {
     }
 }
 
-/// A map of what an iterator gives.
+/// Serializes the pairs of an iterator as a map.
 struct MapOf<F>(F);
 
 impl<F, I, K, V> Serialize for MapOf<F>

@@ -29,20 +29,20 @@ pub struct HttpStartError {
 /// The bounds on what clients can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Connections at once.
+    /// Most connections at once.
     pub connections_max: usize,
-    /// Connections of one address at once; of IPv6, of one network of 64 bits.
+    /// Most connections of one source at once. A source is an IPv4 address, or an IPv6 network of 64 bits.
     pub per_source_max: usize,
-    /// Time to send the head of a request, and time that a connection may be idle between two.
+    /// Most time to send the head of a request, and most time that a connection may be idle between two requests.
     pub idle_timeout: Duration,
-    /// Time that a request in progress still has after the stop.
+    /// Time for which a request in progress may go on after the stop.
     pub drain_timeout: Duration,
 }
 
 /// Bytes buffered for the head of a request; a longer head is refused with status 431.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// The running listener. Dropping it stops it without waiting; [`HttpServer::stop`] waits.
+/// The running listener. Dropping it stops the listener without waiting; [`HttpServer::stop`] waits.
 #[derive(Debug)]
 pub struct HttpServer {
     local_addr: SocketAddr,
@@ -88,7 +88,7 @@ impl HttpServer {
         })
     }
 
-    /// The address that is listened on, with the port that was chosen.
+    /// Returns the address that the listener is bound to, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }

@@ -1,4 +1,4 @@
-//! The common base of all routes: the parts that they serve, the bodies of requests, and JSON in return.
+//! Common base of all routes: the state that they share, the bodies of requests, and JSON responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use super::error::HttpError;
 use super::source::Source;
 use kvatlas_process::registry::EngineRegistry;
 
-/// Says whether all holders in an answer are exact.
+/// Header that tells whether an answer is certain.
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -37,34 +37,34 @@ pub(crate) struct IndexParts {
     pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
-    /// The blocks that requests found of what answers promised.
+    /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
     pub(crate) outcomes: Arc<Outcomes>,
-    /// The part of the workers that this daemon knows, as text; none where it knows all.
+    /// The daemon's shard (its part of the workers), as text. `None` if the daemon knows all workers.
     pub(crate) shard: Option<String>,
 }
 
 /// The parts that the routes serve.
 pub struct HttpParts {
-    /// The index; none in a process that only runs a bridge.
+    /// The index. `None` in a process that only runs a bridge.
     pub(crate) index: Option<IndexParts>,
-    /// The bridge; none where none runs in this process.
+    /// The bridge. `None` if no bridge runs in this process.
     pub engines: Option<Arc<dyn EngineRegistry>>,
-    /// The metrics that `/metrics` gives.
+    /// Source of the metrics that `/metrics` answers with.
     pub metrics: Arc<dyn AdminSource>,
     /// The token that requests need.
     pub token: Option<Secret>,
     /// Longest body of a request, in bytes.
     pub body_bytes_max: usize,
-    /// Bytes of all bodies that have come and not been answered, at most.
+    /// Most bytes of all bodies that have come and have not been answered.
     pub receiving_bytes_max: usize,
-    /// Time in which a request's body has to come.
+    /// Time within which a request's body has to come.
     pub request_timeout: Duration,
-    /// Opens spans, where there is a collector.
+    /// Opens trace spans. `None` if no collector is configured.
     pub(crate) tracer: Option<Tracer>,
 }
 
 impl HttpParts {
-    /// The parts of a process that only runs a bridge: engines can be registered there.
+    /// Returns the parts for a process that only runs a bridge, so that engines can be registered there.
     pub fn of_bridge(
         engines: Arc<dyn EngineRegistry>,
         metrics: Arc<dyn AdminSource>,
@@ -83,7 +83,7 @@ impl HttpParts {
     }
 }
 
-/// The index, and what is counted of its queries.
+/// The index, and the metrics of its queries.
 pub(super) struct Index {
     pub(super) source: Source,
     pub(super) errors: QueryErrorMetrics,
@@ -92,7 +92,7 @@ pub(super) struct Index {
     pub(super) shard: Option<HeaderValue>,
     /// Metrics of each namespace that was asked about.
     metrics: QueryMetricsByNamespace,
-    /// One dump at a time: each takes a turn of every lane.
+    /// Lets one dump run at a time, because a dump takes up turns of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
 
@@ -109,7 +109,7 @@ impl Index {
         }
     }
 
-    /// Counts queries that were answered, and what they found of their prompts.
+    /// Counts answered queries, and how much of their prompts they found.
     pub(super) fn count(
         &self,
         namespace: &NamespaceName,
@@ -155,7 +155,7 @@ impl HttpShared {
         }
     }
 
-    /// The index, once it may be asked.
+    /// Returns the index. Fails if the process has none, or if it is not ready.
     pub(super) fn index(&self) -> Result<&Index, HttpError> {
         let missing = || HttpError::NotFound("this process has no index; it only follows engines".to_owned());
         let index = self.index.as_ref().ok_or_else(missing)?;
@@ -166,7 +166,7 @@ impl HttpShared {
         Err(HttpError::Unavailable(format!("not ready: {reasons}")))
     }
 
-    /// The bridge.
+    /// Returns the bridge. Fails if no bridge runs in this process.
     pub(super) fn engines(&self) -> Result<&dyn EngineRegistry, HttpError> {
         let missing = || {
             let text = "no bridge runs in this process; start kvatlas up, or kvatlas bridge --http-listen";
@@ -175,7 +175,8 @@ impl HttpShared {
         self.engines.as_deref().ok_or_else(missing)
     }
 
-    /// The findings for a model of which no events have come: nothing, where engines of it are followed. They may have something.
+    /// Returns an empty finding for a model of which no events have come. The followed engines of the model may have blocks, so they
+    /// count as holders in doubt. `None` if no engine of the model is followed.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
         let engines = self.engines.as_ref()?.engines();
         let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
@@ -190,25 +191,25 @@ impl HttpShared {
         })
     }
 
-    /// The index whether or not it may be asked yet, and the bridge; either may be missing.
+    /// Returns the index, ready or not, and the bridge. Either may be absent.
     pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
         (self.index.as_ref(), self.engines.as_deref())
     }
 
-    /// Longest reply: it is made before it is sent.
+    /// Returns the length of the longest reply, in bytes. A reply is bounded because it is built whole before it is sent.
     pub(super) fn reply_bytes_max(&self) -> usize {
         const REPLY_BYTES_MAX: usize = 8 << 20;
         REPLY_BYTES_MAX
     }
 }
 
-/// The body of a request, within the limits. Its room is given back when it is dropped.
+/// The body of a request, within the limits. Dropping it gives its room back.
 pub(super) struct Payload(Received);
 
 impl Payload {
-    /// The body, read as JSON.
+    /// Reads the body as a JSON object.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
-        // Else the fields of an array would be taken in their order.
+        // Only an object is accepted: serde would read an array's values as the fields, in their order.
         let bytes = &self.0.bytes;
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(HttpError::BadRequest("the body is no JSON object".to_owned()));
@@ -228,12 +229,12 @@ impl FromRequest<Arc<HttpShared>> for Payload {
     }
 }
 
-/// Whether a path answers in the contract's words.
+/// Whether a path answers in the contract's format.
 pub(super) fn is_contract(path: &str) -> bool {
     path.starts_with("/v1/")
 }
 
-/// A JSON response; `exact` says whether all holders in it are.
+/// Builds a JSON response. `exact`, if present, becomes the header that tells whether the answer is certain.
 pub(super) fn json_response(body: &impl Serialize, exact: Option<bool>) -> Response {
     let bytes = match serde_json::to_vec(body) {
         Ok(bytes) => bytes,

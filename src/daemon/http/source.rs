@@ -1,4 +1,4 @@
-//! The source of answers over HTTP: the index of this process, or the shards of which it is a gateway.
+//! Source of answers over HTTP: the index of this process, or, in a gateway, the shards behind it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::error::HttpError;
 pub(crate) enum Source {
     /// The index of this process.
     Here(Box<IndexHere>),
-    /// The shards. None of their blocks are in this process.
+    /// The shards behind this gateway. The process itself has none of their blocks.
     Shards(Box<Shards>),
 }
 
@@ -28,22 +28,22 @@ pub(crate) enum Source {
 pub(crate) struct IndexHere {
     /// Answers queries.
     pub(crate) answerer: Answerer,
-    /// The lanes, for dumps and the backlog.
+    /// The lanes (threads that apply events), for dumps and for the number of messages that wait.
     pub(crate) pool: Arc<LanePool>,
 }
 
 /// The shards behind a gateway.
 pub(crate) struct Shards {
-    /// Asks them.
+    /// Asks the shards.
     pub(crate) asker: ShardAsker,
     /// Bounds on requests.
     pub(crate) limits: Live<WireLimits>,
-    /// Which depth the dialects give.
+    /// Depth that the dialects answer: blocks that a request can reuse, or blocks that full attention has.
     pub(crate) dialect_depth: Depth,
 }
 
 impl Source {
-    /// The index of this process, for what only that has.
+    /// Returns the index of this process. Fails in a gateway.
     pub(super) fn here(&self) -> Result<&IndexHere, HttpError> {
         match self {
             Self::Here(index) => Ok(index),
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// The bounds on requests.
+    /// Returns the bounds on requests.
     pub(crate) fn limits(&self) -> WireLimits {
         match self {
             Self::Here(index) => index.answerer.limits(),
@@ -79,7 +79,7 @@ impl Source {
         }
     }
 
-    /// How far the holders of the namespace `name` have been followed.
+    /// Returns how far the holders of the namespace `name` have been followed.
     pub(super) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {
@@ -93,7 +93,7 @@ impl Source {
         }
     }
 
-    /// The status of every namespace that is known.
+    /// Returns the status of every known namespace.
     pub(super) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
         match self {
             Self::Here(index) => {
@@ -111,7 +111,7 @@ impl Source {
         }
     }
 
-    /// All holders of a prefix of `key` in the namespace `name`. With `worker`, only its own.
+    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's.
     pub(crate) async fn find(
         &self,
         name: &NamespaceName,
@@ -124,7 +124,7 @@ impl Source {
         }
     }
 
-    /// Whether no events of a namespace have come, as far as is known by the `error` that it is answered with.
+    /// Whether no events of a namespace have come. A gateway judges by `error`, the answer of its shards.
     pub(super) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
         match self {
             Self::Here(index) => index.answerer.is_unheard(name),
@@ -140,7 +140,7 @@ impl Shards {
         self.asker.ask(name, request, payload, HeaderMap::new()).await
     }
 
-    /// As the index of one daemon would: the shards are asked for what they have in each tier.
+    /// Finds holders like [`Source::find`] of one daemon: asks the shards for the depth of each holder in each tier.
     async fn find(
         &self,
         name: &NamespaceName,
@@ -148,7 +148,8 @@ impl Shards {
         worker: Option<&WorkerName>,
     ) -> Result<Found, WireError> {
         let query = SingleQuery {
-            // Those who ask in other words leave the last token to whom they ask for: the prompt goes on.
+            // Clients of the dialects keep a prompt's last token back themselves. So the prompt counts as one token longer here, as if it
+            // went on.
             token_count: match key {
                 QueryKey::Tokens { tokens, .. } => Some(tokens.len() as u64 + 1),
                 _ => None,

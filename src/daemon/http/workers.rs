@@ -1,4 +1,4 @@
-//! `GET /workers`: who is known, and how engines are followed.
+//! `GET /workers`: the known workers, and how engines are followed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,14 +22,14 @@ use kvatlas_process::registry::{EngineState, EngineStatus, ServerState};
 /// Most workers in one answer.
 const WORKERS_MAX: usize = 10_000;
 
-/// Which workers are asked for.
+/// Parameters of `GET /workers`: the model and the routing group of the wanted workers.
 #[derive(Debug, Deserialize)]
 pub(super) struct WorkersQuery {
     model_name: Option<String>,
     routing_group: Option<String>,
 }
 
-/// How one rank is followed.
+/// State of the connection by which one rank is followed.
 #[derive(Debug, Serialize)]
 struct Listener {
     endpoint: String,
@@ -38,25 +38,25 @@ struct Listener {
     last_error: Option<String>,
 }
 
-/// One instance.
+/// One worker, with all its ranks.
 #[derive(Debug, Serialize)]
 struct Worker {
     instance_id: Instance,
-    /// `zmq` for an engine that the bridge in this process follows, `nats` for others.
+    /// Transport of an engine that the bridge in this process follows (mostly `zmq`), or `nats` for all other workers.
     source: &'static str,
     status: &'static str,
     model_name: String,
     routing_group: String,
-    /// The scheme of the hashes that name its blocks; absent where they are the contract's.
+    /// Hash scheme that names the worker's blocks. Absent if the hashes are the contract's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheme: Option<String>,
     block_size: u32,
     endpoints: BTreeMap<Rank, String>,
     listeners: BTreeMap<Rank, Listener>,
-    /// Whether the index knows all its ranks for certain; absent where it knows none.
+    /// Whether the state of all its ranks in the index is certain. Absent if the index knows none of its ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// The addresses for requests and the labels, by rank; of those that have said so.
+    /// Addresses for requests, by rank. Ranks that have told no address are left out, and the same goes for `labels`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -73,7 +73,7 @@ impl Worker {
     }
 }
 
-/// By model and instance.
+/// Workers by model and instance.
 type Workers = BTreeMap<(ModelKey, String), Worker>;
 
 /// `GET /workers`.
@@ -108,7 +108,7 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
-/// The transport of an endpoint, in Dynamo's words where it has one.
+/// Returns the transport of an endpoint, by Dynamo's name for it where Dynamo has one.
 fn source_of(endpoint: &str) -> &'static str {
     match endpoint.split_once("://") {
         Some(("grpc" | "grpcs", _)) => "grpc",
@@ -152,7 +152,7 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     worker.listeners.insert(engine.key.rank, listener);
 }
 
-/// Adds a server of which nothing is followed yet.
+/// Adds a server, unless engines of it are followed already.
 fn add_server(workers: &mut Workers, state: ServerState) {
     if !state.engines.is_empty() {
         return;
@@ -185,21 +185,21 @@ fn add_server(workers: &mut Workers, state: ServerState) {
     workers.entry((model, server.instance)).or_insert(worker);
 }
 
-/// Adds what is known of each worker.
+/// Adds the workers that the index knows, and their state.
 async fn add_known(
     workers: &mut Workers,
     index: &Index,
     is_wanted: impl Fn(&ModelKey) -> bool,
 ) -> Result<(), HttpError> {
     for (name, status) in index.source.statuses().await? {
-        // A namespace whose name no model makes is its own model.
+        // A namespace whose name is not made from a model counts as a model of that name.
         let model = ModelKey::of_namespace(&name);
         let model = model.unwrap_or_else(|| ModelKey::new(name.to_string()));
         if !is_wanted(&model) {
             continue;
         }
         for holder in status.holders {
-            // A gateway would send requests to it.
+            // A pool is left out: a gateway would send requests to it.
             if is_pool(&holder.worker) {
                 continue;
             }
@@ -213,7 +213,8 @@ async fn add_known(
     Ok(())
 }
 
-/// Adds a rank to its worker, of which there are `workers_max` at most. Of those, every rank counts: one that is in doubt can come late.
+/// Adds a rank to its worker, and returns the worker. A new worker is added only below `workers_max`, else `None`. A listed worker always
+/// takes further ranks, because a rank in doubt can come late.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

@@ -1,8 +1,9 @@
-//! Outcomes: whether requests find what answers promised. It proves exactness where the product runs, and names who breaks it.
+//! Outcomes: reports of how many blocks requests really found cached, beside the blocks that answers promised. They prove in production
+//! that answers are exact, and name the holders that break promises.
 //!
-//! Routers tell, over NATS ([`start_outcomes`]) or HTTP, which worker a request went to, what an answer promised of it, and what the engine then
-//! found. Nothing here changes an answer: a router that lies makes figures wrong, and nothing else. All is bounded, and a report about a holder
-//! that is not known is left out and counted.
+//! Routers send outcomes over NATS ([`start_outcomes`]) or HTTP. An outcome names the worker that a request went to, the answer's
+//! promise, and the engine's finding. Outcomes never change an answer: a router that lies makes figures wrong, and nothing else. All
+//! memory is bounded. An outcome of an unknown holder is left out and counted.
 
 mod start;
 mod tally;
@@ -29,15 +30,15 @@ use tally::Window;
 
 /// Most bytes of a report.
 pub(crate) const REPORT_BYTES_MAX: usize = 64 << 10;
-/// Most holders with outcomes of their own; about 300 bytes each, and two series.
+/// Most holders with outcomes of their own. Each takes about 300 bytes, and two series of the metrics.
 const HOLDERS_MAX: usize = 4096;
-/// A holder of which nothing was told for so long makes room for others.
+/// Time without outcomes after which a holder makes room for others.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Holders that are named for their promises, at most.
+/// Most holders that are named for broken promises.
 const BROKEN_MAX: usize = 8;
 
-/// A holder of which exact answers promise more than requests find.
+/// A holder of which exact answers promise more blocks than requests find.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct BrokenPromise {
     pub(crate) worker: WorkerName,
@@ -70,10 +71,10 @@ impl ReportError {
     }
 }
 
-/// The outcomes that routers have told.
+/// The outcomes that routers have reported.
 pub(crate) struct Outcomes {
     namespaces: Arc<Namespaces>,
-    /// Outcomes of others' workers are passed over.
+    /// The daemon's shard, if it has one. Outcomes about workers of other shards are ignored.
     shard: Option<Shard>,
     errors: OutcomeErrorMetrics,
     kept: Mutex<KeptOutcomes>,
@@ -103,11 +104,11 @@ impl Outcomes {
         }
     }
 
-    /// Takes a report about `name`. Gives back how many of its outcomes were counted: those of holders that are known here.
+    /// Takes a report about the namespace `name`. Returns how many of its outcomes were counted, which are the outcomes of known holders.
     ///
     /// # Errors
     ///
-    /// [`ReportError`] where none was looked at.
+    /// [`ReportError`] if the report is refused as a whole.
     pub(crate) fn take(
         &self,
         name: &NamespaceName,
@@ -127,12 +128,12 @@ impl Outcomes {
         taken
     }
 
-    /// Counts a report that is none.
+    /// Counts a report that cannot be decoded.
     pub(crate) fn undecodable(&self, error: &dyn std::fmt::Display) {
         self.errors.refused(OutcomeRefusal::Undecodable, 1, error);
     }
 
-    /// The sums of a holder lately; none where nothing was.
+    /// Returns a holder's sums of the last one to two minutes. `None` if there was no outcome.
     pub(crate) fn lately(&self, name: &NamespaceName, holder: &HolderId, now: Instant) -> Option<Tally> {
         let mut kept = self.kept.lock();
         let holder = kept.holders.get_mut(name)?.get_mut(holder)?;
@@ -140,7 +141,8 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// The holders of which exact answers promised more than requests found lately, the worst first; not those of which little was told.
+    /// Returns the holders of which exact answers lately promised more than requests found, the worst first. Holders with few promised
+    /// blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<BrokenPromise> {
         let mut kept = self.kept.lock();
         let of_namespace = kept.holders.get_mut(name).into_iter().flatten();
@@ -168,7 +170,7 @@ impl Outcomes {
         namespace.ok_or_else(|| ReportError::UnknownNamespace(name.clone()))
     }
 
-    /// Counts one outcome; says whether its holder is known here.
+    /// Counts one outcome. Returns false if its holder is unknown, or belongs to another shard.
     fn count(&self, kept: &mut KeptOutcomes, namespace: &Namespace, outcome: &Outcome, now: Instant) -> bool {
         if self.shard.is_some_and(|shard| !shard.owns(&outcome.worker)) {
             return false;
@@ -214,7 +216,7 @@ impl Outcomes {
 
 impl KeptOutcomes {
     fn of_namespace(&mut self, name: &NamespaceName) -> &OutcomeMetrics {
-        // Some of them have gone since.
+        // Some of the namespaces may be gone: all handles are dropped, and made again when they are needed.
         if self.namespaces.len() >= NAMESPACE_LABELS_MAX && !self.namespaces.contains_key(name) {
             self.namespaces.clear();
         }
@@ -223,7 +225,7 @@ impl KeptOutcomes {
             .or_insert_with(|| OutcomeMetrics::for_namespace(namespace_label(name.as_str())))
     }
 
-    /// The outcomes of a holder; none where there is no room for another one.
+    /// Returns the outcomes of a holder. `None` if the holder is new, and there is no room for it.
     fn of_holder(&mut self, name: &NamespaceName, id: HolderId, now: Instant) -> Option<&mut HolderOutcomes> {
         let is_new = self
             .holders
@@ -259,10 +261,10 @@ fn is_known(namespace: &Namespace, id: &HolderId) -> bool {
     known.iter().any(|holder| holder.id == *id)
 }
 
-/// An outcome in blocks.
+/// Converts an outcome from tokens to blocks.
 fn counted(outcome: &Outcome, block_size: u32) -> CountedOutcome {
     let found = u64::from(outcome.found_tokens / block_size.max(1));
-    // An engine always computes the last token: of a prompt that is in the cache as a whole, it reuses all but the last block.
+    // An engine always computes the last token. So if a whole prompt is cached, the engine reuses the blocks before that token only.
     let most = outcome
         .prompt_tokens
         .map_or(u32::MAX, |tokens| tokens.saturating_sub(1) / block_size.max(1));

@@ -1,4 +1,4 @@
-//! Hearing outcomes over NATS.
+//! Subscription to outcomes over NATS.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,8 +13,8 @@ use crate::shared::{Shared, Stage};
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Begins to hear outcomes, as a task of `stage`. Replicas share them by `queue_group`; each shard hears all, and counts those of its own
-/// workers.
+/// Subscribes to outcomes, as a task of `stage`. Replicas share the reports by `queue_group`. Each shard receives all reports, and counts
+/// the outcomes of its own workers.
 pub(crate) async fn start_outcomes(
     shared: &Shared,
     stage: &Stage,
@@ -40,7 +40,7 @@ fn hear(outcomes: &Outcomes, subjects: &Subjects, message: &Message, name_bytes_
         return outcomes.undecodable(&format_args!("a report of {} bytes", message.payload.len()));
     }
     match OutcomeReport::decode(&message.payload) {
-        // What is wrong with it is counted.
+        // An error is counted in `take` already.
         Ok(report) => drop(outcomes.take(&name, &report, Instant::now())),
         Err(error) => outcomes.undecodable(&error),
     }

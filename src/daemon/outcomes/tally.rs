@@ -1,4 +1,4 @@
-//! Sums over the last minutes.
+//! Sums of outcomes over the last one to two minutes.
 
 use std::time::{Duration, Instant};
 
@@ -6,29 +6,29 @@ use serde::Serialize;
 
 use kvatlas_telemetry::CountedOutcome;
 
-/// Length of one of the two spans that a window has.
+/// Length of one span. A window has two spans.
 const SPAN: Duration = Duration::from_secs(60);
 
-/// Sums of what exact answers promised and requests found.
+/// Sums of the blocks that exact answers promised and that requests found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub(crate) struct Tally {
-    /// Requests of which the outcome was told.
+    /// Number of requests with a reported outcome.
     pub(crate) requests: u64,
-    /// Blocks that answers promised to them.
+    /// Blocks that answers promised to these requests.
     pub(crate) promised_blocks: u64,
     /// Promised blocks that the requests did not find.
     pub(crate) missing_blocks: u64,
-    /// Blocks that they found beyond those.
+    /// Blocks that the requests found beyond the promised ones.
     pub(crate) unpromised_blocks: u64,
 }
 
-/// Fewer promised blocks say little: a block or two are evicted between any answer and its request.
+/// Fewest promised blocks for a judgement. Fewer say little: a block or two may always be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// The number of promised blocks of which one may be missing.
+/// Number of promised blocks for each of which one may be missing.
 const BROKEN_SHARE: u64 = 20;
 
 impl Tally {
-    /// Tells whether more than a twentieth of what was promised was not found.
+    /// Tells whether more than a twentieth of the promised blocks was not found. False if too few blocks were promised.
     pub(super) fn is_broken(self) -> bool {
         self.promised_blocks >= TOLD_BLOCKS_MIN
             && self.missing_blocks.saturating_mul(BROKEN_SHARE) > self.promised_blocks
@@ -51,7 +51,7 @@ impl Tally {
     }
 }
 
-/// A tally of the last one to two minutes: of the span that has begun, and of the one before it.
+/// A tally of the last one to two minutes: of the present span, and of the span before it.
 #[derive(Debug)]
 pub(super) struct Window {
     begun_at: Instant,
@@ -73,7 +73,7 @@ impl Window {
         self.current.add(outcome);
     }
 
-    /// The sum of both spans.
+    /// Returns the sum of both spans.
     pub(super) fn sum(&mut self, now: Instant) -> Tally {
         self.move_to(now);
         self.current.plus(self.before)

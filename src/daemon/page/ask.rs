@@ -1,4 +1,4 @@
-//! The query box.
+//! The page's query box.
 
 use kvatlas_core::wire::{QueryRequest, SingleQuery};
 
@@ -7,11 +7,11 @@ use crate::queries::AnyReply;
 use super::parameters::Parameters;
 use super::{Page, Refusal};
 
-/// Holders that are listed at most; how many there are is told.
+/// Most holders that are listed. The answer also has their total number.
 const HOLDERS_MAX: u32 = 200;
 
 impl Page {
-    /// Answers a query of the wire contract, written as JSON. Says where each holder drops out.
+    /// Answers a query of the wire contract, written as JSON. The answer tells the first block that each holder lacks.
     pub(super) fn ask(&self, parameters: &Parameters) -> Result<String, Refusal> {
         let name = parameters.namespace()?;
         let bad_query = |error: &dyn std::fmt::Display| Refusal::Parameters(format!("the query: {error}"));

@@ -1,4 +1,4 @@
-//! The tree of the prefixes that recent queries have asked for.
+//! Tree of the prefixes that recent queries have asked for.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,12 +11,12 @@ use super::atlas::Branch;
 
 type Path = Arc<[PositionalLineageHash]>;
 
-/// The branches of the sample's tree, parents first. The weight of a branch is how many queries go through it.
+/// Returns the branches of the sample's tree, parents first. The weight of a branch is the number of queries that go through it.
 pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     let mut paths: Vec<Path> = queries.iter().map(|query| Arc::clone(&query.blocks)).collect();
     paths.sort_unstable();
     let mut branches = Vec::new();
-    // Ranges of paths that begin alike, up to the position at which they are to be told apart.
+    // Groups of paths that are equal up to a position. Each is still to be divided behind its common blocks.
     let mut open = groups(&paths, 0, None);
     while let Some(group) = open.pop() {
         let Some(members) = paths.get(group.from..group.to) else {
@@ -41,13 +41,13 @@ pub(super) fn branches(queries: &[SampledQuery]) -> Vec<Branch> {
     branches
 }
 
-/// Seconds since the oldest query of the sample.
+/// Returns the seconds since the oldest query of the sample, rounded up. 0 if there is none.
 pub(super) fn seconds(queries: &[SampledQuery], now: Instant) -> u64 {
     let oldest = queries.iter().map(|query| query.at).min();
     oldest.map_or(0, |oldest| now.saturating_duration_since(oldest).as_secs() + 1)
 }
 
-/// How many of the queries ask for all of a prefix.
+/// Returns how many of the queries ask for a whole prefix.
 pub(super) fn asking(queries: &[SampledQuery], prefix: &[PositionalLineageHash]) -> usize {
     let asks = |query: &&SampledQuery| query.blocks.starts_with(prefix);
     queries.iter().filter(asks).count()
@@ -60,7 +60,7 @@ struct Group {
     to: usize,
 }
 
-/// Sorted paths, grouped by their block at `position`; those that end before it are in none.
+/// Groups sorted paths by their block at `position`. Paths that end before that block are in no group.
 fn groups(paths: &[Path], position: usize, parent: Option<usize>) -> Vec<Group> {
     let mut groups = Vec::new();
     let mut from = 0;
@@ -79,7 +79,7 @@ fn groups(paths: &[Path], position: usize, parent: Option<usize>) -> Vec<Group> 
     groups
 }
 
-/// How many leading blocks sorted paths have in common: as many as the first and the last.
+/// Returns how many leading blocks sorted paths have in common. The first and the last path have the same number in common as all.
 fn common(paths: &[Path]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first

@@ -1,7 +1,7 @@
-//! The tree of the hottest prefixes.
+//! The atlas: a tree of the hottest prefixes.
 //!
-//! A node is a stretch of blocks that every path through it has in common; its children are the ways on. The weight of a node is at least
-//! that of its children together. What is too light to be drawn is left out, lightest first, and told as a number.
+//! A node is a stretch of blocks that all paths through it have in common. Its children are the different continuations. The weight of a
+//! node is at least the sum of its children's weights. If there are too many nodes, the lightest are left out, and their number is told.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use kvatlas_core::index::{Namespace, Search};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::QueryKey;
 
-/// Nodes of an atlas at most.
+/// Most nodes of an atlas.
 pub(super) const NODES_MAX: usize = 400;
-/// Names of holders that a node has at most; explaining it gives all.
+/// Most names of holders in a node. The explanation of a node lists up to 200.
 const NAMES_MAX: usize = 4;
 
-/// The weight that a prefix has.
+/// Meaning of a prefix's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lens {
-    /// How many queries of the sample asked for it.
+    /// Number of queries of the sample that asked for the prefix.
     Asked,
-    /// How many copies of its blocks, and of those behind it, are held.
+    /// Number of copies that are held of the prefix's own blocks and of all blocks behind them.
     Held,
 }
 
-/// One node of a tree that has not been cut yet.
+/// One node of the tree before light nodes are left out.
 #[derive(Debug, Clone)]
 pub(super) struct Branch {
-    /// The node that this one hangs on; it comes earlier.
+    /// Index of the parent, which comes earlier in the list. `None` for a root.
     pub(super) parent: Option<usize>,
     /// Position of the first block.
     pub(super) start: usize,
@@ -41,16 +41,16 @@ pub(super) struct Branch {
     pub(super) path: Arc<[PositionalLineageHash]>,
 }
 
-/// The hottest prefixes of a namespace, at one time.
+/// The hottest prefixes of a namespace at one moment.
 #[derive(Debug, Serialize)]
 pub(super) struct Atlas {
     /// The sum of all weights.
     pub(super) total: u64,
-    /// Over how many seconds the sample reaches; none where it is no sample.
+    /// Seconds over which the sample of queries reaches. `None` if the weights are not from a sample.
     pub(super) seconds: Option<u64>,
-    /// Whether the walk ended at its bound.
+    /// Whether the walk over the index ended at a bound.
     pub(super) partial: bool,
-    /// Nodes that were too light.
+    /// Number of nodes that were left out as too light.
     pub(super) left_out: usize,
     pub(super) block_size: u32,
     pub(super) nodes: Vec<Node>,
@@ -63,14 +63,14 @@ pub(super) struct Node {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) weight: u64,
-    /// Holders of its first block.
+    /// Number of holders of the node's first block.
     some: usize,
-    /// Holders of all its blocks, and how many of them are exact.
+    /// Number of holders of all the node's blocks, and in `exact` how many of these are exact.
     all: usize,
     exact: usize,
-    /// Holders of all its blocks from which a request can reuse some of them.
+    /// Number of holders of all the node's blocks from which a request can reuse at least one of these blocks.
     usable: usize,
-    /// Some of the latter.
+    /// Names of some holders of all the node's blocks.
     names: Vec<String>,
     /// The last block, which names the node.
     block: String,
@@ -79,14 +79,14 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// All blocks from position 0 to the last of the node.
+    /// Returns all blocks from position 0 to the last block of the node.
     pub(super) fn prefix(&self) -> &[PositionalLineageHash] {
         self.path.get(..self.end).unwrap_or(&self.path)
     }
 }
 
 impl Atlas {
-    /// The heaviest of the branches, and who holds them now.
+    /// Builds an atlas of the heaviest branches, with their present holders.
     pub(super) fn new(namespace: &Namespace, trust: &StreamTrust, branches: &[Branch], total: u64) -> Self {
         let kept = heaviest(branches, NODES_MAX);
         let mut places = vec![None; branches.len()];
@@ -109,14 +109,14 @@ impl Atlas {
         }
     }
 
-    /// The node whose last block this is.
+    /// Returns the node whose last block is `block`.
     pub(super) fn node(&self, block: PositionalLineageHash) -> Option<&Node> {
         let ends_with = |node: &&Node| node.prefix().last() == Some(&block);
         self.nodes.iter().find(ends_with)
     }
 }
 
-/// The heaviest branches, each after its parent, in their order.
+/// Returns the indices of the `count` heaviest branches, in ascending order, so that each comes after its parent.
 pub(super) fn heaviest(branches: &[Branch], count: usize) -> Vec<usize> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); branches.len()];
     let mut open = BinaryHeap::new();
@@ -144,7 +144,7 @@ fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Opt
     let key = QueryKey::LineageHashes(path.to_vec());
     let was_stalled = trust.is_stalled();
     let (mut some, mut all, mut exact, mut usable, mut names) = (0, 0, 0, 0, Vec::new());
-    // Fails only for paths that are deeper than any index.
+    // The search fails only for a path that is deeper than any index.
     if let Ok(matches) = namespace.indexer.find_matches(&key, Search::default()) {
         for found in matches.holders() {
             let number = |blocks| usize::try_from(blocks).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! One prefix: who holds it, where each drops out, what its loss would cost.
+//! Explanation of one prefix: its holders, the first block that each holder lacks, and the cost of losing the prefix.
 
 use std::time::Instant;
 
@@ -16,19 +16,19 @@ use super::held::{Below, below};
 use super::parameters::Parameters;
 use super::{Page, Refusal, asked};
 
-/// Holders that are listed at most; how many there are is told.
+/// Most holders that are listed. The answer also has their total number.
 const HOLDERS_MAX: u32 = 200;
 
 #[derive(Serialize)]
 struct Explanation {
-    /// Position of the first block of the node, and behind its last.
+    /// Position of the node's first block, and in `end` the position behind its last block.
     start: usize,
     end: usize,
     block_size: u32,
-    /// The holders of at least the first block of the whole prefix, deepest first.
+    /// Holders of at least the first block of the whole prefix, the deepest first.
     holders: Vec<HolderJson>,
     holders_total: u32,
-    /// How many hold the whole prefix.
+    /// Number of holders of the whole prefix.
     complete: u32,
     loss: Loss,
 }
@@ -39,20 +39,21 @@ struct HolderJson {
     rank: u32,
     blocks: u32,
     usable: u32,
-    /// Why no more of them are usable.
+    /// Why no more of the holder's blocks are usable.
     limit: Option<&'static str>,
     degraded: DegradedReasons,
     address: Option<Address>,
-    /// The first block that it lacks, and how many others have that.
+    /// Position of the first block that the holder lacks, and the number of other holders that have that block.
     dropped_out: Option<(u32, u32)>,
 }
 
-/// The cost if nobody held the node's blocks any more.
+/// Cost if no holder had the node's blocks any more.
 #[derive(Serialize)]
 struct Loss {
-    /// The blocks that are held at and below the first block of the node: none of them could be found.
+    /// Blocks that are held at and below the first block of the node. None of them could be found any more.
     below: Below,
-    /// Queries of the sample that ask for the whole prefix, of how many, over how many seconds.
+    /// Queries of the sample that ask for the whole prefix; in `sampled` all queries of the sample, and in `seconds` the time that it
+    /// covers.
     asking: usize,
     sampled: usize,
     seconds: u64,
@@ -61,7 +62,7 @@ struct Loss {
 }
 
 impl Page {
-    /// Explains the node of an atlas whose last block is given.
+    /// Explains the node of an atlas whose last block is the parameter `block`.
     pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, Refusal> {
         let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
         let namespace = self.answerer.namespace(&name)?;
@@ -76,7 +77,7 @@ impl Page {
                 ..QueryOptions::default()
             },
         )?;
-        // Beyond those that are listed, too.
+        // Counts the complete holders beyond the listed ones, too.
         let complete = self.reply(
             &name,
             &prefix,
@@ -134,7 +135,7 @@ impl Page {
         }
     }
 
-    /// The first position of the newest such node, and all blocks up to its end.
+    /// Finds the newest node in the wanted atlases that ends with `block`. Returns its first position, and all blocks up to its end.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

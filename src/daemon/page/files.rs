@@ -7,7 +7,7 @@ use kvatlas_process::admin::AdminBody;
 
 use super::respond as respond_with;
 
-/// Nothing but the page's own files and answers, no inline code, no frame around it.
+/// Content-Security-Policy of the page: it loads its own files and answers only, has no inline code, and may not stand in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
      trusted-types 'none'";
@@ -17,7 +17,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// Path, type and text of every file.
+/// Path, content type and text of every file.
 const FILES: [(&str, &str, &str); 14] = [
     ("/", HTML, include_str!("assets/index.html")),
     ("/page/page.css", CSS, include_str!("assets/page.css")),
@@ -39,7 +39,7 @@ const FILES: [(&str, &str, &str); 14] = [
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];
 
-/// The file at `path`, if there is one.
+/// Returns the response with the file at `path`, if there is such a file.
 pub(super) fn respond(path: &str) -> Option<Response<AdminBody>> {
     let (_, content_type, text) = FILES.iter().find(|(file, _, _)| *file == path)?;
     let mut response = respond_with(StatusCode::OK, content_type, AdminBody::whole(*text));
@@ -50,7 +50,7 @@ pub(super) fn respond(path: &str) -> Option<Response<AdminBody>> {
         HeaderName::from_static("cross-origin-opener-policy"),
         HeaderValue::from_static("same-origin"),
     );
-    // The same path gives others the list of routes.
+    // The same path answers clients that accept no HTML with the list of routes.
     headers.insert(VARY, HeaderValue::from_static("Accept"));
     Some(response)
 }

@@ -1,7 +1,7 @@
-//! The changes of the holders since a client last heard of them.
+//! Changes of the holders since a client was last sent them.
 //!
-//! All streams share one book. It numbers each look at the index, and notes with every holder the number of the look at which something
-//! about it was last new. A client that has heard of look 7 is sent the holders with a greater number.
+//! All streams share one [`Fleet`]. It numbers its looks (passes over all holders in the index). For each holder it keeps the number of
+//! the look that last found something new. A client that has been sent look 7 gets the holders with a greater number.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,22 +11,23 @@ use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
 
-/// Holders that are shown at most: the first by namespace. How many there are is told.
+/// Most holders that are shown, namespace by namespace. The total number of holders is told beside them.
 pub(super) const HOLDERS_MAX: usize = 50_000;
-/// Holders that have gone and are remembered, for clients that have not heard of it yet.
+/// Most holders that are remembered after they have gone, for clients that have not been told yet.
 const GONE_MAX: usize = 10_000;
 
-/// A holder's number on the page, never used again for another.
+/// A holder's number on the page. A number is never used again for another holder.
 pub(super) type Number = u64;
 
-/// The book of all holders.
+/// The state of all holders, as the last look saw it.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     look: u64,
     next: Number,
     namespaces: HashMap<NamespaceName, HashMap<HolderId, FleetEntry>>,
     gone: VecDeque<(u64, Number)>,
-    /// The earliest look since which all changes are remembered: a client behind it must be told everything.
+    /// Number of the look since which all departures of holders are remembered. A client that has not been sent this look must be sent
+    /// everything.
     complete_since: u64,
     shown: usize,
     total: usize,
@@ -37,9 +38,9 @@ struct FleetEntry {
     number: Number,
     facts: Facts,
     profile: Profile,
-    /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is.
+    /// Time since which the holder is not exact, in microseconds since the Unix epoch. 0 if the holder is exact.
     since_us: u64,
-    /// The look at which that was last new.
+    /// Number of the look that last saw `since_us` change. The fields below are numbers of looks, too.
     dated: u64,
     added: u64,
     changed: u64,
@@ -47,7 +48,7 @@ struct FleetEntry {
     seen: u64,
 }
 
-/// The facts that are shown of a holder, besides its name.
+/// The facts that the page shows of a holder beside its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     blocks: u64,
@@ -58,15 +59,15 @@ struct Facts {
     parked_events: u32,
 }
 
-/// The changes that a client is told. Numbers stand in arrays, in this order, to keep a frame of thousands of holders short:
+/// The changes that a client is sent. To keep a frame of thousands of holders short, a holder's values are an array in this order:
 ///
 /// * `added`: number, namespace, worker, rank;
-/// * `profiles`: number, address, labels; of those that have either, or have lost it;
-/// * `since`: number, and since when it is not exact, in microseconds since the Unix epoch, or 0;
+/// * `profiles`: number, address, labels; of the holders that have either, or have lost it;
+/// * `since`: number, and the time since which the holder is not exact, in microseconds since the Unix epoch, or 0;
 /// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetChange<'a> {
-    /// Whether the client is to forget what it knew.
+    /// Whether the client has to forget everything it knew.
     whole: bool,
     added: Vec<(Number, &'a str, &'a str, u32)>,
     profiles: Vec<(Number, &'a str, &'a Labels)>,
@@ -91,7 +92,7 @@ impl Facts {
 }
 
 impl Fleet {
-    /// Looks at all holders.
+    /// Takes a look: compares all holders with the last look, and notes the changes.
     pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
         self.look += 1;
         (self.shown, self.total) = (0, 0);
@@ -139,7 +140,7 @@ impl Fleet {
             dated: if since_us == 0 { 0 } else { look },
             added: look,
             changed: look,
-            // Who has none is not listed.
+            // A holder without a profile is not listed among the profiles.
             profiled: if profile.is_empty() { 0 } else { look },
             profile,
             seen: look,
@@ -165,13 +166,14 @@ impl Fleet {
         }
     }
 
-    /// The number of a holder that is shown.
+    /// Returns the number of a holder, or `None` if the page does not show it.
     pub(super) fn number(&self, namespace: &NamespaceName, holder: &HolderId) -> Option<Number> {
         let entry = self.namespaces.get(namespace)?.get(holder)?;
         Some(entry.number)
     }
 
-    /// The changes for a client that has heard of `heard`, which is brought up to date. A new client has heard of 0.
+    /// Returns the changes since look `heard`, which is the last look that the client was sent, or 0 for a new client. Sets `heard` to
+    /// the present look.
     pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
         let whole = *heard == 0 || *heard < self.complete_since;
         let since = if whole { 0 } else { *heard };

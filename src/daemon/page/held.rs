@@ -1,4 +1,4 @@
-//! The tree of the prefixes that are held, from a walk over the index.
+//! Tree of the prefixes that are held, from a walk over the index. The index is a radix tree; its edges are runs of blocks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use kvatlas_core::index::{PositionalIndexer, Walk};
 
 use super::atlas::Branch;
 
-/// Runs that a walk meets at most.
+/// Most runs that a walk meets.
 const RUNS_MAX: usize = 100_000;
-/// Blocks of all the runs that it keeps, at most: 8 bytes each.
+/// Most blocks of all runs that a walk keeps; 8 bytes each. The last run may exceed the bound.
 const BLOCKS_MAX: usize = 1 << 21;
-/// Time that a walk takes at most, after the runs are listed.
+/// Most time that the steps of a walk take together.
 const TIME_MAX: Duration = Duration::from_millis(500);
-/// Depth of a prefix that can be shown.
+/// Greatest depth of a prefix that can be shown, in blocks.
 const DEPTH_MAX: usize = 8192;
 
-/// One run of the walk.
+/// One run that the walk has met.
 struct Met {
     parent: Option<usize>,
     start: usize,
@@ -25,8 +25,8 @@ struct Met {
     weight: u64,
 }
 
-/// The branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a branch is how many copies are
-/// held of its blocks and of all behind them.
+/// Returns the branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a branch is the number
+/// of copies that are held of its own blocks and of all blocks behind them.
 pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
     let (mut met, partial) = meet(&mut indexer.walk());
     // Children come after their parents.
@@ -75,7 +75,7 @@ fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
     (met, false)
 }
 
-/// All blocks from position 0 to the last of a run.
+/// Returns all blocks from position 0 to the last block of a run.
 fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     let mut lineage = Vec::new();
     let mut next = Some(index);
@@ -92,18 +92,18 @@ fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
     lineage_hashes(&sequence).map_while(Result::ok).collect()
 }
 
-/// The blocks that are held at and below a block.
+/// Number of blocks that are held at and below a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(super) struct Below {
     /// Different blocks.
     blocks: u64,
     /// Pairs of a holder and a block.
     copies: u64,
-    /// Whether there is more that was not counted.
+    /// Whether the count ended at a bound, so that there may be more.
     partial: bool,
 }
 
-/// Counts what is held at and below a block.
+/// Counts the blocks that are held at and below a block.
 pub(super) fn below(indexer: &PositionalIndexer, block: PositionalLineageHash) -> Below {
     let mut counted = Below::default();
     let Some(mut walk) = indexer.walk_below(block) else {

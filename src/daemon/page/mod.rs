@@ -1,21 +1,22 @@
-//! The page that the admin listener shows a browser: the fleet, rates, the exactness of answers, an atlas of hot prefixes, a query box.
+//! The page that the admin listener shows a browser. It has the fleet of holders, rates, the exactness of answers, an atlas (a tree of
+//! hot prefixes), and a query box.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `assets/` | the page itself: HTML, CSS, ECMAScript modules; embedded, without a build step, nothing loaded from elsewhere |
 //! | `files.rs` | serving them, under a strict Content-Security-Policy |
 //! | `stream.rs` | server-sent events: a frame a second, an atlas every few seconds |
-//! | `fleet.rs` | what has changed of the holders since a client last heard of them |
+//! | `fleet.rs` | changes of the holders since a client was last sent them |
 //! | `rates.rs` | rates and latencies, from two readings of the metrics |
-//! | `past.rs` | those of the minutes before a page was opened |
+//! | `past.rs` | rates and inexact answers of the minutes before a page was opened |
 //! | `atlas.rs` | the tree of the hottest prefixes |
-//! | `asked.rs`, `held.rs` | where that tree comes from: the sample of recent queries, or a walk over the index |
-//! | `explain.rs` | one prefix: who holds it, where each drops out, what its loss would cost |
+//! | `asked.rs`, `held.rs` | the sources of that tree: the sample of recent queries, or a walk over the index |
+//! | `explain.rs` | one prefix: its holders, the first block that each lacks, and the cost of losing it |
 //! | `ask.rs` | the query box |
 //! | `parameters.rs` | the parameters of a request |
 //!
-//! All of it reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Whatever takes longer than
-//! microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
+//! The page only reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Work that takes longer
+//! than microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
 
 mod ask;
 mod asked;
@@ -55,11 +56,11 @@ use parameters::Parameters;
 use past::{Past, READING_INTERVAL, READING_SHARE};
 use rates::Meter;
 
-/// Questions that are worked on at a time; a further one waits.
+/// Most questions that are worked on at a time; further questions wait.
 const QUESTIONS_MAX: usize = 2;
-/// Questions that wait at most.
+/// Most questions that wait or are being worked on.
 const WAITING_MAX: usize = 16;
-/// Atlases that are kept, so that a prefix in one can be explained.
+/// Most atlases that are kept, so that their prefixes can be explained.
 const ATLASES_MAX: usize = 8;
 
 /// The records of the daemon that the page shows.
@@ -77,9 +78,9 @@ pub(crate) struct Page {
     looked: Looked,
     metrics: MetricsHandle,
     past: Mutex<Remembered>,
-    /// One for all streams, brought up to date when the first of them asks.
+    /// State behind the frames of all streams. The first stream that asks in a second brings it up to date.
     frame: Mutex<SharedFrame>,
-    /// The newest last.
+    /// Atlases that streams have sent, the newest last.
     atlases: Mutex<VecDeque<KeptAtlas>>,
     streams: Arc<Semaphore>,
     questions: Arc<Semaphore>,
@@ -95,7 +96,7 @@ struct SharedFrame {
 struct Remembered {
     past: Past,
     meter: Meter,
-    /// Before this nothing is read; none before the first reading.
+    /// Earliest time of the next reading. `None` before the first reading.
     next: Option<Instant>,
 }
 
@@ -105,7 +106,7 @@ struct KeptAtlas {
     atlas: Arc<Atlas>,
 }
 
-/// Why a question has no answer.
+/// Why a request of the page is refused.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("{0}")]
@@ -136,7 +137,7 @@ impl Refusal {
 }
 
 impl Page {
-    /// A page that asks `answerer`.
+    /// Creates the page, with answers from `answerer`.
     pub(crate) fn new(
         answerer: Answerer,
         readiness: Arc<Readiness>,
@@ -160,7 +161,7 @@ impl Page {
         }
     }
 
-    /// The answer to a request for the page or for what it loads; none where there is no such path. Must be called in a runtime.
+    /// Answers a request for the page or for anything that the page loads. `None` if there is no such path. Must be called in a runtime.
     pub(crate) fn respond(self: &Arc<Self>, request: PageRequest<'_>) -> Option<PageAnswer> {
         if let Some(response) = files::respond(request.path) {
             return Some(PageAnswer(Box::pin(std::future::ready(response))));
@@ -195,7 +196,7 @@ impl Page {
         }
     }
 
-    /// The JSON that `work` gives, made on a thread for blocking work.
+    /// Answers with the JSON that `work` returns. Runs `work` on a thread for blocking work.
     async fn json(
         self: Arc<Self>,
         work: impl FnOnce(&Self) -> Result<String, Refusal> + Send + 'static,
@@ -204,7 +205,7 @@ impl Page {
         Ok(respond(StatusCode::OK, JSON, AdminBody::whole(text)))
     }
 
-    /// Runs `work` when its turn comes.
+    /// Runs `work` on a thread for blocking work when its turn comes. Refused if too many questions wait.
     async fn in_background<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> T + Send + 'static,
@@ -221,8 +222,8 @@ impl Page {
         working.await.map_err(|_| Refusal::Failed)
     }
 
-    /// Notes rates and answers for pages that are opened later, where it is time for that. Must be called in a runtime, which it does not keep
-    /// waiting.
+    /// Notes rates and answers for pages that are opened later, if the next reading is due. Must be called in a runtime, and does not
+    /// block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -246,10 +247,10 @@ impl Page {
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
-    /// Keeps an atlas in place of the one before it, so that its prefixes can be explained.
+    /// Keeps an atlas, so that its prefixes can be explained. Of the same namespace and lens, only the atlas before it is kept as well.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
-        // The one before stays for a while: a client may still show it.
+        // The atlas before stays for a while: a client may still show it.
         let is_same = |kept: &&KeptAtlas| kept.namespace == *namespace && kept.lens == lens;
         if atlases.iter().filter(is_same).count() > 1
             && let Some(oldest) = atlases.iter().position(|kept| is_same(&kept))
@@ -295,7 +296,7 @@ impl Route {
     }
 }
 
-/// An answer after which the connection ends: it would otherwise reach its age limit in the middle of a stream.
+/// Builds an answer after which the connection ends. Otherwise the connection could reach its age limit in the middle of a later stream.
 fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;

@@ -13,7 +13,7 @@ use super::atlas::Lens;
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Reads the part of a target after the question mark.
+    /// Reads the part of a request's target after the question mark.
     pub(super) fn parse(query: &str) -> Result<Self, Refusal> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -28,7 +28,7 @@ impl Parameters {
         Ok(Self(pairs))
     }
 
-    /// The value of a parameter that must be there.
+    /// Returns the value of a parameter, which must be present.
     pub(super) fn required(&self, name: &str) -> Result<&str, Refusal> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found
@@ -36,13 +36,13 @@ impl Parameters {
             .ok_or_else(|| Refusal::Parameters(format!("the parameter {name} is missing")))
     }
 
-    /// The parameter `namespace`.
+    /// Returns the parameter `namespace`.
     pub(super) fn namespace(&self) -> Result<NamespaceName, Refusal> {
         let name = NamespaceName::new(self.required("namespace")?);
         name.map_err(|error| Refusal::Parameters(format!("namespace: {error}")))
     }
 
-    /// The parameter `lens`.
+    /// Returns the parameter `lens`.
     pub(super) fn lens(&self) -> Result<Lens, Refusal> {
         match self.required("lens")? {
             "asked" => Ok(Lens::Asked),
@@ -51,7 +51,7 @@ impl Parameters {
         }
     }
 
-    /// The parameter `block`.
+    /// Returns the parameter `block`.
     pub(super) fn block(&self) -> Result<PositionalLineageHash, Refusal> {
         let hash = self.required("block")?.parse();
         hash.map_err(|error| Refusal::Parameters(format!("block: {error}")))

@@ -1,7 +1,8 @@
-//! The minutes before a page was opened: rates of all, and how many answers of each namespace were not exact.
+//! Record of the last fifteen minutes, for a page that is opened now: overall rates, and for each namespace the answers that were not
+//! exact.
 //!
-//! The daemon reads its metrics every few seconds, whether or not a page is open. Points, namespaces and the share of one core's time that this
-//! takes are bounded.
+//! The daemon reads its metrics every few seconds, whether or not a page is open. There are bounds on the points, on the namespaces, and
+//! on the share of one core's time that the readings take.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -14,23 +15,23 @@ use kvatlas_core::wire::NamespaceName;
 
 use super::rates::Rates;
 
-/// Between two readings; more if one takes long.
+/// Least time between two readings. The pause is longer if a reading takes long.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
-/// The share of one core's time that readings may take: one part in so many.
+/// Bound on the readings' share of one core's time: one part in so many.
 pub(super) const READING_SHARE: u32 = 200;
-/// Points of rates that are kept: fifteen minutes.
+/// Most points of rates that are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
-/// Readings in one bar of a namespace.
+/// Readings that one bar of a namespace covers. A bar counts a namespace's answers in a stretch of time.
 const BAR_READINGS: u64 = 3;
-/// Bars of a namespace that are kept: fifteen minutes.
+/// Most bars of a namespace that are kept: fifteen minutes.
 const BARS_MAX: usize = 60;
-/// Namespaces with bars, at most; 1 KiB each.
+/// Most namespaces with bars; 1 KiB each.
 const NAMESPACES_MAX: usize = 256;
 
-/// Answers about a namespace in one bar: all, and those that were not exact.
+/// Numbers of answers about a namespace in one bar: all answers, and the answers that were not exact.
 type Bar = (u64, u64);
 
-/// The last minutes.
+/// The record of the last fifteen minutes.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     points: VecDeque<(u64, Rates)>,
@@ -40,15 +41,15 @@ pub(super) struct Past {
 
 #[derive(Debug)]
 struct Bars {
-    /// The counts at the end of the last bar.
+    /// The namespace's counters at the end of its last bar.
     counted: Bar,
     bars: VecDeque<Bar>,
-    /// The last reading that has seen the namespace.
+    /// Number of the last reading that has seen the namespace.
     seen: u64,
 }
 
-/// The rates of the last minutes, as a page is told of them once. Each row has the time in microseconds since the Unix epoch, and then a number
-/// for each of the names, or null.
+/// The rates of the last minutes, which a page is sent once. Each row has the time in microseconds since the Unix epoch, and then a
+/// number or null for each of the names.
 #[derive(Debug, Serialize)]
 pub(super) struct PastRates {
     names: Vec<String>,
@@ -58,15 +59,15 @@ pub(super) struct PastRates {
 /// The bars of all namespaces, the newest last.
 #[derive(Debug, Serialize)]
 pub(super) struct Sparks<'p> {
-    /// How many bars a namespace has at most.
+    /// Most bars that a namespace has.
     bars: usize,
-    /// How many seconds one of them reaches over.
+    /// Seconds that one bar covers.
     seconds: u64,
     namespaces: HashMap<&'p str, &'p VecDeque<Bar>>,
 }
 
 impl Past {
-    /// Notes a reading: the rates since the one before, and the answers about each namespace.
+    /// Notes a reading: the rates since the reading before, and, at the end of a bar, the answers about each namespace.
     pub(super) fn note<'n>(
         &mut self,
         now_us: u64,
@@ -104,7 +105,7 @@ impl Past {
         }
     }
 
-    /// The rates of the last minutes.
+    /// Returns the rates of the last minutes.
     pub(super) fn rates(&self) -> PastRates {
         let mut names = Vec::new();
         let rows = self.points.iter().map(|(at_us, rates)| {
@@ -114,7 +115,7 @@ impl Past {
             if names.is_empty() {
                 names = numbers.keys().cloned().collect();
             }
-            // A picture shows no more.
+            // Two digits behind the point are enough for a plot.
             let rounded = |number: &Value| Some((number.as_f64()? * 100.0).round() / 100.0);
             (*at_us, numbers.values().map(rounded).collect())
         });
@@ -122,12 +123,12 @@ impl Past {
         PastRates { names, rows }
     }
 
-    /// The number of the last reading that has made bars.
+    /// Returns how often bars have been made so far.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }
 
-    /// The bars of all namespaces.
+    /// Returns the bars of all namespaces.
     pub(super) fn sparks(&self) -> Sparks<'_> {
         let known = self.namespaces.iter();
         Sparks {
@@ -138,7 +139,7 @@ impl Past {
     }
 }
 
-/// Adds `new`, and lets the oldest go where there are more than `max`.
+/// Adds `new`, and removes the oldest entries beyond `max`.
 fn push<T>(kept: &mut VecDeque<T>, max: usize, new: T) {
     kept.push_back(new);
     while kept.len() > max {

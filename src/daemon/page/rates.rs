@@ -1,6 +1,6 @@
 //! Rates and latencies, from two readings of the metrics.
 //!
-//! They are read from the text that Prometheus scrapes, so that the page and a dashboard cannot disagree.
+//! The metrics are read from the same text that Prometheus scrapes, so that the page and a dashboard cannot disagree.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::queries::AnswerCounts;
 
-/// The rates of a second, on average since the last reading.
+/// Rates a second, on average since the last reading. Some fields are present values, as their comments say.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Rates {
     /// Batches applied.
@@ -24,31 +24,31 @@ pub(super) struct Rates {
     queries: f64,
     /// Queries answered with an error, and replies that were not sent.
     failed: f64,
-    /// Answers of which every holder was exact.
+    /// Answers in which every holder was exact.
     exact: f64,
     /// Answers with a degraded holder.
     degraded: f64,
     /// Answers without a holder.
     empty: f64,
-    /// The share of matched blocks that a request can reuse; none where nothing was matched.
+    /// Share of matched blocks that a request can reuse. `None` if no blocks were matched.
     usable: Option<f64>,
-    /// Half of the queries took at most so long; none where there were none.
+    /// Time within which half of the queries were answered. `None` if there were no queries.
     query_p50_us: Option<f64>,
-    /// The time within which 99 of a hundred queries were answered.
+    /// Time within which 99 of a hundred queries were answered.
     query_p99_us: Option<f64>,
-    /// The time within which 99 of a hundred batches were applied.
+    /// Time within which 99 of a hundred batches were applied.
     apply_p99_us: Option<f64>,
-    /// Messages that wait for a lane now.
+    /// Messages that wait for a lane now (a lane is a thread that applies events).
     waiting: f64,
     /// Memory of the process in RAM now.
     resident_bytes: f64,
 }
 
-/// The values read of the metrics, summed over all labels but a histogram's bound.
+/// Values of one reading of the metrics, summed over all labels but a histogram's bound.
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
-    /// Upper bounds in seconds, and how many samples were at most so large.
+    /// Buckets of the histogram: the upper bound in seconds, and the number of samples up to that bound. The same in `applied`.
     queries: Buckets,
     applied: Buckets,
 }
@@ -111,7 +111,8 @@ fn add_bucket(buckets: &mut Buckets, series: &str, value: f64) {
     }
 }
 
-/// The value in microseconds that a share of the samples between two readings does not exceed, interpolated within its bucket.
+/// Returns the value in microseconds that a share of the samples between two readings does not exceed. The value is interpolated within
+/// its bucket. `None` if there were no samples.
 fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
     let earlier = |bound: f64| {
         let same = before.iter().find(|(known, _)| *known == bound);
@@ -129,7 +130,7 @@ fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
     let (mut lower, mut below) = (0.0, 0.0);
     for (bound, count) in new {
         if count >= wanted {
-            // Above the last bound nothing is known but that bound.
+            // A value above the last finite bound counts as that bound.
             let within = if bound.is_finite() && count > below {
                 lower + (bound - lower) * (wanted - below) / (count - below)
             } else {
@@ -142,7 +143,7 @@ fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
     None
 }
 
-/// Remembers the last reading.
+/// Computes rates from one reading to the next.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     last: Option<(Instant, Reading, AnswerCounts)>,
@@ -150,12 +151,12 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// When it was last read.
+    /// Returns the time of the last reading.
     pub(super) fn read_at(&self) -> Option<Instant> {
         self.last.as_ref().map(|(at, _, _)| *at)
     }
 
-    /// The last rates; none before the second reading.
+    /// Returns the last rates. `None` before the second reading.
     pub(super) fn rates(&self) -> Option<&Rates> {
         self.rates.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Server-sent events: a frame a second, an atlas every few seconds.
+//! Streams of server-sent events: a frame a second, or an atlas every few seconds.
 //!
 //! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next one. It also ends
 //! when the daemon drains, so that no open page delays a stop.
@@ -27,24 +27,24 @@ use super::fleet::{Fleet, FleetChange, Number};
 use super::rates::Rates;
 use super::{Page, Refusal, SharedFrame, asked, held, permit, respond};
 
-/// Between two frames.
+/// Time between two frames.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks at the drain.
+/// Time between two checks whether the daemon drains.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
-/// The least time between two atlases; more if making one takes long.
+/// Least time between two atlases. The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// The share of one core's time that making atlases may take: one part in so many.
+/// Bound on the share of one core's time for making atlases: one part in so many.
 const ATLAS_SHARE: u32 = 20;
-/// Life of a stream: shorter than that of a connection, with the time for which one may have been idle before.
+/// Longest life of a stream. Together with the idle time before it, it is shorter than the longest life of a connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
-/// Holders with what their doubt costs in a frame, those that cost most.
+/// Most holders in a frame whose doubt has its cost told: the holders with the greatest cost.
 const COSTS_MAX: usize = 64;
-/// Messages that wait for a slow client.
+/// Most messages that wait for a slow client.
 const WAITING_MAX: usize = 2;
 
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// The runbook's mend for each reason. It reads a page for that, and every stream begins with it.
+/// The runbook's advice for each reason of degradation. Every stream sends it first, so the runbook's pages are read only once.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     let mend = |reason: DegradedReason| {
         let word = reason.as_str();
@@ -53,14 +53,14 @@ static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
     DegradedReason::ALL.map(mend).into()
 });
 
-/// The facts that do not change while the daemon runs.
+/// First message of a stream: the facts that do not change while the daemon runs.
 #[derive(Serialize)]
 struct Hello {
     version: &'static str,
     commit: &'static str,
     /// The words for the bits of a holder's reasons.
     reasons: Vec<(u32, &'static str)>,
-    /// The mend for each word.
+    /// The runbook's advice for each word.
     mends: &'static [(&'static str, String)],
 }
 
@@ -69,14 +69,14 @@ struct Frame<'a> {
     /// Microseconds since the Unix epoch.
     now_us: u64,
     ready: bool,
-    /// Why it is not.
+    /// Why the daemon is not ready.
     reasons: Vec<String>,
     namespaces: Vec<NamespaceJson>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
-    /// The shards that answers of a gateway lack.
+    /// In a gateway: the shards whose blocks are missing from answers.
     missing_shards: Vec<MissingShard>,
-    /// The holders whose doubts concern most queries: number, and in words which share of them.
+    /// The holders whose doubts concern the most queries: the holder's number, and the share of queries in words.
     costs: Vec<(Number, String)>,
 }
 
@@ -88,16 +88,16 @@ struct NamespaceJson {
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
-    /// Holders of which exact answers promised more than requests found lately.
+    /// Holders of which exact answers lately promised more blocks than requests found.
     broken_promises: Vec<BrokenPromise>,
-    /// The answers about it lately, and how many of them were not exact.
+    /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
     #[serde(flatten)]
     troubles: Troubles,
 }
 
 impl Page {
-    /// A stream of frames.
+    /// Answers with a stream of frames.
     pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, Refusal> {
         let permit = permit(&self.streams)?;
         Ok(stream(async move |out: Output| {
@@ -122,7 +122,8 @@ impl Page {
         Some(())
     }
 
-    /// The bars of all namespaces, where there are newer ones than a client has heard of.
+    /// Returns the bars of all namespaces, if there are newer bars than the client was last sent. Updates `heard`, the count of bars it
+    /// was sent.
     fn sparks(&self, heard: &mut Option<u64>) -> Option<String> {
         let known = self.past.lock();
         let read = known.past.bars_read();
@@ -132,7 +133,7 @@ impl Page {
         serde_json::to_string(&known.past.sparks()).ok()
     }
 
-    /// A stream of atlases of one namespace.
+    /// Answers with a stream of atlases of one namespace.
     pub(super) fn atlas_stream(
         self: Arc<Self>,
         namespace: NamespaceName,
@@ -171,7 +172,7 @@ impl Page {
         Some(())
     }
 
-    /// A new atlas.
+    /// Builds a new atlas.
     fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, Refusal> {
         let namespace = self.answerer.namespace(name)?;
         let trust = self.answerer.trust();
@@ -194,7 +195,7 @@ impl Page {
         }))
     }
 
-    /// One frame for a client that has heard of `heard`, which is brought up to date.
+    /// Returns the frame for a client that was last sent look `heard`. Sets `heard` to the present look.
     fn frame(&self, heard: &mut u64) -> Option<String> {
         let namespaces = self.answerer.namespaces().all();
         let mut shared = self.frame.lock();
@@ -225,7 +226,7 @@ impl Page {
         serde_json::to_string(&frame).ok()
     }
 
-    /// The holders whose doubts cost most, in words.
+    /// Returns the holders whose doubts cost most, each with the cost in words.
     fn told_costs(&self, fleet: &Fleet) -> Vec<(Number, String)> {
         let worst = self.looked.costs.worst(COSTS_MAX).into_iter();
         let told = worst.filter_map(|(name, holder, cost)| {
@@ -254,7 +255,7 @@ impl Page {
         out.begun.elapsed() > STREAM_AGE_MAX || self.readiness.report().is_draining()
     }
 
-    /// Waits; none if the client has gone or the stream is over.
+    /// Waits for `pause`. Returns `None` if the client has gone or the stream is over.
     async fn pause(&self, out: &Output, pause: Duration) -> Option<()> {
         let until = tokio::time::Instant::now() + pause;
         loop {
@@ -285,27 +286,27 @@ impl Hello {
     }
 }
 
-/// The other end of a stream.
+/// The sending end of a stream.
 struct Output {
     sender: Sender<Bytes>,
     begun: Instant,
 }
 
 impl Output {
-    /// Sends an event; none if the client has gone.
+    /// Sends an event. Returns `None` if the client has gone.
     async fn send(&self, event: &str, data: &impl Serialize) -> Option<()> {
         self.send_text(event, serde_json::to_string(data).ok()?).await
     }
 
-    /// As [`Self::send`]; JSON text has no line feeds, so the data is one line.
+    /// Sends an event whose data is already JSON text, as [`Self::send`] does. JSON text has no line feeds, so the data is one line.
     async fn send_text(&self, event: &str, data: String) -> Option<()> {
-        // Over and again at once: the browser opens the next stream without a pause that a person would notice.
+        // With this `retry`, the browser opens the next stream so soon after the end of this one that a person does not notice the pause.
         let message = format!("retry: 500\nevent: {event}\ndata: {data}\n\n");
         self.sender.send(message.into()).await.ok()
     }
 }
 
-/// An answer that `write` goes on writing.
+/// Builds an answer whose body `write` goes on writing in a task.
 fn stream<W>(write: impl FnOnce(Output) -> W) -> Response<AdminBody>
 where
     W: Future<Output = ()> + Send + 'static,

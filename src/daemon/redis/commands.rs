@@ -1,12 +1,12 @@
-//! All commands but `HKEYS`, without I/O. That one is a search, with those before and behind it.
+//! All commands but `HKEYS`, without I/O. (`HKEYS` commands that follow each other are one search, in `connection`.)
 //!
-//! | command | is |
+//! | command | answer |
 //! |---|---|
-//! | `HELLO`, `AUTH`, `PING`, `ECHO`, `SELECT 0`, `QUIT` | as Redis has it |
-//! | `HSET`, `HDEL` of guesses | kept for a short time, taken back |
-//! | `EVALSHA`, `EVAL`, `SCRIPT LOAD` of llm-d's two scripts | whether the keys have guesses: nothing is there to be pruned |
+//! | `HELLO`, `AUTH`, `PING`, `ECHO`, `SELECT 0`, `QUIT` | as Redis answers |
+//! | `HSET`, `HDEL` of guesses (a router's predictions of where blocks will be) | keep them for a short time, take them back |
+//! | `EVALSHA`, `EVAL`, `SCRIPT LOAD` of llm-d's two scripts | whether the keys have guesses; nothing is pruned |
 //! | `SCAN` | the keys that have guesses |
-//! | what an engine has, written by somebody else | refused: kvatlas follows the engines itself |
+//! | writes of an engine's blocks | refused: kvatlas follows the engines itself |
 //! | everything else | refused |
 
 use std::fmt::Write as _;
@@ -23,13 +23,13 @@ use super::entry::{FIELD_BYTES_MAX, Word, word_of};
 use super::guesses::Guesses;
 use super::resp::Replies;
 
-/// The script of llm-d that deletes the hash of a key without entries: 1 where it has none.
+/// SHA-1 of llm-d's script that deletes the hash of a key without entries. It returns 1 if the key has none.
 const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
-/// The script of llm-d that deletes an engine's key: 1 where none of the keys behind it has entries.
+/// SHA-1 of llm-d's script that deletes an engine's key. It returns 1 if none of the keys after the first has entries.
 const PRUNE_ENGINE_KEY: &str = "8ca33a56678aac75b55d3b36907c43b67947d809";
-/// The release of Redis with whose answers these are compared.
+/// Release of Redis whose answers the answers here are compared with.
 const VERSION: &str = "7.0.15";
-/// Keys in one page of a scan.
+/// Keys in one page of a scan, if the client asks for no other number.
 const PAGE_KEYS: usize = 10;
 const PAGE_KEYS_MAX: usize = 1024;
 
@@ -39,20 +39,20 @@ const WORDS: &str = "ERR wrong number of arguments";
 const NO_KEY: &str = "ERR keys are block hashes in decimal digits";
 const ENGINES_OWN: &str = "ERR kvatlas follows the engines itself and keeps speculative entries only; switch off the router's own subscription (kvEventsConfig)";
 
-/// The way that a connection goes.
+/// Whether a connection goes on after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goes {
     On,
-    /// Away, when the reply has been sent.
+    /// The connection ends when the reply has been sent.
     Away,
 }
 
-/// Agreements of a connection with its client.
+/// State of a connection that commands can change.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Its number, for the client.
+    /// Number of the connection, which `HELLO` tells the client.
     pub(super) number: u64,
-    /// True where the client has shown the password, or needs none.
+    /// Whether the client has shown the password, or needs none.
     pub(super) is_known: bool,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Commands {
     pub(super) metrics: RedisMetrics,
 }
 
-/// A command, and what it has to do.
+/// A command that is being carried out, with everything it needs.
 struct Doing<'a> {
     commands: &'a Commands,
     words: &'a [&'a [u8]],
@@ -71,19 +71,19 @@ struct Doing<'a> {
     now: Instant,
 }
 
-/// The number that a key is.
+/// Reads a key, which is a number in decimal digits.
 pub(super) fn key_of(word: &[u8]) -> Option<u64> {
     let digits = word.iter().all(u8::is_ascii_digit).then_some(word)?;
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Compares `word` with `expected`, in letters of either case.
+/// Whether `word` is `expected`, regardless of case.
 pub(super) fn is(word: &[u8], expected: &str) -> bool {
     word.eq_ignore_ascii_case(expected.as_bytes())
 }
 
 impl Commands {
-    /// Tells whether a command of this client is answered. Refuses it where it is not.
+    /// Tells whether this client's command may be answered. If not, writes the refusal.
     pub(super) fn admits(&self, session: &Session, word: &[u8], replies: &mut Replies) -> bool {
         let opens = ["hello", "auth", "quit"].iter().any(|opening| is(word, opening));
         let is_admitted = session.is_known || opens;
@@ -99,7 +99,7 @@ impl Commands {
         replies.error(text);
     }
 
-    /// Carries out a command that is none of `HKEYS`, of at least one word.
+    /// Carries out a command other than `HKEYS`. `words` are its name and its arguments.
     pub(super) fn carry_out(
         &self,
         session: &mut Session,
@@ -201,7 +201,7 @@ impl Doing<'_> {
                 };
                 self.show(session, password)?;
             } else if is(option, "setname") && words.next().is_some() {
-                // Nobody asks for it.
+                // The client's name is ignored.
             } else {
                 return bad("ERR syntax error in HELLO");
             }
@@ -238,7 +238,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Takes a password, whatever the user is called.
+    /// Checks a password. The user's name is ignored.
     fn show(&self, session: &mut Session, password: &[u8]) -> Done {
         let token = self.commands.token.as_ref();
         match token.is_none_or(|token| is_same(password, token.expose().as_bytes())) {
@@ -259,21 +259,22 @@ impl Doing<'_> {
         Ok(RedisCommand::Connection)
     }
 
-    /// Refuses what clients tell of themselves, as Redis before 7.2 does: they go on without.
+    /// Refuses `CLIENT` commands, with which clients describe themselves. Redis before 7.2 refuses them as well, and clients go on
+    /// without.
     fn client(&mut self) -> Done {
         let [subcommand, ..] = self.words else {
             return bad(WORDS);
         };
         let subcommand = subcommand.get(..subcommand.len().min(64)).unwrap_or_default();
         let subcommand = String::from_utf8_lossy(subcommand);
-        // Every client does it, and it is nothing to count.
+        // Every client sends this command, so the refusal is not counted.
         self.replies.error(&format!(
             "ERR unknown subcommand '{subcommand}'. Try CLIENT HELP."
         ));
         Ok(RedisCommand::Connection)
     }
 
-    /// Keeps guesses. What is in one command is kept whole or not at all.
+    /// Keeps the guesses of one command. If one of them is refused, none is kept.
     fn set(&mut self) -> Done {
         let Some((key, pairs)) = self.words.split_first() else {
             return bad(WORDS);
@@ -373,7 +374,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Script)
     }
 
-    /// Loads a script that is known, and tells which are.
+    /// Answers `SCRIPT LOAD` of a known script, and `SCRIPT EXISTS`.
     fn script(&mut self) -> Done {
         let is_known = |digest: &[u8]| {
             [PRUNE_KEY, PRUNE_ENGINE_KEY]
@@ -400,7 +401,7 @@ impl Doing<'_> {
         Ok(RedisCommand::Script)
     }
 
-    /// A page of the keys that have guesses.
+    /// Answers with one page of the keys that have guesses.
     fn scan(&mut self) -> Done {
         let Some((cursor, options)) = self.words.split_first() else {
             return bad(WORDS);
@@ -432,7 +433,7 @@ impl Doing<'_> {
     }
 }
 
-/// The SHA-1 of a script, by which Redis knows it.
+/// Returns the SHA-1 of a script in hexadecimal, by which Redis names the script.
 fn digest_of(text: &[u8]) -> String {
     let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, text);
     let write = |mut text: String, byte: &u8| {

@@ -1,4 +1,5 @@
-//! One connection: pipelines are read as far as they have come, answered in order, and replies written as fast as the client takes them.
+//! One connection. It reads as much of a pipeline (commands sent without waiting for replies) as has come. It answers the commands in
+//! order, and writes replies as fast as the client takes them.
 
 use std::io;
 use std::sync::Arc;
@@ -20,20 +21,20 @@ use super::commands::{Commands, Goes, Session, is, key_of};
 use super::prefixes::{Chain, Part, Prefixes};
 use super::resp::{Command, Replies, read_command};
 
-/// Bytes of replies that are made before they are written.
+/// Bytes of replies after which they are written.
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that are read at once, and that each connection has room for.
+/// Bytes that are read at once. Each connection has this much room of its own.
 const READ_BYTES: usize = 16 << 10;
-/// Unit of room, in bytes.
+/// Bytes for which one permit of the semaphore `room` stands.
 const ROOM_UNIT: usize = 1 << 10;
 
-/// Parts that all connections share.
+/// Everything that all connections share.
 pub(super) struct Door {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
     pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
-    /// Room for commands beyond what each connection has, in [`ROOM_UNIT`]s.
+    /// Memory for commands beyond each connection's own, shared by all connections, in [`ROOM_UNIT`]s.
     pub(super) room: Arc<Semaphore>,
     pub(super) limits: Limits,
 }
@@ -41,24 +42,24 @@ pub(super) struct Door {
 /// Bounds on one client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Bytes of one command, and of what is read of a pipeline before it is answered.
+    /// Most bytes of one command, and most bytes of a pipeline that are read before they are answered.
     pub(super) command_bytes_max: usize,
-    /// Time without a command.
+    /// Time without a command after which the connection ends.
     pub(super) idle_timeout: Duration,
-    /// Time for a command to come, and for its reply to be taken.
+    /// Most time for a command to come whole, and for the client to take replies.
     pub(super) request_timeout: Duration,
-    /// Time after the stop.
+    /// Time for which the connection may go on after the stop.
     pub(super) drain_timeout: Duration,
 }
 
 impl Door {
-    /// The room for commands of all connections together.
+    /// Creates the memory for commands that all connections share, of so many bytes.
     pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
         Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
     }
 }
 
-/// Serves a client until it goes, breaks a limit or is displaced, or the daemon stops.
+/// Serves a client until it goes, breaks a limit, or gives way to a new connection (is displaced), or the daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
     stream: TcpStream,
@@ -102,9 +103,9 @@ struct Connection<'p> {
     place: &'p Place,
     stopping: CancellationToken,
     session: Session,
-    /// Bytes that have come and are not answered.
+    /// Bytes that have come and have not been answered.
     input: BytesMut,
-    /// Room for what is beyond the own.
+    /// Shared memory that the connection has taken beyond its own.
     room: Option<OwnedSemaphorePermit>,
     replies: Replies,
     chain: Chain,
@@ -123,7 +124,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits for more of a command, and takes all that has come of its pipeline. False where nothing more will.
+    /// Waits for more bytes, and reads all of the pipeline that has come. Returns false if the connection is to end.
     async fn receive(&mut self) -> io::Result<bool> {
         let limits = self.door.limits;
         let patience = match self.input.is_empty() {
@@ -144,7 +145,7 @@ impl Connection<'_> {
         if read == 0 {
             return Ok(false);
         }
-        // What else has come already is part of the same pipeline, most likely.
+        // Further bytes that have come already most likely belong to the same pipeline.
         while self.input.len() < limits.command_bytes_max && self.reserve() {
             match self.stream.try_read_buf(&mut self.input) {
                 Ok(1..) => {}
@@ -156,7 +157,7 @@ impl Connection<'_> {
         Ok(true)
     }
 
-    /// Makes room for more bytes beside those that have come. Says whether there is some.
+    /// Reserves room to read more bytes after the bytes that have come. Returns false if there is not enough shared memory.
     fn reserve(&mut self) -> bool {
         let units = self.input.len().div_ceil(ROOM_UNIT);
         let held = self.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -174,7 +175,7 @@ impl Connection<'_> {
         true
     }
 
-    /// Gives back what is not needed once all commands are answered.
+    /// Gives back memory that is not needed once all commands are answered.
     fn release(&mut self) {
         if self.input.is_empty() {
             if self.input.capacity() > READ_BYTES {
@@ -212,7 +213,7 @@ impl Connection<'_> {
                 continue;
             }
             self.look_up(&mut keys).await?;
-            // What comes behind another command is another prompt.
+            // A look-up after another command belongs to another prompt.
             self.chain.end();
             goes = self.carry_out(&words);
             if self.replies.bytes().len() >= PIECE_BYTES {
@@ -232,7 +233,7 @@ impl Connection<'_> {
         Ok(goes)
     }
 
-    /// Carries out a command that is no look-up.
+    /// Carries out a command that is not a valid look-up.
     fn carry_out(&mut self, words: &[&[u8]]) -> Goes {
         let commands = &self.door.commands;
         let name = words.first().copied().unwrap_or_default();
@@ -247,7 +248,7 @@ impl Connection<'_> {
         commands.carry_out(&mut self.session, words, Instant::now(), &mut self.replies)
     }
 
-    /// Looks up the keys of a pipeline, which are one search, and replies to each.
+    /// Looks up the collected keys of a pipeline in one search, and writes the reply to each key.
     async fn look_up(&mut self, keys: &mut Vec<u64>) -> io::Result<()> {
         if keys.is_empty() {
             return Ok(());
@@ -256,7 +257,7 @@ impl Connection<'_> {
         let door = Arc::clone(&self.door);
         let part = match door.readiness.may_answer() {
             true => door.prefixes.ask(&mut self.chain, &keys),
-            // Nobody is known yet.
+            // While the daemon is not ready, no pod is listed.
             false => Part::default(),
         };
         let guesses = door.commands.guesses.of(&keys, Instant::now());
@@ -290,7 +291,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// A place among the large answers of the namespace for one that is large.
+    /// Returns a place in the queue of the namespace's large answers, if this answer is large.
     fn heavy(&self, part: &Part, keys: usize) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
@@ -307,7 +308,7 @@ impl Connection<'_> {
         if self.replies.bytes().is_empty() {
             return Ok(());
         }
-        // While the client does not take them, the connection waits for it.
+        // Until the client takes the replies, the connection counts as waiting for it, and may have to give way.
         self.place.note_waits(true);
         let writing = self.stream.write_all(self.replies.bytes());
         timeout(self.door.limits.request_timeout, writing).await??;
@@ -316,7 +317,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Refuses what has come. The connection ends with it.
+    /// Writes a refusal, after which the caller ends the connection.
     async fn cut(&mut self, reason: RedisRefusal, text: &str) -> io::Result<()> {
         self.door.commands.refuse(reason, text, &mut self.replies);
         self.write().await

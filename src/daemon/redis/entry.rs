@@ -1,11 +1,11 @@
-//! Fields of llm-d's hashes: each is the JSON of an entry, which says that a pod holds the block.
+//! Fields of llm-d's Redis hashes. Each field is the JSON of an entry, which says that a pod (llm-d's word for a worker) holds the block.
 
 use serde::{Deserialize, Serialize};
 
 /// Longest field that is kept, in bytes.
 pub(super) const FIELD_BYTES_MAX: usize = 1024;
 
-/// Names of the tiers with llm-d: the media of vLLM's events in lower case. Blocks beyond the disk count as on it.
+/// llm-d's names of the tiers: the media of vLLM's events in lower case. Blocks beyond the disk count as blocks on the disk.
 pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
 
 /// The members of an entry, in llm-d's order.
@@ -19,7 +19,7 @@ struct RedisEntry<'a> {
     group_idx: i64,
 }
 
-/// The field that says that `pod` holds a block in `tier`, as its engine has told.
+/// Returns the field that says that `pod` holds a block in `tier`, by its engine's events.
 pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
     let entry = RedisEntry {
         pod_identifier: pod,
@@ -28,25 +28,25 @@ pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
         has_group: false,
         group_idx: 0,
     };
-    // Texts and numbers have a form in JSON always.
+    // Texts and numbers can always be written as JSON.
     serde_json::to_vec(&entry).unwrap_or_default()
 }
 
-/// Authors of a field.
+/// Origin of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A router's guess.
+    /// The field is a router's guess.
     Guess,
-    /// An engine's, as somebody else has heard it.
+    /// The field is about an engine's event that another process has received.
     Engine,
 }
 
-/// The author of a field; none where it is no entry.
+/// Returns the origin of a field, or `None` if the field is not an entry.
 pub(super) fn word_of(field: &[u8]) -> Option<Word> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Told {
-        // Whether or not it is one that has escapes.
+        // An owned text, because a name with escapes cannot be borrowed.
         #[expect(dead_code, reason = "an entry names a pod")]
         pod_identifier: String,
         #[serde(default)]

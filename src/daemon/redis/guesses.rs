@@ -1,7 +1,8 @@
-//! Entries that routers write: guesses of where blocks will be, kept apart from what engines say, for a short time and in bounded room.
+//! Guesses: entries that routers write about where blocks will be. They are kept apart from engines' events, for a short time and in
+//! bounded memory.
 //!
-//! A router takes its guesses back after some seconds. Those of one that has ended go with their time to live; where there is no room, the
-//! oldest go first.
+//! A router takes its guesses back after some seconds. The guesses of a router that has ended go when their time to live is over. If
+//! there is no room, the oldest guesses go first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 use kvatlas_telemetry::RedisGuessMetrics;
 use kvatlas_telemetry::labels::GuessDrop;
 
-/// Bytes that an entry takes beside its field, about.
+/// Approximate bytes of an entry beside its field.
 const ENTRY_BYTES: usize = 192;
 /// Most entries of one key.
 const PER_KEY_MAX: usize = 1024;
@@ -28,7 +29,7 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// The end of each, and its key, in the order in which they were written.
+    /// End of life and key of each guess, by the guess's number: in the order in which guesses were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -36,7 +37,7 @@ struct KeptGuesses {
 
 struct Guess {
     field: Arc<[u8]>,
-    /// Its number in `ends`.
+    /// The guess's number in `ends`.
     number: u64,
 }
 
@@ -69,7 +70,7 @@ fn cost(field: &[u8]) -> usize {
 }
 
 impl Guesses {
-    /// Keeps guesses for `time_to_live`, in `bytes_max` at most.
+    /// Creates an empty store. It keeps a guess for `time_to_live`, and all guesses in about `bytes_max` bytes at most.
     pub(super) fn new(time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             kept: Mutex::default(),
@@ -79,7 +80,7 @@ impl Guesses {
         }
     }
 
-    /// Works on the guesses that have not ended by `now`.
+    /// Drops the guesses that have ended by `now`, and then runs `work` on the others.
     fn with<T>(&self, now: Instant, work: impl FnOnce(&mut KeptGuesses) -> T) -> T {
         let mut kept = self.kept.lock();
         let before = kept.ends.len();
@@ -96,7 +97,7 @@ impl Guesses {
         done
     }
 
-    /// Keeps a guess from `now` on. Says whether it was not kept before.
+    /// Keeps a guess from `now` on. Returns whether the guess is new.
     pub(super) fn add(&self, key: u64, field: &[u8], now: Instant) -> bool {
         self.with(now, |kept| {
             let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
@@ -130,7 +131,7 @@ impl Guesses {
         })
     }
 
-    /// Takes a guess back. Says whether there was one.
+    /// Removes a guess. Returns whether there was such a guess.
     pub(super) fn remove(&self, key: u64, field: &[u8], now: Instant) -> bool {
         self.with(now, |kept| {
             let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
@@ -141,14 +142,14 @@ impl Guesses {
         })
     }
 
-    /// Tells whether there is a guess of one of the keys.
+    /// Tells whether any of the keys has a guess.
     pub(super) fn has_any(&self, keys: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         self.with(now, |kept| {
             keys.into_iter().any(|key| kept.by_key.contains_key(&key))
         })
     }
 
-    /// The fields of those of the keys that have some, by the key's place.
+    /// Returns the guesses' fields, by the position of their key in `keys`. Keys without guesses are left out.
     pub(super) fn of(&self, keys: &[u64], now: Instant) -> BTreeMap<usize, Vec<Arc<[u8]>>> {
         self.with(now, |kept| {
             let mut found = BTreeMap::new();
@@ -165,7 +166,8 @@ impl Guesses {
         })
     }
 
-    /// Up to `count` of the keys that have guesses, from `from` on, and the key to go on from; 0 at the end.
+    /// Returns up to `count` keys that have guesses, in ascending order from `from` on. Also returns the key to go on from, or 0 at the
+    /// end.
     pub(super) fn keys(&self, from: u64, count: usize, now: Instant) -> (Vec<u64>, u64) {
         self.with(now, |kept| {
             let mut rest = kept.by_key.range(from..).map(|(key, _)| *key);

@@ -1,19 +1,20 @@
-//! llm-d's router asks its index over Redis: this listener answers in Redis's place, as far as that router asks.
+//! Listener for llm-d's router, which asks its index over Redis. It answers in Redis's place, and knows the commands that this router
+//! uses.
 //!
 //! ```text
 //! router ──HKEYS of each block, in one pipeline──▶ connection ──▶ prefixes ──▶ one search of the index
 //!        ──HSET, HDEL of its own guesses─────────▶ commands ────▶ guesses, for a short time
 //! ```
 //!
-//! A key of the router is a sequence hash of a namespace that speaks one of llm-d's schemes; the model is part of each hash. So all such
-//! namespaces are searched. The answer to a key lists the pods that hold the whole prefix up to there, for certain. A worker in doubt is left
-//! out, as is one that begins behind a hole: the router would not count it.
+//! A key of the router is a sequence hash of a namespace with one of llm-d's hash schemes. The hash includes the model, so all such
+//! namespaces are searched. The answer to a key lists the pods that certainly hold the whole prefix up to that key. A worker in doubt is
+//! left out. So is a worker that lacks an earlier block: the router would not count it.
 //!
 //! | file | what |
 //! |---|---|
 //! | `resp` | commands from bytes, replies to bytes |
-//! | `entry` | fields of llm-d's hashes: who holds a block, and where |
-//! | `prefixes` | from the keys of a pipeline to who holds how many of them |
+//! | `entry` | fields of llm-d's Redis hashes: the pod that holds a block, and the tier |
+//! | `prefixes` | from the keys of a pipeline to the pods that hold leading blocks |
 //! | `guesses` | entries that routers have written themselves |
 //! | `commands` | all commands but `HKEYS`, without I/O |
 //! | `connection` | one connection: reading pipelines, writing replies |

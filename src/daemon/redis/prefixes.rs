@@ -1,7 +1,8 @@
 //! From the keys of a pipeline to the pods that hold them.
 //!
-//! The keys of a prompt come in order, from its first block on, each in a command of its own. All that have come are one search. Where a
-//! pipeline comes in parts, a later part goes on where the one before ended: nothing in it says so, but one of both is found.
+//! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have come together (a *part*
+//! of the pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt; nothing in it tells
+//! which. So it is searched as a new prompt first. If nobody has that, it is searched as the continuation.
 
 use std::collections::HashMap;
 
@@ -21,9 +22,9 @@ const NAMESPACES_MAX: usize = 64;
 /// A pod that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct Pod {
-    /// Leading blocks on the device, on device and host, and in all tiers.
+    /// Numbers of leading blocks: on the device, on device and host together, and in all tiers together.
     depths: [u32; TIERS.len()],
-    /// Its field for each tier, in the form of a reply.
+    /// The pod's field for each tier, encoded as in a reply.
     fields: [Vec<u8>; TIERS.len()],
 }
 
@@ -33,7 +34,8 @@ impl Pod {
         depth
     }
 
-    /// Its field for the block at `position`, where it holds that: the nearest tier up to which it holds the whole prefix.
+    /// Returns the pod's field for the block at `position`, or `None` if the pod does not hold the prefix so far. The field has the
+    /// nearest tier that reaches that block.
     fn field(&self, position: u32) -> Option<&[u8]> {
         let nearest = self.depths.iter().position(|depth| position < *depth)?;
         self.fields.get(nearest).map(Vec::as_slice)
@@ -43,22 +45,22 @@ impl Pod {
 /// The pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    /// The part's place in the prompt, in blocks.
+    /// Position of the part's first key in the prompt, in blocks.
     offset: usize,
-    /// The deepest first.
+    /// The pods, the deepest first.
     pods: Vec<Pod>,
-    /// The namespace that has them.
+    /// Namespace of the pods.
     pub(super) namespace: Option<NamespaceName>,
 }
 
 impl Part {
-    /// The number of entries in the replies to `keys` keys.
+    /// Returns the number of pods' entries in the replies to `keys` keys.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
         self.pods.iter().map(of_pod).sum()
     }
 
-    /// Writes the reply to the key at `place` of the part: first the `guesses`, then what is certain.
+    /// Writes the reply to the key at `place` of the part: first the `guesses`, then the pods' entries.
     pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut Replies) {
         let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
         let holders = self.pods.partition_point(|pod| pod.depth() > position);
@@ -74,14 +76,14 @@ impl Part {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     keys: Vec<SequenceHash>,
-    /// True where somebody has all of them, so that more may follow.
+    /// Whether a pod has all of the keys, so that the next part may go on with the prompt.
     is_held: bool,
-    /// The namespace that had its prompts last.
+    /// Namespace in which a prompt of the connection was last found.
     namespace: Option<NamespaceName>,
 }
 
 impl Chain {
-    /// Ends the prompt: the next keys are of another.
+    /// Ends the prompt: the next keys belong to another prompt.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;
@@ -102,7 +104,7 @@ impl Prefixes {
         }
     }
 
-    /// The holders of `keys`, which are a prompt, or go on with the one that `chain` has.
+    /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`.
     pub(super) fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
@@ -117,7 +119,7 @@ impl Prefixes {
         if whole.entries(usize::MAX) > 0 {
             return whole;
         }
-        // It is another prompt, which nobody has.
+        // The keys are a new prompt of which nobody has any block.
         *chain = Chain {
             keys: kept,
             is_held: false,
@@ -126,7 +128,7 @@ impl Prefixes {
         part
     }
 
-    /// Searches a prompt of which `offset` blocks were asked for before.
+    /// Searches a whole prompt, whose first `offset` blocks were asked for before, and notes it in `chain`.
     fn search(&self, chain: &mut Chain, mut keys: Vec<SequenceHash>, offset: usize) -> Part {
         let asked = keys.len();
         keys.truncate(self.answerer.limits().query_depth_max);
@@ -148,8 +150,8 @@ impl Prefixes {
         part
     }
 
-    /// The namespace that has some of the prompt, and its holders. A prompt has the hashes of one namespace: `likely` is asked first, the others where that has
-    /// none of it.
+    /// Returns the namespace that has some of the prompt, and the holders. A prompt's hashes belong to one namespace. `likely` is
+    /// searched first, and the others only if it has none of the prompt.
     fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
         let others = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
         let others = others.iter().filter(|name| Some(*name) != likely);
@@ -179,7 +181,8 @@ impl Prefixes {
     }
 }
 
-/// The pods whose state is certain, the deepest first. llm-d knows no ranks: a pod has what one of its ranks has.
+/// Returns the pods whose state is certain, the deepest first. llm-d knows no ranks: a pod's depth in a tier is the greatest of its
+/// ranks'.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut depths: HashMap<&str, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders
@@ -208,7 +211,7 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     pods
 }
 
-/// A text as it stands in a reply.
+/// Returns a text encoded as in a reply.
 fn in_reply(text: &[u8]) -> Vec<u8> {
     let mut replies = Replies::default();
     replies.text(text);

@@ -1,17 +1,17 @@
-//! Redis's protocol, versions 2 and 3: commands from bytes, and replies to bytes.
+//! Redis's protocol, versions 2 and 3: decodes commands and encodes replies.
 //!
-//! A command is a list of texts in both versions. That is all that is read here, without recursion and within bounds. The crates that read
-//! the protocol are made for clients, which read every form of a reply: `redis-protocol` 6.0.0 goes as deep into nested lists as the bytes
-//! say, and so lets 80 kB end the process.
+//! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds. Crates for the
+//! protocol are made for clients, which read every form of a reply. `redis-protocol` 6.0.0 follows nested lists as deep as the bytes say,
+//! so that 80 kB can end the process.
 
 use std::io::Write;
 
 /// Most texts of one command.
 const WORDS_MAX: usize = 4096;
-/// Longest line: a length, or a command that a person has typed.
+/// Longest line, in bytes. A line is a length, or a command that a person has typed.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// Why bytes are no command. The connection ends with it.
+/// Why bytes are not a command. The connection ends after this error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProtocolError {
     #[error("Protocol error: too big mbulk count string")]
@@ -29,19 +29,19 @@ pub(super) enum ProtocolError {
 /// A command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Command<'a> {
-    /// Its name and its arguments; without any it is to be passed over.
+    /// The command's name and its arguments. A command without words is to be ignored.
     pub(super) words: Vec<&'a [u8]>,
-    /// Bytes that it takes.
+    /// Number of bytes that the command takes up.
     pub(super) bytes: usize,
 }
 
-/// The command that `bytes` begin with; none where its end has not come.
+/// Reads the command at the beginning of `bytes`. `None` if its end has not come.
 pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, ProtocolError> {
     let Some((line, mut at)) = read_line(bytes, 0)? else {
         return Ok(None);
     };
     let Some(count) = line.strip_prefix(b"*") else {
-        // A person types, or a prober asks whether somebody is there.
+        // A line without a list: a person types, or a prober checks that the server answers.
         let words = line.split(u8::is_ascii_whitespace);
         let words = words.filter(|word| !word.is_empty()).collect();
         return Ok(Some(Command { words, bytes: at }));
@@ -78,7 +78,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, Protocol
     Ok(Some(Command { words, bytes: at }))
 }
 
-/// The line from `from` on without its end, and where the next begins; none where its end has not come.
+/// Reads the line at `from`. Returns it without its line end, and the position of the next line. `None` if its end has not come.
 fn read_line(bytes: &[u8], from: usize) -> Result<Option<(&[u8], usize)>, ProtocolError> {
     let rest = bytes.get(from..).unwrap_or_default();
     let end = rest.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
@@ -96,11 +96,11 @@ fn number(digits: &[u8]) -> Option<i64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Replies, one behind the other.
+/// Buffer of encoded replies, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     bytes: Vec<u8>,
-    /// True where the client has asked for version 3.
+    /// Whether the client has asked for version 3 of the protocol.
     pub(super) is_third: bool,
 }
 
@@ -109,7 +109,7 @@ impl Replies {
         &self.bytes
     }
 
-    /// Empties them. The memory of usual ones is kept.
+    /// Empties the buffer. Keeps up to `bytes_max` bytes of its memory.
     pub(super) fn clear(&mut self, bytes_max: usize) {
         self.bytes.clear();
         self.bytes.shrink_to(bytes_max);
@@ -119,7 +119,7 @@ impl Replies {
         self.line('+', text);
     }
 
-    /// An error. What a client has sent may be in it.
+    /// Writes an error. Control characters become spaces, because the text may repeat bytes of the client.
     pub(super) fn error(&mut self, text: &str) {
         let text: String = text
             .chars()
@@ -138,12 +138,12 @@ impl Replies {
         self.raw(b"\r\n");
     }
 
-    /// The head of a list of so many.
+    /// Writes the head of a list with `count` items.
     pub(super) fn list(&mut self, count: usize) {
         self.line('*', count);
     }
 
-    /// The head of a map of so many entries, which is a list in version 2.
+    /// Writes the head of a map with so many entries. In version 2, a map is a list.
     pub(super) fn map(&mut self, entries: usize) {
         match self.is_third {
             true => self.line('%', entries),
@@ -151,7 +151,7 @@ impl Replies {
         }
     }
 
-    /// Bytes that have the form of a reply already.
+    /// Writes bytes that are already encoded as a reply.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }

@@ -1,4 +1,4 @@
-//! The listener.
+//! Start of the listener for llm-d's routers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,13 +18,13 @@ use super::connection::{Door, Limits, serve};
 use super::guesses::Guesses;
 use super::prefixes::Prefixes;
 
-/// Time that a reply in progress still has at the stop.
+/// Time for which a reply in progress may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why llm-d's routers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStartError {
-    /// The listener.
+    /// The listener cannot be opened.
     #[error("cannot listen on {address} (redis.listen): {source}")]
     Listen {
         /// The address.
@@ -32,12 +32,12 @@ pub enum RedisStartError {
         /// The system's error.
         source: io::Error,
     },
-    /// The password.
+    /// The password's file cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
 
-/// Serves llm-d's routers as tasks of `stage`, where an address is configured. Returns the address that is listened on.
+/// Serves llm-d's routers as tasks of `stage`. Returns the address that the listener is bound to, or `None` if none is configured.
 pub(crate) async fn start_redis(
     shared: &Shared,
     stage: &Stage,

@@ -3,7 +3,7 @@
 /// The name of the header, in NATS and in HTTP.
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
-/// The trace that a request belongs to, and the span that it was sent by.
+/// The trace that a request belongs to, and the span that sent the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     pub(super) trace_id: u128,
@@ -11,27 +11,27 @@ pub(crate) struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads a `traceparent` whose sampled flag is set; none for another one, or for what is no `traceparent`.
+    /// Reads a `traceparent` header. `None` if its sampled flag is not set, or if it is not a valid `traceparent`.
     pub(crate) fn sampled(header: &str) -> Option<Self> {
         let mut parts = header.split('-');
         let version = hexadecimal(parts.next()?, 2)?;
         let trace_id = hexadecimal(parts.next()?, 32)?;
         let parent_id = u64::try_from(hexadecimal(parts.next()?, 16)?).ok()?;
         let flags = hexadecimal(parts.next()?, 2)?;
-        // Later versions may have more parts behind these; the first one has none, and 255 is no version.
+        // Version 0 has exactly these four parts. Later versions may have further parts, and 255 is not a version.
         let is_known = version != 255 && (version > 0 || parts.next().is_none());
         let is_sampled = flags & 1 == 1;
         let is_sound = is_known && is_sampled && trace_id != 0 && parent_id != 0;
         is_sound.then_some(Self { trace_id, parent_id })
     }
 
-    /// The `traceparent` of what is asked by the span `span_id` of this trace.
+    /// Returns the `traceparent` for requests that the span `span_id` of this trace sends.
     pub(super) fn below(&self, span_id: u64) -> String {
         format!("00-{:032x}-{span_id:016x}-01", self.trace_id)
     }
 }
 
-/// Exactly `digits` hexadecimal digits in lower case.
+/// Reads a number of exactly `digits` hexadecimal digits in lower case.
 fn hexadecimal(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let is_sound = text.len() == digits && text.bytes().all(is_digit);

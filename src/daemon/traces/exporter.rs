@@ -1,4 +1,4 @@
-//! Sending spans to a collector: a bounded number waits, and what cannot be sent is counted and dropped.
+//! Export of spans to a collector. A bounded number of spans waits; spans that cannot be sent are counted and dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,11 @@ use super::span::{Span, Tracer};
 
 /// Most spans of one request.
 const SPANS_AT_ONCE: usize = 512;
-/// How long spans wait for others to be sent with.
+/// Most time that spans wait for further spans to be sent with them.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a collector may take.
+/// Most time that a collector may take for one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer that is read.
+/// Longest answer of the collector that is read, in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// Why spans were not taken.
@@ -44,8 +44,8 @@ enum ExportError {
     TimedOut(Duration),
 }
 
-/// The tracer that opens spans where a collector is configured, and the task that sends them until `stop` is cancelled and all have been
-/// sent.
+/// Returns a tracer, which opens spans, and the task that sends them. `None` if no collector is configured. The task ends when `stop` is
+/// cancelled and all spans have been sent.
 pub(crate) fn start_traces(
     config: &TracesConfig,
     instance: String,
@@ -93,7 +93,7 @@ impl Exporter {
             let _ = stop.run_until_cancelled(timeout(PATIENCE, filling)).await;
             self.send(&mut spans).await;
         }
-        // What is there is sent; nobody waits for more.
+        // After the stop, the spans that wait are sent, and no further ones are taken.
         finished.close();
         while finished.recv_many(&mut spans, SPANS_AT_ONCE).await > 0 {
             self.send(&mut spans).await;
@@ -118,7 +118,7 @@ impl Exporter {
         let port = self.endpoint.port_u16().unwrap_or(80);
         let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await?;
         let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // Ends with the answer.
+        // The connection's task ends with the answer.
         tokio::spawn(connection);
         let path = self.endpoint.path_and_query().map_or("/", |path| path.as_str());
         let request = Request::post(path)
@@ -128,7 +128,7 @@ impl Exporter {
             .map_err(|error| ExportError::Request(error.to_string()))?;
         let answer = sender.send_request(request).await?;
         let status = answer.status();
-        // What it says of spans that it refused is for its own log.
+        // The answer may name spans that the collector refused. That is for the collector's own log.
         let _ = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
         match status.is_success() {
             true => Ok(()),

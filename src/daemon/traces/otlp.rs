@@ -1,5 +1,5 @@
-//! Spans as OTLP's JSON: the protobuf messages of `opentelemetry/proto/collector/trace/v1`, where identifiers are hexadecimal, numbers of 64
-//! bits are texts, and enumerations are numbers.
+//! Spans in OTLP's JSON: the protobuf messages of `opentelemetry/proto/collector/trace/v1`. Identifiers are hexadecimal texts, 64-bit
+//! numbers are texts, and enumerations are numbers.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::span::{Attribute, Span, SpanKind};
 /// `STATUS_CODE_ERROR`.
 const STATUS_ERROR: u8 = 2;
 
-/// The body of one request.
+/// Returns the body of one request with `spans`.
 pub(super) fn request(instance: &str, spans: &[Span]) -> Value {
     let resource = [
         ("service.name", "kvatlas"),

@@ -1,4 +1,4 @@
-//! Spans: opened where a request or a message comes in, and finished when they are dropped.
+//! Spans. A span is opened when a request or a message comes in, and is finished when it is dropped.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::context::{TRACEPARENT, TraceContext};
 /// Longest text of an attribute or of an error, in characters.
 const TEXT_CHARACTERS_MAX: usize = 256;
 
-/// On which side of an exchange a span is.
+/// Role of a span's process in an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
     /// The span answers a request.
@@ -30,14 +30,14 @@ pub(super) enum Attribute {
     Number(u64),
 }
 
-/// A span that is over.
+/// A finished span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) context: TraceContext,
     pub(super) span_id: u64,
     pub(super) name: &'static str,
     pub(super) kind: SpanKind,
-    /// In microseconds since the Unix epoch, as the next.
+    /// Start of the span, in microseconds since the Unix epoch; its end, `end_us`, has the same unit.
     pub(super) start_us: u64,
     pub(super) end_us: u64,
     pub(super) attributes: Vec<(&'static str, Attribute)>,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Tracer {
 }
 
 impl Tracer {
-    /// As [`Self::open`], of the trace that a message's header names.
+    /// Opens a span as [`Self::open`] does, in the trace that a message's header names, and notes the message's subject and length.
     pub(crate) fn open_message(
         &self,
         message: &Message,
@@ -72,7 +72,7 @@ impl Tracer {
         Some(span)
     }
 
-    /// A span of the trace that `traceparent` names; none where that is not to be traced.
+    /// Opens a span of the trace that `traceparent` names. `None` if that trace is not sampled.
     pub(crate) fn open(&self, traceparent: &str, name: &'static str, kind: SpanKind) -> Option<OpenSpan> {
         let context = TraceContext::sampled(traceparent)?;
         let start_us = unix_time_us();
@@ -81,7 +81,7 @@ impl Tracer {
             begun: Instant::now(),
             span: Some(Span {
                 context,
-                // 0 is no number of a span.
+                // 0 is not a valid span id.
                 span_id: fastrand::u64(1..),
                 name,
                 kind,
@@ -94,7 +94,7 @@ impl Tracer {
     }
 }
 
-/// A span that is not over: it is when this is dropped.
+/// A span that is not finished. Dropping it finishes the span.
 pub(crate) struct OpenSpan(Box<Opened>);
 
 struct Opened {
@@ -104,17 +104,17 @@ struct Opened {
 }
 
 impl OpenSpan {
-    /// Says something about it, in words.
+    /// Adds an attribute with a text, cut to 256 characters.
     pub(crate) fn note(&mut self, key: &'static str, text: &str) {
         self.set(key, Attribute::Text(cut(text)));
     }
 
-    /// Says something about it, as a number.
+    /// Adds an attribute with a number.
     pub(crate) fn count(&mut self, key: &'static str, number: u64) {
         self.set(key, Attribute::Number(number));
     }
 
-    /// The header by which others join the trace, below this span.
+    /// Returns the header with which a further request joins the trace as a child of this span.
     pub(crate) fn traceparent(&self) -> Option<String> {
         let span = self.0.span.as_ref()?;
         Some(span.context.below(span.span_id))
@@ -139,7 +139,7 @@ impl Drop for Opened {
         let Some(mut span) = self.span.take() else { return };
         let elapsed_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         span.end_us = span.start_us.saturating_add(elapsed_us);
-        // Nobody waits for a collector.
+        // A full queue drops the span: no request waits for the collector.
         if self.tracer.spans.try_send(span).is_err() {
             self.tracer.metrics.queue_full();
         }

@@ -1,4 +1,4 @@
-//! A router's knowledge of the caches: what an index has heard, or what the router itself assumes.
+//! A router's knowledge of the caches: an index fed with the workers' events, or the router's own guesses.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -14,17 +14,17 @@ use super::super::cache::{Admission, PrefixCache};
 use super::super::error::SimulationError;
 use super::super::fleet::{FleetSize, RANK, events_of};
 
-/// One change to a worker's cache, as the worker tells it.
+/// One change of a worker's cache, as the worker publishes it.
 pub(super) enum Change {
-    /// Blocks of full attention.
+    /// Blocks of full attention were stored or removed.
     Blocks(Event),
-    /// Blocks that got a block of the windows or states.
+    /// Blocks that got a side block (a block of the windows or states).
     SidesStored(Vec<SequenceHash>),
-    /// Blocks that lost theirs.
+    /// Blocks that lost their side block.
     SidesEvicted(Vec<SequenceHash>),
 }
 
-/// The changes of an admission, in the order that promises too much at no time.
+/// Returns the changes of an admission, in an order in which the index never promises too much.
 pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<Change> {
     let blocks = events_of(chain, &admission);
     let mut changes = vec![Change::SidesEvicted(admission.sides_evicted)];
@@ -43,18 +43,18 @@ impl Change {
     }
 }
 
-/// The index of a daemon, as all routers share it.
+/// The index of a daemon, which all routers share.
 pub(super) struct Heard {
     model: CacheModel,
     index: PositionalIndexer,
     writers: Vec<HolderWriter>,
     numbers: HashMap<WorkerName, usize>,
-    /// The blocks that have one of the windows or states, by worker.
+    /// Blocks that have a side block, by worker.
     sides: Vec<HashSet<SequenceHash>>,
 }
 
 impl Heard {
-    /// An index that has heard of all workers, and of no block.
+    /// Creates an index that knows all workers, but no blocks yet.
     pub(super) fn new(size: FleetSize, model: CacheModel) -> Result<Self, SimulationError> {
         let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
         let mut writers = Vec::new();
@@ -72,7 +72,7 @@ impl Heard {
         })
     }
 
-    /// Applies what a worker tells.
+    /// Applies the changes of a worker.
     pub(super) fn apply(&mut self, worker: usize, changes: Vec<Change>) {
         let (Some(writer), Some(sides)) = (self.writers.get_mut(worker), self.sides.get_mut(worker)) else {
             return;
@@ -93,7 +93,7 @@ impl Heard {
         }
     }
 
-    /// How many leading blocks of a prompt a request could reuse at each worker, as far as the index knows.
+    /// Returns how many leading blocks of a prompt a request could reuse at each worker, as far as the index knows.
     pub(super) fn usable(&self, chain: &[SequenceHash]) -> Result<Vec<u64>, SimulationError> {
         let mut found = self.matched(chain)?;
         for (blocks, sides) in found.iter_mut().zip(&self.sides) {
@@ -104,7 +104,7 @@ impl Heard {
         Ok(found)
     }
 
-    /// How many leading blocks of a prompt each worker has for full attention, as far as the index knows.
+    /// Returns how many leading blocks of a prompt each worker has for full attention, as far as the index knows.
     pub(super) fn matched(&self, chain: &[SequenceHash]) -> Result<Vec<u64>, SimulationError> {
         let mut matched = vec![0; self.writers.len()];
         let key = QueryKey::SequenceHashes(chain.to_vec());
@@ -120,13 +120,14 @@ impl Heard {
     }
 }
 
-/// The assumption of one router: that a worker keeps what the router sent to it, as long as its cache has room. It knows the model.
+/// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's cache has
+/// room. The router knows the cache's rules.
 pub(super) struct Guesses {
     caches: Vec<PrefixCache>,
 }
 
 impl Guesses {
-    /// Knows the size of the caches, and nothing in them.
+    /// Creates guesses with empty caches of the workers' real size.
     pub(super) fn new(workers: usize, capacity: NonZeroUsize, model: CacheModel) -> Self {
         let cache = || PrefixCache::new(capacity, model);
         Self {
@@ -141,7 +142,7 @@ impl Guesses {
         }
     }
 
-    /// How many leading blocks of a prompt a request should be able to reuse at each worker.
+    /// Returns how many leading blocks of a prompt a request should be able to reuse at each worker, by the guesses.
     pub(super) fn usable(&self, chain: &[SequenceHash]) -> Vec<u64> {
         let usable = |cache: &PrefixCache| u64::try_from(cache.usable_blocks(chain)).unwrap_or(u64::MAX);
         self.caches.iter().map(usable).collect()

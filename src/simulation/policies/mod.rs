@@ -1,29 +1,31 @@
-//! Does routing on exact answers pay? Policies compared on the same requests, the same fleet and the same clock.
+//! Comparison of routing policies, to see whether routing on exact answers pays. All policies get the same requests, the same fleet and
+//! the same clock.
 //!
-//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of
-//! its own, because where a request goes decides what the caches hold afterwards.
+//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of its own,
+//! because the choice of a worker decides what the caches hold afterwards.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `service` | the model of a worker: a queue of prompts, a cache, decoding beside it |
-//! | `knowledge` | what a router knows: an index fed with events, or its own guesses |
+//! | `knowledge` | a router's knowledge: an index fed with events, or its own guesses |
 //! | `router` | the policies, and the load that each weighs |
 //! | `run` | the clock: arrivals, prompts computed, events heard, restarts |
 //! | `outcome` | hit rate, computed blocks, time to first token |
-//! | `plot` | the same as a picture |
+//! | `plot` | the outcomes as a picture |
 //!
 //! # The model
 //!
-//! A worker computes prompts one after the other, `block_us` for each block that its cache lacks when the prompt's turn comes.
-//! The first token follows one `token_us` later. Then the answer is decoded beside other work, and the blocks stay busy
-//! until it ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
+//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the prompt's turn
+//! comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the prompt's blocks count as in
+//! flight until the answer ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
 //!
-//! Beside windows or states (`attention`) a request reuses less than full attention has. An index knows both. The policies that go by
-//! matched blocks take all that full attention has for reusable, as most routers do.
+//! With windows or states (`attention`) a request can reuse less than full attention has. An index knows both depths. The policies that
+//! go by matched blocks take all blocks that full attention has for reusable, as most routers do.
 //!
-//! An index hears of that `event_delay_us` later. A lost event is noticed with the worker's next one, or with its
-//! heartbeat: from then on the index knows what it would have known. A router without an answer takes nothing for cached. A router that guesses hears nothing. It assumes that a worker has
-//! what it was sent, in a cache of the right size: the best guess that there is.
+//! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with its
+//! heartbeat. From then on the index knows what it would have known. A router without an answer takes no block for cached. A router that
+//! guesses hears of no events. It assumes that a worker has the prompts that were sent there, in a cache of the right size. No guess can
+//! be better.
 
 mod knowledge;
 mod outcome;
@@ -49,17 +51,17 @@ pub struct ServiceModel {
     pub block_us: u64,
     /// Time for a token of an answer, in microseconds.
     pub token_us: u64,
-    /// Time from a change of a cache until an index knows it, in microseconds.
+    /// Time from a change of a cache until an index knows the change, in microseconds.
     pub event_delay_us: u64,
     /// Time between two heartbeats of a worker, in microseconds.
     pub heartbeat_us: u64,
-    /// The weight of a block to compute against a block in flight, where a policy weighs load.
+    /// Weight of a block to compute in relation to a block in flight, for the policies that weigh load.
     pub overlap_weight: u64,
 }
 
 impl Default for ServiceModel {
-    /// Some 25,000 prompt tokens and 40 answer tokens a second in blocks of 512; events within 5 ms, a heartbeat a second. A block in flight
-    /// costs other requests a tenth of what a block to compute costs.
+    /// Some 25,000 prompt tokens a second in blocks of 512, and 40 answer tokens a second. Events arrive within 5 ms, and there is a
+    /// heartbeat a second. A block in flight costs other requests a tenth of the cost of a block to compute.
     fn default() -> Self {
         Self {
             block_us: 20_000,
@@ -71,23 +73,24 @@ impl Default for ServiceModel {
     }
 }
 
-/// The faults while requests arrive.
+/// A scenario: the number of routers, and the faults while requests arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scenario {
-    /// Its name in tables.
+    /// The scenario's name in tables.
     pub name: &'static str,
-    /// Routers that share the requests, each with knowledge of its own load and guesses only.
+    /// Number of routers that share the requests. Each knows only its own load and guesses.
     pub routers: NonZeroUsize,
-    /// How often some worker restarts with an empty cache, in microseconds of simulated time; never where 0.
+    /// Time after which a random worker restarts with an empty cache, again and again, in microseconds of simulated time. 0 for never.
     pub restart_every_us: u64,
-    /// How many events of a thousand are lost on the way.
+    /// Number of lost events in a thousand.
     pub lost_events_per_mille: u32,
-    /// For how long the index answers, and then does not, in microseconds by turns; it always answers where 0.
+    /// Length of the turns in which the index answers and does not answer, in microseconds. 0 if it always answers.
     pub blind_every_us: u64,
 }
 
 impl Scenario {
-    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events, four routers without answers for half of the time.
+    /// The scenarios of a comparison: one router without faults, four routers, restarts, lost events, and four routers without answers
+    /// for half of the time.
     pub const ALL: [Self; 5] = [
         Self {
             name: "one router",
@@ -124,7 +127,7 @@ impl Scenario {
         blind_every_us: 0,
     };
 
-    /// Whether the index does not answer at this time.
+    /// Whether the index gives no answers at this time.
     fn is_blind(&self, now_us: u64) -> bool {
         now_us
             .checked_div(self.blind_every_us)
@@ -145,19 +148,20 @@ pub struct Comparison {
     pub cache: CacheModel,
     /// The costs.
     pub model: ServiceModel,
-    /// How many times as fast as recorded requests arrive.
+    /// Factor by which requests arrive faster than they were recorded.
     pub speed: f64,
-    /// Decides what is left to chance.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl Comparison {
-    /// Serves the requests under every scenario by every policy, in this order; `observe` is called after each run.
+    /// Serves the requests by every policy, scenario by scenario. `observe` is called after each run. With windows or states, only
+    /// scenarios without faults run.
     ///
     /// # Errors
     ///
-    /// [`SimulationError`](super::SimulationError) where the index does not take the fleet or a histogram can't be made: errors in this
-    /// program.
+    /// [`SimulationError`](super::SimulationError) if the index does not take the fleet, or a histogram can't be made. Both would be
+    /// errors in this program.
     pub fn run(
         &self,
         requests: &[Request],
@@ -165,7 +169,7 @@ impl Comparison {
     ) -> Result<Vec<Outcome>, super::SimulationError> {
         let mut outcomes = Vec::new();
         let is_hybrid = self.cache.is_hybrid();
-        // Restarts and losses do to hybrid caches what they do to others.
+        // Restarts and losses affect hybrid caches no differently from others.
         let scenarios = Scenario::ALL
             .into_iter()
             .filter(|scenario| !is_hybrid || scenario.is_quiet());

@@ -1,37 +1,37 @@
-//! The results of a policy.
+//! Results of a policy.
 
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
 
 use super::super::attention::CacheModel;
 
-/// The figures of one policy under one scenario.
+/// Figures of one policy under one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The faults meanwhile, and the model where its attention is not full.
+    /// The scenario's name, followed by the cache's model if its attention is not full.
     pub scenario: String,
-    /// The policy.
+    /// The policy's name.
     pub policy: &'static str,
     /// Requests served.
     pub requests: usize,
-    /// Share of the prompts' blocks that were cached where they went.
+    /// Share of the prompts' blocks that the serving worker could reuse from its cache.
     pub hit_rate: f64,
-    /// Share of the prompts' blocks that the router took for cached where it sent them.
+    /// Share of the prompts' blocks that the router expected to be reused at the worker it chose.
     pub promised_rate: f64,
     /// Blocks that the workers computed.
     pub computed_blocks: u64,
-    /// Time to the first token, in milliseconds: mean.
+    /// Mean time to the first token, in milliseconds.
     pub first_token_ms_mean: f64,
-    /// The median.
+    /// Median time to the first token, in milliseconds.
     pub first_token_ms_p50: f64,
-    /// The 99th percentile.
+    /// 99th percentile of the time to the first token, in milliseconds.
     pub first_token_ms_p99: f64,
 }
 
-/// The longest time that is told apart, in microseconds: a day.
+/// Longest time that is recorded as it is, in microseconds: a day. Longer times count as a day.
 const LONGEST_US: u64 = 86_400_000_000;
 
-/// Counts while a run goes on.
+/// Counts of a run that is under way.
 #[derive(Debug)]
 pub(super) struct Counts {
     prompt_blocks: u64,
@@ -52,17 +52,17 @@ impl Counts {
         })
     }
 
-    /// Counts what a router expects a prompt to reuse.
+    /// Counts the blocks that a router expects a prompt to reuse.
     pub(super) fn promised(&mut self, blocks: u64) {
         self.promised_blocks += blocks;
     }
 
-    /// Counts a prompt whose turn has come.
+    /// Counts the blocks to compute of a prompt whose turn has come.
     pub(super) fn begun(&mut self, prompt_blocks: u64, hit_blocks: u64) {
         self.computed_blocks += prompt_blocks.saturating_sub(hit_blocks);
     }
 
-    /// Counts a first token.
+    /// Counts a request's first token: its blocks, its reused blocks, and the time that it waited.
     pub(super) fn first_token(&mut self, prompt_blocks: u64, hit_blocks: u64, waited_us: u64) {
         self.prompt_blocks += prompt_blocks;
         self.hit_blocks += hit_blocks;

@@ -1,11 +1,11 @@
-//! Outcomes as a picture: the mean time to the first token, a group of bars for each scenario.
+//! Plot of the outcomes: the mean time to the first token, as a group of bars for each scenario.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::outcome::Outcome;
 
-/// Why there is no picture.
+/// Why the picture cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw: {0}")]
 pub struct PlotError(String);
@@ -16,11 +16,11 @@ const HEAD: u32 = 40;
 const NAME_WIDTH: i32 = 190;
 const FONT: &str = "sans-serif";
 
-/// The outcomes as SVG. A bar ends at the mean, a line behind it at the 99th percentile, both on a logarithmic axis.
+/// Draws the outcomes as SVG. A bar ends at the mean, and a line behind it ends at the 99th percentile, both on a logarithmic axis.
 ///
 /// # Errors
 ///
-/// Where the library can't draw.
+/// [`PlotError`] if the plotting library fails.
 pub fn plot(outcomes: &[Outcome]) -> Result<String, PlotError> {
     let mut scenarios: Vec<&str> = outcomes.iter().map(|outcome| outcome.scenario.as_str()).collect();
     scenarios.dedup();
@@ -101,7 +101,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// The place where bars may end; labels follow behind.
+    /// Width of the longest bar, in pixels. Labels follow behind.
     const BAR_WIDTH: f64 = 560.0;
 
     fn of(outcomes: &[Outcome]) -> Self {

@@ -1,40 +1,42 @@
-//! The policies, and the load that a router weighs.
+//! The policies, and the load of workers as a router knows it.
 
 use fastrand::Rng;
 
-/// How many leading blocks decide where affinity sends a prompt. More than the system prompt, which most prompts share.
+/// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
-/// Workers that cost more than the cheapest by at most the prompt's own cost over this are about the same, where some of it is cached.
+/// Divisor of a prompt's own cost for [`Policy::ExactWithHome`]. If some of the prompt is cached, a worker counts as about as cheap as
+/// the cheapest if it costs at most that quotient more.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
-/// How far above the mean load the home of a prompt may be before affinity with load goes on to the next worker, in hundredths.
+/// Greatest load of a worker for affinity with load, in hundredths of the mean load. A prompt's *home* is the worker that its first
+/// blocks hash to. If the home has more load, the next worker is tried.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
-/// How a router picks a worker.
+/// Rule by which a router picks a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// The least of: blocks to compute by the index, and blocks in flight.
+    /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
     ExactWithLoad,
-    /// The most blocks to reuse by the index.
+    /// The worker with the most blocks to reuse, by the index.
     Exact,
-    /// As `ExactWithLoad`; of workers that cost about the same, the one that the first blocks hash to.
+    /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first blocks.
     ExactWithHome,
-    /// As `ExactWithLoad`, where the index knows of full attention alone.
+    /// As `ExactWithLoad`, but all blocks that full attention has count as reusable.
     MatchedWithLoad,
-    /// As `Exact`, where the index knows of full attention alone.
+    /// As `Exact`, but all blocks that full attention has count as reusable.
     Matched,
-    /// The least of: blocks to compute by the router's guess, and blocks in flight.
+    /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
     GuessWithLoad,
-    /// The most blocks to reuse by the router's guess.
+    /// The worker with the most blocks to reuse, by the router's guesses.
     Guess,
-    /// The worker that the first blocks hash to, or the next one whose load is near the mean.
+    /// The worker that the first blocks hash to, or the next worker whose load is not far above the mean.
     AffinityWithLoad,
     /// The worker that the first blocks hash to.
     Affinity,
-    /// The fewest blocks in flight.
+    /// The worker with the least load: the weighted sum of its blocks to compute and its blocks in flight, without regard to the prompt.
     LeastLoaded,
-    /// One after the other.
+    /// The workers one after the other.
     RoundRobin,
-    /// Drawn.
+    /// A worker drawn at random.
     Random,
 }
 
@@ -55,7 +57,7 @@ impl Policy {
         Self::Random,
     ];
 
-    /// Its name in tables.
+    /// Returns the policy's name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::ExactWithLoad => "exact answers, with load",
@@ -73,23 +75,23 @@ impl Policy {
         }
     }
 
-    /// Whether it asks an index.
+    /// Whether the policy asks an index.
     pub(super) fn asks_the_index(self) -> bool {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
     }
 
-    /// Whether it takes for reusable all that full attention has. Without windows and states it is right.
+    /// Whether the policy takes all blocks that full attention has for reusable. Without windows and states that is right.
     pub(super) fn goes_by_matched(self) -> bool {
         matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
 
-    /// Whether it keeps guesses.
+    /// Whether the policy keeps guesses.
     pub(super) fn guesses(self) -> bool {
         matches!(self, Self::Guess | Self::GuessWithLoad)
     }
 }
 
-/// The work that a router has given to one worker and has not heard the end of.
+/// Work that a router has given to one worker and that has not ended yet.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     /// Blocks that the worker still has to compute, as the router expects.
@@ -104,18 +106,18 @@ impl Load {
     }
 }
 
-/// One router: its account of loads.
+/// One router, with its account of the workers' loads.
 #[derive(Debug)]
 pub(super) struct Router {
     loads: Vec<Load>,
-    /// The weight of a block to compute against a block in flight.
+    /// Weight of a block to compute in relation to a block in flight.
     overlap_weight: u64,
     next: usize,
     random: Rng,
 }
 
 impl Router {
-    /// A router for this many idle workers.
+    /// Creates a router for this many idle workers.
     pub(super) fn new(workers: usize, overlap_weight: u64, random: Rng) -> Self {
         Self {
             loads: vec![Load::default(); workers],
@@ -125,7 +127,8 @@ impl Router {
         }
     }
 
-    /// The worker for a prompt of these blocks. `reusable` has one number a worker, zeros where the policy knows nothing.
+    /// Returns the worker for a prompt of these blocks. `reusable` has the reusable blocks at each worker, zeros if the policy knows
+    /// nothing.
     pub(super) fn choose(&mut self, policy: Policy, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         match policy {
@@ -173,7 +176,7 @@ impl Router {
         }
     }
 
-    /// The worker of the least cost; among equals chance decides.
+    /// Returns the worker with the least cost. Among equals chance decides.
     fn least(&mut self, cost: impl Fn(usize, &Load) -> u64) -> usize {
         let costs: Vec<u64> = self
             .loads
@@ -188,11 +191,12 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// The worker with the highest score for the first blocks among those that cost about as little as the cheapest: rendezvous hashing
-    /// (Thaler and Ravishankar, 1998). All routers prefer the same workers for one prompt, in the same order, without talking.
+    /// Returns the worker with the highest score for the first blocks, among the workers that cost about as little as the cheapest. This
+    /// is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in the same order, without
+    /// talking to each other.
     ///
-    /// Where some of the prompt is known to be cached, a tenth of the prompt's cost is about the same. Where nothing is known the
-    /// home has a good chance to have it, and may cost as much more as the whole prompt.
+    /// If some of the prompt is known to be cached, a worker may cost a tenth of the prompt's own cost more than the cheapest. If nothing
+    /// is known, the preferred worker has a good chance to have the prompt. So it may cost as much more as the whole prompt.
     fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();
@@ -222,7 +226,8 @@ impl Router {
         usize::try_from(first_blocks(prompt) % workers).unwrap_or_default()
     }
 
-    /// Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
+    /// Returns the prompt's home, or the next worker whose load is within the bound. This is consistent hashing with bounded loads
+    /// (Mirrokni, Thorup and Zadimoghaddam, 2018).
     fn near_home(&self, prompt: &[u64]) -> usize {
         let (home, workers) = (self.home(prompt), self.loads.len().max(1));
         let weight = self.overlap_weight;
@@ -239,13 +244,13 @@ impl Router {
     }
 }
 
-/// The name of a prompt's first blocks: a sequence hash names the whole prefix up to its block.
+/// Returns the name of a prompt's first blocks: the last one's sequence hash, which names the whole prefix up to its block.
 fn first_blocks(prompt: &[u64]) -> u64 {
     let first = prompt.get(..AFFINITY_BLOCKS).unwrap_or(prompt);
     first.last().copied().unwrap_or_default()
 }
 
-/// The score of a worker for a prompt, the same at every router.
+/// Returns the score of a worker for a prompt, which is the same at every router.
 fn score(first: u64, worker: usize) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(&worker.to_le_bytes(), first)
 }

@@ -1,4 +1,4 @@
-//! The clock: what happens when.
+//! The clock of a run: plans happenings in virtual time, and carries them out in order.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
 
-/// The events of a run.
+/// A happening: something that the run has planned for a time.
 enum Happening {
     /// A request arrives at a router.
     Arrival(usize),
@@ -29,11 +29,11 @@ enum Happening {
         router: usize,
         blocks: u64,
     },
-    /// The index hears of a worker's changes.
+    /// The changes of a worker's cache reach the index.
     Heard { worker: usize, changes: Vec<Change> },
-    /// A worker's heartbeat shows what was lost.
+    /// A worker's heartbeat shows which changes were lost.
     Heartbeat(usize),
-    /// Some worker restarts.
+    /// A random worker restarts.
     Restart,
 }
 
@@ -43,15 +43,15 @@ struct Run<'a> {
     scenario: &'a Scenario,
     policy: Policy,
     requests: &'a [Request],
-    /// By time and, among equals, in the order of planning.
+    /// The planned happenings, by time, and at the same time in the order of planning.
     plan: BTreeMap<(u64, u64), Happening>,
     planned: u64,
     workers: Vec<Worker>,
     routers: Vec<(Router, Guesses)>,
     heard: Option<Heard>,
-    /// The changes that were lost on the way to the index, by worker.
+    /// Changes that were lost on the way to the index, by worker.
     lost: Vec<Vec<Change>>,
-    /// Requests that have not had their first token.
+    /// Number of requests that have not had their first token.
     open: usize,
     random: Rng,
     counts: Counts,
@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lets a worker begin with its next prompt, if it can.
+    /// Lets a worker begin with its next prompt, if it is idle and a prompt waits.
     fn begin(&mut self, now_us: u64, number: usize) {
         let Some(worker) = self.workers.get_mut(number) else {
             return;
@@ -247,7 +247,7 @@ impl<'a> Run<'a> {
         self.begin(now_us, number);
     }
 
-    /// Sends a worker's changes to the index; some are lost.
+    /// Sends a worker's changes to the index. Lost changes are kept for the worker's next event or heartbeat.
     fn publish(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
         if self.heard.is_none() || changes.is_empty() {
             return;
@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
         self.plan(next_us, Happening::Heartbeat(worker));
     }
 
-    /// Brings what was lost before, and then these, to the index.
+    /// Plans that the index hears of the changes that were lost before, and then of `changes`.
     fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
         let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
         all.extend(changes);
@@ -282,7 +282,7 @@ impl<'a> Run<'a> {
         }
         self.publish(now_us, number, vec![Change::Blocks(Event::Cleared)]);
         self.begin(now_us, number);
-        // Without requests nothing would end the run.
+        // Restarts are planned only while requests are open: otherwise the run would never end.
         if self.open > 0 {
             self.plan(now_us + self.scenario.restart_every_us, Happening::Restart);
         }

@@ -11,11 +11,11 @@ use super::super::cache::{Admission, PrefixCache};
 /// A request at a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket {
-    /// Which request it is.
+    /// Index of the request.
     pub(super) request: usize,
     /// The router that sent it.
     pub(super) router: usize,
-    /// When it arrived at the router, in microseconds.
+    /// Time of its arrival at the router, in microseconds.
     pub(super) arrived_us: u64,
     /// Blocks that the router expects the worker to compute.
     pub(super) expected_blocks: u64,
@@ -30,12 +30,12 @@ pub(super) struct Worker {
     waiting: VecDeque<Ticket>,
     /// The prompt that is being computed.
     computing: Option<Ticket>,
-    /// Counts restarts: what was begun before one is not finished after it.
+    /// Number of restarts. A prompt that was begun in an earlier life is not finished in this one.
     pub(super) life: u32,
 }
 
 impl Worker {
-    /// A worker with an empty cache.
+    /// Creates an idle worker with an empty cache.
     pub(super) fn new(capacity: NonZeroUsize, model: CacheModel) -> Self {
         Self {
             capacity,
@@ -52,7 +52,7 @@ impl Worker {
         self.waiting.push_back(ticket);
     }
 
-    /// Begins with the next prompt, if the worker is idle and one waits.
+    /// Begins with the next prompt, if the worker is idle and a prompt waits. Returns the prompt that was begun.
     pub(super) fn begin(&mut self) -> Option<Ticket> {
         if self.computing.is_none() {
             self.computing = self.waiting.pop_front();
@@ -61,23 +61,23 @@ impl Worker {
         None
     }
 
-    /// The prompt that is being computed.
+    /// Returns the prompt that is being computed.
     pub(super) fn computing(&self) -> Option<Ticket> {
         self.computing
     }
 
-    /// How many leading blocks of a prompt can be reused now.
+    /// Returns how many leading blocks of a prompt can be reused now.
     pub(super) fn hit_blocks(&self, chain: &[SequenceHash]) -> usize {
         self.cache.usable_blocks(chain)
     }
 
-    /// Ends the prompt that is being computed; its blocks are in the cache now.
+    /// Ends the prompt that is being computed, and admits its blocks to the cache.
     pub(super) fn finish(&mut self, chain: &[SequenceHash]) -> Option<(Ticket, Admission)> {
         let ticket = self.computing.take()?;
         Some((ticket, self.cache.admit(chain)))
     }
 
-    /// Loses the cache. What was being computed and what waits begins again.
+    /// Restarts the worker with an empty cache. The prompt that was being computed waits again, before the others.
     pub(super) fn restart(&mut self) {
         self.cache = PrefixCache::new(self.capacity, self.model);
         self.life += 1;

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-/// Bytes that a map has for each of its places: a block, and a byte of the map.
+/// Bytes of one slot of the map: an entry, and one byte of the map's own bookkeeping.
 const PLACE_BYTES: usize = size_of::<(i64, Held)>() + 1;
-/// A component that has no rule here.
+/// Bit for all components of a cache that have no rule here.
 const UNKNOWN: u8 = 1 << 7;
-/// Blocks for which a map keeps its room.
+/// Number of blocks for which a map always keeps its room.
 const KEPT_ROOM: usize = 1024;
 
 /// A tier: 0 on the device, 1 in the host's memory, 2 on a disk.
@@ -30,28 +30,28 @@ impl TierPlace {
     }
 }
 
-/// A block that a worker has.
+/// State of one block of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Held {
-    /// Its tokens; 0 where nobody has said.
+    /// Number of tokens in the block. 0 if no report has told it.
     pub(super) tokens: u32,
-    /// The tiers that have it, as bits.
+    /// Tiers that have the block, as bits.
     tiers: u8,
-    /// The components that each tier has; 0 where nobody has said.
+    /// Components of the cache that each tier has of the block, as bits. 0 if no report has told them.
     components: [u8; 3],
 }
 
 impl Held {
-    /// The components that a tier has. None where the tier has not the block.
+    /// Returns the components that a tier has of the block, as bits. `None` if the tier does not have the block.
     pub(super) fn at(&self, tier: TierPlace) -> Option<u8> {
         let components = self.components.get(usize::from(tier.0))?;
         (self.tiers & tier.bit() != 0).then_some(*components)
     }
 
-    /// A tier has the block now, with these components in place of those before.
+    /// Marks the block as held in `tier`, and replaces the tier's components. Tokens of 0 leave the known number.
     fn store(&mut self, tier: TierPlace, components: u32, tokens: u32) {
         if let Some(known) = self.components.get_mut(usize::from(tier.0)) {
-            // All components that nobody knows are one.
+            // All components without a rule share one bit.
             let others = if components >= UNKNOWN.into() { UNKNOWN } else { 0 };
             *known = components.to_le_bytes()[0] | others;
             self.tiers |= tier.bit();
@@ -77,11 +77,12 @@ impl Held {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     held: HashMap<i64, Held>,
-    /// Blocks whose components are told.
+    /// Number of blocks whose components have been told.
     in_parts: usize,
 }
 
-/// Places of a map for so many blocks: a power of two, four at least, of which seven eighths are used.
+/// Returns the number of slots of a map for so many blocks. It is a power of two and at least four (0 for no blocks). At most seven
+/// eighths of the slots are used.
 fn places(blocks: usize) -> usize {
     match blocks {
         0 => 0,
@@ -94,7 +95,7 @@ impl Blocks {
         self.held.get(&hash)
     }
 
-    /// Whether the components of some block are told.
+    /// Whether the components of at least one block have been told.
     pub(super) fn are_in_parts(&self) -> bool {
         self.in_parts > 0
     }
@@ -104,7 +105,7 @@ impl Blocks {
         places(self.held.capacity()) * PLACE_BYTES
     }
 
-    /// Memory of the map after so many further blocks, in bytes, at most.
+    /// Upper bound of the map's memory after `further` more blocks, in bytes.
     pub(super) fn bytes_with(&self, further: usize) -> usize {
         let blocks = self.held.len().saturating_add(further);
         match blocks <= self.held.capacity() {
@@ -113,7 +114,7 @@ impl Blocks {
         }
     }
 
-    /// A tier has a block now.
+    /// Stores a block as held in `tier`.
     pub(super) fn store(&mut self, hash: i64, tier: TierPlace, components: u32, tokens: u32) {
         let held = self.held.entry(hash).or_default();
         let was_in_parts = held.has_components();
@@ -122,7 +123,7 @@ impl Blocks {
         self.in_parts -= usize::from(was_in_parts);
     }
 
-    /// A tier does not have a block any more.
+    /// Removes a block from `tier`. A block that no tier has is forgotten.
     pub(super) fn remove(&mut self, hash: i64, tier: TierPlace) {
         let Some(held) = self.held.get_mut(&hash) else {
             return;
@@ -136,7 +137,7 @@ impl Blocks {
         }
     }
 
-    /// A tier has nothing any more.
+    /// Removes all blocks from `tier`.
     pub(super) fn clear(&mut self, tier: TierPlace) {
         self.held.retain(|_, held| {
             held.remove(tier);
@@ -145,7 +146,7 @@ impl Blocks {
         self.in_parts = self.held.values().filter(|held| held.has_components()).count();
     }
 
-    /// Gives room back that is not needed.
+    /// Shrinks the map if its capacity is more than eight times what it needs. The room for `KEPT_ROOM` blocks is always kept.
     pub(super) fn rest(&mut self) {
         let needed = self.held.len().max(KEPT_ROOM);
         if self.held.capacity() / 8 > needed {

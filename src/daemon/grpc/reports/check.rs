@@ -1,70 +1,70 @@
-//! Reports as they come, and what is wrong with them.
+//! Checks of reports, and the errors of reports that are refused.
 
 use tonic::{Code, Status};
 
 use super::super::messages::{ExternalKvAction, ExternalKvActionType, TierHashes};
 use super::blocks::{Blocks, TierPlace};
 
-/// Actions of one batch, at most.
+/// Most actions of one batch.
 const ACTIONS_MAX: usize = 256;
-/// Hashes of one batch, at most.
+/// Most hashes of one batch.
 const HASHES_MAX: usize = 16_384;
-/// Bytes of a name, an address or an epoch, at most.
+/// Most bytes of a name, an address or an epoch.
 const TEXT_BYTES_MAX: usize = 256;
-/// Workers that are reported, at most.
+/// Most workers that can be reported.
 pub(super) const WORKERS_MAX: usize = 4096;
 
 /// Why a report is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(in super::super) enum ReportError {
-    /// A text.
+    /// A text is too long, or has control characters.
     #[error("{0} must have up to {TEXT_BYTES_MAX} bytes, and no control characters")]
     Text(&'static str),
-    /// A text that is needed.
+    /// A required text is empty.
     #[error("{0} must not be empty")]
     Empty(&'static str),
-    /// A tier.
+    /// A tier's number is unknown.
     #[error("tier {0} is none of HBM, DRAM and SSD")]
     Tier(i32),
-    /// An action.
+    /// An action's number is unknown.
     #[error("action type {0} is none of REPORT, REVOKE and CLEAR_ALL_AT_TIER")]
     Action(i32),
-    /// A list beside the hashes.
+    /// A list beside the hashes has another length than the hashes.
     #[error("{list} has {given} entries: none, or one for each of the {hashes} hashes")]
     Unaligned {
         /// The list.
         list: &'static str,
-        /// Its length.
+        /// The list's length.
         given: usize,
-        /// The hashes.
+        /// Number of hashes.
         hashes: usize,
     },
-    /// Too much in a batch.
+    /// A batch has too many actions or hashes.
     #[error("a batch has up to {ACTIONS_MAX} actions and {HASHES_MAX} hashes; send a snapshot instead")]
     TooLarge,
-    /// Too many workers.
+    /// A list names too many workers.
     #[error("{0} workers are too many: {WORKERS_MAX} at most")]
     TooManyWorkers(usize),
-    /// A worker that nobody has announced.
+    /// The worker was not named by `ConfigureExpectedWorkers`.
     #[error("the worker has not been configured: send ConfigureExpectedWorkers")]
     Unexpected,
-    /// A batch without a number that counts.
+    /// A batch does not ask for its number to be checked, so that a lost batch would not be noticed.
     #[error(
         "a batch needs worker_epoch and enforce_sequence: without them nobody would notice that one is lost"
     )]
     Unnumbered,
-    /// No snapshot has come.
+    /// No snapshot of the worker's epoch has come.
     #[error("no snapshot of this epoch is here: send ReplaceExternalKvSnapshot")]
     NoSnapshot,
-    /// A batch is missing.
+    /// At least one batch before this one is missing.
     #[error("batch {expected} is missing before {given}: send ReplaceExternalKvSnapshot")]
     Gap {
-        /// The next number.
+        /// Number of the batch that comes next.
         expected: u64,
-        /// The number that came.
+        /// Number of the batch that came.
         given: u64,
     },
-    /// No room.
+    /// The worker's blocks find no room in the memory for reports.
     #[error("reports take too much room (grpc.max_reported_bytes)")]
     NoRoom,
 }
@@ -89,7 +89,7 @@ pub(super) fn check_text(name: &'static str, text: &str) -> Result<(), ReportErr
     is_sound.then_some(()).ok_or(ReportError::Text(name))
 }
 
-/// Checks a text that must be there.
+/// Checks a text that must not be empty.
 pub(super) fn check_name(name: &'static str, text: &str) -> Result<(), ReportError> {
     match text.is_empty() {
         true => Err(ReportError::Empty(name)),
@@ -101,7 +101,7 @@ fn tier(number: i32) -> Result<TierPlace, ReportError> {
     TierPlace::of_wire(number).ok_or(ReportError::Tier(number))
 }
 
-/// Blocks that a tier has.
+/// Blocks to store in one tier. The lists of components and of tokens are empty, or as long as `hashes`.
 pub(super) struct Stored<'a> {
     tier: TierPlace,
     pub(super) hashes: &'a [i64],
@@ -133,12 +133,12 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// The blocks of a tier in a snapshot.
+    /// Checks and returns the blocks that a snapshot has in one tier.
     pub(super) fn of_snapshot(part: &'a TierHashes) -> Result<Self, ReportError> {
         Self::new(part.tier, &part.hashes, &part.component_masks, &part.block_sizes)
     }
 
-    /// Stores the blocks in `range`.
+    /// Stores the blocks at the positions in `range` into `blocks`.
     pub(super) fn store(&self, blocks: &mut Blocks, range: std::ops::Range<usize>) {
         for (place, hash) in range.clone().zip(self.hashes.get(range).unwrap_or_default()) {
             let of_list = |list: &[u32]| list.get(place).copied().unwrap_or_default();
@@ -147,7 +147,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// A change of a worker's blocks.
+/// A change of a worker's blocks, from one action of a batch.
 pub(super) enum Change<'a> {
     Store(Stored<'a>),
     Remove(TierPlace, &'a [i64]),
@@ -155,7 +155,7 @@ pub(super) enum Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// The changes of a batch. All of it is checked before any of it is made.
+    /// Returns the changes of a batch. All actions are checked before any change is made.
     pub(super) fn all_of(actions: &'a [ExternalKvAction]) -> Result<Vec<Self>, ReportError> {
         let hashes: usize = actions.iter().map(|action| action.hashes.len()).sum();
         if actions.len() > ACTIONS_MAX || hashes > HASHES_MAX {
@@ -177,7 +177,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// Blocks that it may add.
+    /// Most blocks that the change may add.
     pub(super) fn further(&self) -> usize {
         match self {
             Self::Store(stored) => stored.hashes.len(),

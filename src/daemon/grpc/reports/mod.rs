@@ -1,7 +1,8 @@
-//! Blocks of workers that somebody reports, as SGLang's bridge does.
+//! Blocks of workers that are reported over gRPC, as SGLang's bridge does it.
 //!
-//! A report names blocks by their hashes and does not say which follows which, so that the index has no place for them. A hash of SGLang stands for
-//! its whole prefix. So a set of hashes for each worker is all that an answer needs: how many leading hashes of a prompt are in it.
+//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks. But a hash
+//! of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a prompt's leading
+//! hashes in that set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -9,9 +10,10 @@
 //!                                 └──── a batch is missing, or there is no room ◀─┘
 //! ```
 //!
-//! - A worker that is awaited, or of whom nothing has come for long, is left out of answers. A batch that continues what is known ends the silence.
-//! - A batch and a snapshot are one step each.
-//! - Memory is bounded. Who has no room for its blocks is awaited.
+//! - A worker is *awaited* until its snapshot comes, and *told* from then on. An awaited worker is left out of answers.
+//! - A worker that has been silent for too long is left out as well. A batch that continues its last one ends the silence.
+//! - A batch is applied in one step, and so is a snapshot.
+//! - Memory is bounded. A worker whose blocks find no room becomes awaited.
 
 mod blocks;
 mod check;
@@ -42,35 +44,35 @@ use reuse::depths;
 
 pub(super) use check::ReportError;
 
-/// Bytes of a worker beside its blocks, about.
+/// Approximate bytes of a worker beside its blocks.
 const WORKER_BYTES: usize = 512;
-/// Blocks of a snapshot that are taken before others have a turn.
+/// Blocks of a snapshot that are stored before other tasks get a turn.
 const AT_ONCE: usize = 8192;
 
 /// Bounds on what is kept.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReportLimits {
     pub(super) bytes_max: usize,
-    /// How long nothing may come of a worker; for ever where there is none.
+    /// Longest silence of a worker before it is left out of answers. `None` means no bound.
     pub(super) silence_max: Option<Duration>,
 }
 
-/// A batch of a worker.
+/// Position in a worker's sequence of batches: the epoch (one run of the worker) and the batch's number within it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Checkpoint {
     epoch: String,
     seq: u64,
 }
 
-/// A worker that is reported.
+/// State of a reported worker.
 #[derive(Debug)]
 struct Worker {
-    /// The address where requests for it go; empty where nobody has said.
+    /// Address to which requests for the worker go. Empty if no report has named it.
     address: String,
     spec: Option<WorkerCacheSpec>,
-    /// The last batch that is known; none while a snapshot is awaited. Then there are no blocks.
+    /// The last batch or snapshot that was applied. `None` while a snapshot is awaited; then `blocks` is empty.
     checkpoint: Option<Checkpoint>,
-    /// The last sign that somebody follows it.
+    /// Time of the last report about the worker.
     heard: Instant,
     blocks: Blocks,
 }
@@ -98,7 +100,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Changes a worker. Its memory is counted again.
+    /// Applies `change` to a worker, and counts its memory again. Returns `None` if the worker is unknown.
     fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let worker = self.workers.get_mut(name)?;
         let before = worker.bytes();
@@ -117,21 +119,21 @@ impl Kept {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedMatch {
     pub(super) worker: String,
-    /// Empty where nobody has said.
+    /// Empty if no report has named the address.
     pub(super) address: String,
     pub(super) blocks: u32,
 }
 
-/// The certainty about all workers.
+/// Certainty about the state of all reported workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coverage {
-    /// Whether there is a worker whose state is certain.
+    /// Whether the state of at least one worker is certain.
     pub(super) knows_some: bool,
-    /// Whether there is none whose state is not.
+    /// Whether the state of every worker is certain. True if there are no workers.
     pub(super) is_exact: bool,
 }
 
-/// Nobody is reported.
+/// The coverage without any reported workers.
 impl Default for Coverage {
     fn default() -> Self {
         Self {
@@ -141,10 +143,11 @@ impl Default for Coverage {
     }
 }
 
-/// The workers that are reported.
+/// All reported workers.
 pub(super) struct Reports {
     kept: RwLock<Kept>,
-    /// One snapshot is taken at a time: it is beside the blocks that it replaces.
+    /// Lock that lets one snapshot be taken at a time. While a snapshot is taken, memory holds its blocks and the blocks that it
+    /// replaces.
     snapshots: Mutex<()>,
     limits: ReportLimits,
     metrics: GrpcReportMetrics,
@@ -160,7 +163,7 @@ impl Reports {
         }
     }
 
-    /// Works on what is kept, and tells the metrics of it.
+    /// Runs `work` on the workers under the write lock, and then updates the metrics.
     fn write<T>(&self, work: impl FnOnce(&mut Kept) -> T) -> T {
         let mut kept = self.kept.write();
         let done = work(&mut kept);
@@ -169,7 +172,7 @@ impl Reports {
         done
     }
 
-    /// Sets which workers there are; those that are not named are forgotten.
+    /// Sets the list of workers. A worker that is not named is forgotten.
     pub(super) fn configure(
         &self,
         request: ConfigureExpectedWorkersRequest,
@@ -200,12 +203,13 @@ impl Reports {
             };
             (answer, before)
         });
-        // Not while others wait.
+        // The forgotten workers are dropped outside the lock, while no other task waits.
         drop(forgotten);
         Ok(answer)
     }
 
-    /// Makes the changes of a batch, which has to be the next one.
+    /// Applies a batch, which has to be the next one of its worker. A batch that has come before changes nothing, and is answered as a
+    /// duplicate.
     pub(super) fn apply(
         &self,
         request: ApplyExternalKvBatchRequest,
@@ -246,7 +250,7 @@ impl Reports {
         })
     }
 
-    /// Forgets the blocks of a worker whose report was refused because it lacks something.
+    /// Passes `result` on. If it is a missing batch or a lack of room, forgets the worker's blocks first, and counts the loss.
     fn noted<T>(
         &self,
         kept: &mut Kept,
@@ -266,7 +270,7 @@ impl Reports {
         result
     }
 
-    /// Takes all blocks of a worker in place of those that it had.
+    /// Replaces all blocks of a worker by the blocks of a snapshot.
     pub(super) async fn replace(
         &self,
         request: ReplaceExternalKvSnapshotRequest,
@@ -294,7 +298,7 @@ impl Reports {
         }
         let applied_seq = request.applied_seq;
         let put = self.write(|kept| {
-            // Others have reported in the meantime.
+            // Other workers may have taken the room in the meantime.
             let room = kept.room_for_snapshot(&request.worker_id, count, self.limits.bytes_max);
             self.noted(kept, &request.worker_id, room)?;
             Ok(kept.change(&request.worker_id, |worker| {
@@ -308,18 +312,18 @@ impl Reports {
                 std::mem::replace(&mut worker.blocks, blocks)
             }))
         });
-        // The old blocks go while nobody waits.
+        // The old blocks are dropped outside the lock, while no other task waits.
         drop(put?);
         Ok(ReplaceExternalKvSnapshotResponse { applied_seq })
     }
 
-    /// Whether a worker's state is certain.
+    /// Whether a worker's state is certain: it has a snapshot, and has not been silent for too long.
     fn is_certain(&self, worker: &Worker, now: Instant) -> bool {
         let silence = now.saturating_duration_since(worker.heard);
         worker.checkpoint.is_some() && self.limits.silence_max.is_none_or(|most| silence <= most)
     }
 
-    /// Looks at every worker whose state is certain.
+    /// Calls `look` for every worker whose state is certain. Returns how many of all workers that covers.
     fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker)) -> Coverage {
         let kept = self.kept.read();
         let mut certain = 0;
@@ -335,7 +339,7 @@ impl Reports {
         }
     }
 
-    /// The workers that have leading blocks of a prompt.
+    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers.
     pub(super) fn prefixes(
         &self,
         hashes: &[i64],
@@ -360,7 +364,8 @@ impl Reports {
         (matches, coverage)
     }
 
-    /// The workers that have some of the hashes, wherever they are in a prompt, by tier. None where that would be more than `blocks_max`.
+    /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if that would list more than
+    /// `blocks_max` blocks.
     pub(super) fn placements(
         &self,
         hashes: &[i64],
@@ -390,7 +395,8 @@ impl Reports {
 }
 
 impl Kept {
-    /// Checks that a batch is the next one, which is a sign of life. The last number where it has come before.
+    /// Checks that a batch is the next one of its worker, and notes the sign of life. Returns `None` for the next batch. For a batch that
+    /// has come before, returns the number of the last batch.
     fn next_batch(
         &mut self,
         name: &str,
@@ -412,13 +418,13 @@ impl Kept {
         }
     }
 
-    /// Checks that so many further blocks of a worker have room.
+    /// Checks that there is room for `further` blocks more of a worker.
     fn room_for(&self, name: &str, further: usize, bytes_max: usize) -> Result<(), ReportError> {
         let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
         self.check_room(worker, worker.blocks.bytes_with(further), bytes_max)
     }
 
-    /// Checks that so many blocks have room in place of those that a worker has.
+    /// Checks that there is room for `count` blocks in place of the worker's present blocks.
     fn room_for_snapshot(&self, name: &str, count: usize, bytes_max: usize) -> Result<(), ReportError> {
         let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
         self.check_room(worker, Blocks::default().bytes_with(count), bytes_max)
@@ -431,7 +437,7 @@ impl Kept {
     }
 }
 
-/// The hashes that a worker has in a tier.
+/// Returns the blocks among `hashes` that a worker has in a tier.
 fn placed(worker: &Worker, tier: TierPlace, hashes: &[i64]) -> TierHashes {
     let mut placed = TierHashes {
         tier: tier.to_wire(),

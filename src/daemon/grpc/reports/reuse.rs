@@ -6,7 +6,8 @@
 //! | a window | the last `swa_window_tokens` tokens before the end, or every block |
 //! | a recurrent state | the last block |
 //!
-//! What cannot be judged counts for nothing: components of a worker that has not said which it has, and rules of a later version.
+//! A cache that cannot be judged counts as 0 blocks. That is a worker that reports components without a cache spec, or one whose spec has
+//! a later version.
 
 use super::super::messages::{TierType, WorkerCacheSpec};
 use super::blocks::{Blocks, Held, TierPlace};
@@ -14,19 +15,19 @@ use super::blocks::{Blocks, Held, TierPlace};
 pub(super) const FULL: u8 = 1;
 pub(super) const WINDOW: u8 = 2;
 pub(super) const STATE: u8 = 4;
-/// The version of the rules above. 0 is the same.
+/// Version of the rules above. Version 0 has the same rules.
 const VERSION: u32 = 1;
-/// The tiers from which components are reused, as bits of the wire: device and host.
+/// The tiers from which components are reused: device and host. Each is the bit `1 << tier`, with the tier's number on the wire.
 const REUSED_TIERS: u32 = (1 << TierType::Hbm as u32) | (1 << TierType::Dram as u32);
 
-/// Leading blocks of a prompt: those that full attention has, and those that a request can reuse.
+/// Numbers of leading blocks of a prompt: `matched` that full attention has, and `usable` that a request can reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Depths {
     pub(super) matched: u32,
     pub(super) usable: u32,
 }
 
-/// The leading blocks of `hashes` that are among `blocks`.
+/// Returns how many leading hashes of `hashes` are among `blocks`, by the rules of `spec`.
 pub(super) fn depths(blocks: &Blocks, spec: Option<&WorkerCacheSpec>, hashes: &[i64]) -> Depths {
     match spec {
         None if blocks.are_in_parts() => Depths::default(),
@@ -36,7 +37,7 @@ pub(super) fn depths(blocks: &Blocks, spec: Option<&WorkerCacheSpec>, hashes: &[
     }
 }
 
-/// Tells whether a cache of this kind can be judged.
+/// Tells whether the rules here can judge a cache with this spec.
 fn is_known(spec: &WorkerCacheSpec) -> bool {
     let has_window = spec.components & u32::from(WINDOW) != 0;
     let is_window_told = !has_window || spec.swa_window_tokens > 0;
@@ -55,7 +56,7 @@ fn whole(blocks: &Blocks, hashes: &[i64]) -> Depths {
 fn in_parts(blocks: &Blocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Depths {
     let wants = |component: u8| spec.components & u32::from(component) != 0;
     let mut found = Depths::default();
-    // Tokens that the window has without a hole up to here; without bound from the beginning of the prompt.
+    // Tokens of the window's run without a hole that ends here. `u64::MAX` if the run begins with the prompt. `None` right after a hole.
     let mut window = Some(u64::MAX);
     for hash in hashes {
         let Some(held) = blocks.get(*hash) else { break };
@@ -76,7 +77,7 @@ fn in_parts(blocks: &Blocks, spec: &WorkerCacheSpec, hashes: &[i64]) -> Depths {
     found
 }
 
-/// Tells whether a tier from which the component is reused has it.
+/// Tells whether one of `tiers`, on the device or the host, has the block's `component`.
 fn has(held: &Held, component: u8, tiers: u32) -> bool {
     TierPlace::ALL.into_iter().any(|tier| {
         let is_reused = REUSED_TIERS & tiers & (1 << tier.to_wire()) != 0;
