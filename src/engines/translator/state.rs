@@ -13,7 +13,7 @@ use super::tiers::TierIndex;
 const NONE: usize = usize::MAX;
 
 impl Translator {
-    /// Appends to `output` everything that the holder has, as stored events only: tier by tier, parents before children.
+    /// Appends to `output` all blocks that the holder has, as stored events only: tier by tier, parents before children.
     ///
     /// Takes time and memory in proportion to what is held.
     pub fn full_state(&self, output: &mut Translation) {
@@ -32,7 +32,7 @@ impl Translator {
     }
 }
 
-/// The blocks, each chain in one piece where it can be, parents before children.
+/// The blocks, parents before children, each chain in one piece as far as possible.
 fn in_order(blocks: &[(Block, bool)]) -> impl Iterator<Item = &(Block, bool)> {
     let places: HashMap<SequenceHash, usize> = blocks
         .iter()
