@@ -7,7 +7,7 @@ use kvatlas_core::hash::{BlockHash, SequenceHash};
 use super::drain::Drain;
 use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
 
-/// Design 3: block hash → holders, and beside it holder → (sequence hash → block hash) for removals.
+/// Design 3, two maps: block hash → holders for queries, and holder → (sequence hash → block hash) for removals.
 ///
 /// # Promise
 ///

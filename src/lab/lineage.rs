@@ -58,7 +58,7 @@ impl LineageIndex {
         }
     }
 
-    /// The holder's writer, registered if it is new; none where the index has no room for another holder.
+    /// Calls `change` with the holder's writer, which is registered if it is new. `None` if the index has no room for another holder.
     fn with_writer<T>(&self, holder: HolderNumber, change: impl FnOnce(&mut HolderWriter) -> T) -> Option<T> {
         if !self.writers.contains_key(&holder) {
             let id = HolderId {

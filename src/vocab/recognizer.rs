@@ -4,7 +4,7 @@
 ///
 /// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is popped.
 pub trait Recognizer {
-    /// Pushes `byte` if it may come next; otherwise changes nothing. Says which.
+    /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;
 
     /// Takes back the last `count` bytes pushed; 0 is common.
