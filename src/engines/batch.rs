@@ -45,7 +45,7 @@ pub enum GroupKind {
     Main,
     /// A sliding window of this many tokens: the blocks of the last tokens.
     Window(u32),
-    /// A recurrent state: the block that ends where the request goes on.
+    /// A recurrent state: the block that ends where the request continues.
     State,
     /// A kind that kvatlas does not know.
     Other,
@@ -209,7 +209,7 @@ pub enum EngineChange {
     Created(Group),
     /// Blocks were stored.
     Stored(EngineStored),
-    /// One copy of each of these blocks was removed.
+    /// One copy of each named block was removed.
     Removed(EngineRemoved),
     /// A block has gone from one tier to another.
     Moved {

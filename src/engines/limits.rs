@@ -12,7 +12,7 @@ pub struct DecodeLimits {
     pub text_bytes_max: usize,
 }
 
-/// The fewest bytes of an event that says which blocks have changed.
+/// Least number of bytes of an event that tells changed blocks.
 const BYTES_AN_EVENT: usize = 24;
 
 impl DecodeLimits {

@@ -44,7 +44,7 @@ pub enum Reason {
     OtherRank,
     /// The engine's block hashes cover more tokens behind a block than queries can, or not all of them cover the same number.
     Lookahead,
-    /// Blocks are told apart by more than the event tells, or the configuration says so of all the engine's events.
+    /// Blocks are told apart by more than the event tells, or the configuration states that of all the engine's events.
     Untold,
     /// Batches were lost on the way, and cannot be replayed.
     LostBatches,

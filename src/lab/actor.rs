@@ -26,7 +26,7 @@ enum Message {
 ///
 /// # Promise
 ///
-/// The promise is that of the index within. Reads and writes are applied in the order in which they were sent. So an answer
+/// The same as the index within promises. Reads and writes are applied in the order in which they were sent. So an answer
 /// counts all that its asker had sent before.
 ///
 /// # Cost
@@ -122,7 +122,7 @@ impl PrefixIndex for Actor {
 
 impl Drop for Actor {
     fn drop(&mut self) {
-        // Without a sender the thread ends when it has done what was sent.
+        // Without a sender the thread ends when it has handled all messages.
         self.messages = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

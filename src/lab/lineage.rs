@@ -19,8 +19,8 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
 ///
 /// # Promise
 ///
-/// Exact at every instant, per holder: a depth is one that the holder had between the query's start and its end. If the sequence
-/// hashes are no chain, the index notices and walks block by block.
+/// Exact at every instant, per holder: the holder had the returned depth at some instant between the query's start and its
+/// end. If the sequence hashes are no chain, the index notices and walks block by block.
 ///
 /// # What differs from the daemon
 ///

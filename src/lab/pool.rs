@@ -94,7 +94,7 @@ impl<I: SharedIndex> ThreadPool<I> {
     fn send(&mut self, holder: HolderNumber, message: Message) {
         let next = self.assigned.len() % self.lanes.len().max(1);
         let lane = *self.assigned.entry(holder).or_insert(next);
-        // Only a panic ends a lane before its pool is dropped; then nobody is there to apply the message.
+        // Only a panic ends a lane before its pool is dropped. The message is then not applied.
         if let Some(lane) = self.lanes.get(lane) {
             let _ = lane.messages.send(message);
         }
@@ -154,7 +154,7 @@ impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
 impl<I> Drop for ThreadPool<I> {
     fn drop(&mut self) {
         for Lane { messages, thread } in self.lanes.drain(..) {
-            // Without a sender the thread ends when it has done what was sent.
+            // Without a sender the thread ends when it has applied all messages.
             drop(messages);
             let _ = thread.join();
         }

@@ -35,12 +35,12 @@ impl PrefixQuery {
         }
     }
 
-    /// Block hashes, by position: what designs 1 to 6 look up.
+    /// Block hashes, by position. Designs 1 to 6 look these up.
     pub fn blocks(&self) -> &[BlockHash] {
         &self.blocks
     }
 
-    /// Sequence hashes, by position: what design 7 looks up.
+    /// Sequence hashes, by position. Design 7 looks these up.
     pub fn chain(&self) -> &QueryKey {
         &self.chain
     }

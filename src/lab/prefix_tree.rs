@@ -144,7 +144,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         let result = change(state);
         let after = state.heap_bytes();
         if before != after {
-            // Wraps where it shrinks, and comes out right.
+            // The difference wraps if memory shrinks, and the sum comes out right.
             let grown = (after as u64).wrapping_sub(before as u64);
             self.heap_bytes.fetch_add(grown, Ordering::Relaxed);
         }

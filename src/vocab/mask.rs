@@ -103,7 +103,7 @@ impl TokenMask {
         }
     }
 
-    /// All words, those for bogus tokens included.
+    /// All words, including the words for bogus tokens.
     pub(super) fn all_words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
@@ -122,8 +122,8 @@ pub(super) trait AllowToken {
     ///
     /// # Safety
     ///
-    /// The token is one of a node, bogus or not. The node's trie is of a vocabulary as large as the one that this was made
-    /// for.
+    /// The token is that of a node, bogus or not. The vocabulary of the node's trie is as large as the vocabulary that the
+    /// sink was made for.
     unsafe fn allow_of_node(&mut self, token: u32);
 }
 
@@ -135,7 +135,7 @@ impl AllowToken for TokenMask {
     }
 }
 
-/// Logits, of which those of allowed tokens become 0. The last logit is for all bogus tokens.
+/// Logits as a sink: the logit of an allowed token becomes 0. The last logit is for all bogus tokens.
 pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
 
 impl AllowToken for Logits<'_> {

@@ -10,7 +10,7 @@ pub trait Recognizer {
     /// Takes back the last `count` bytes pushed; 0 is common.
     fn pop_bytes(&mut self, count: usize);
 
-    /// Whether `byte` may come next. Implement it where that is cheaper than pushing and popping.
+    /// Whether `byte` may come next. Implement it if an own way is cheaper than pushing and popping.
     fn byte_allowed(&mut self, byte: u8) -> bool {
         let is_allowed = self.try_push_byte(byte);
         if is_allowed {

@@ -32,7 +32,8 @@ impl Default for RegexLimits {
 /// Why an expression gives no automaton.
 #[derive(Debug, thiserror::Error)]
 pub enum RegexError {
-    /// The expression is wrong, or uses what bytes can't decide, such as Unicode word boundaries; or a stage is too large.
+    /// The expression is wrong, or has a part that bytes can't decide, such as Unicode word boundaries; or a stage takes too
+    /// much memory.
     #[error("the expression cannot be used: {}", describe(.0))]
     Expression(#[source] Box<BuildError>),
     /// The expression looks at text before its start, which is not possible.

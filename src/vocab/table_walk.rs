@@ -9,9 +9,9 @@
 //! way at any time. What is left is the number of instructions a node.
 //!
 //! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables
-//! of regular expressions. The first three rows are whole walks in an exploratory program; those below say what one idea
-//! alone changed. The left column is for expressions that accept nearly all, the right one for expressions that reject nearly
-//! all.
+//! of regular expressions. The first three rows are whole walks in an exploratory program; the rows below tell the change by
+//! one idea alone. The left column is for expressions that accept nearly all, the right one for expressions that reject
+//! nearly all.
 //!
 //! | idea | accepting | rejecting |
 //! |---|---|---|
@@ -109,7 +109,7 @@ struct Lane {
     node: *const TokenNode,
     /// Behind the last node of the root's subtree.
     end: *const TokenNode,
-    /// The entry of the stack for what is above the next node.
+    /// The entry of the stack for the parent of the next node.
     top: *mut u32,
 }
 
@@ -146,7 +146,7 @@ impl Lane {
     ///
     /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So one
     ///   step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not a leaf has
-    ///   a child. The size of a leaf is 1, and a large node says that it is 1, which is a step into it.
+    ///   a child. The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
     /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to [`TOKEN_BYTES_MAX`], the
     ///   greatest of the type of node; the entry written is `depth`. Every entry read was written: the bottom by `new`, the
     ///   others at the node's parent. At `end`, `top` is the bottom again.
@@ -159,7 +159,7 @@ impl Lane {
         let node = unsafe { *self.node };
         // SAFETY: see 'Stack' and 'Table'.
         let next = unsafe { *shared.places.add(*self.top as usize + usize::from(node.byte())) };
-        // SAFETY: see 'Stack'. For rejected nodes this matters if they are large: what is below is then rejected, too.
+        // SAFETY: see 'Stack'. For a rejected node this matters if it is large: the nodes below are then rejected, too.
         unsafe { *self.top.add(1) = next };
         if next == TransitionTable::DEAD {
             // SAFETY: see 'Nodes' and 'Stack'.

@@ -39,7 +39,7 @@ impl Vocabulary {
             .map_while(|token| Some((token, self.bytes(token)?)))
     }
 
-    /// How many tokens have no bytes: special tokens and gaps.
+    /// Number of tokens without bytes: special tokens and gaps.
     #[must_use]
     pub fn without_bytes(&self) -> usize {
         self.iter().filter(|(_, bytes)| bytes.is_empty()).count()
@@ -73,7 +73,7 @@ impl VocabularyBuilder {
         }
     }
 
-    /// Adds a token, or gives other bytes to one that is there.
+    /// Adds a token, or gives other bytes to a token that is there.
     ///
     /// # Errors
     ///

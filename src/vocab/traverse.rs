@@ -51,7 +51,7 @@ fn traverse_run(
         let node = unsafe { *next };
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
-            // SAFETY: `traverse` is called with what was made for the vocabulary of `trie`.
+            // SAFETY: `traverse` is called with a sink that was made for the vocabulary of `trie`.
             unsafe { allowed.allow_of_node(node.token_bits()) };
             pops = (1 - node.depth_into()).cast_unsigned();
             // SAFETY: as above; a node that is no leaf has a child.

@@ -6,7 +6,7 @@ use kvatlas_core::wire::DecodeError;
 
 use super::BatchError;
 
-/// Whether a payload begins as a JSON list or object. A MessagePack one never does: these bytes are small integers there.
+/// Whether a payload begins as a JSON list or object. A MessagePack payload never does, since these bytes are small integers there.
 pub(super) fn is_json(payload: &[u8]) -> bool {
     let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
     matches!(first, Some(b'[' | b'{'))
@@ -41,7 +41,7 @@ struct Transcode<'a>(&'a mut Vec<u8>);
 const ARRAY_32: u8 = 0xdd;
 const MAP_32: u8 = 0xdf;
 
-/// Writes the head of a list or map whose length is not known yet, and returns where the length goes.
+/// Writes the head of a list or map whose length is not known yet, and returns the place of the length.
 fn open(output: &mut Vec<u8>, marker: u8) -> usize {
     output.push(marker);
     output.extend_from_slice(&[0; 4]);

@@ -113,7 +113,7 @@ impl Format {
 /// Why a payload could not be decoded. Nothing of the payload counts, and the holders that it is about are in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// The payload's top level is not the one of the format.
+    /// The payload's top level is not what the format has there.
     #[error(transparent)]
     Payload(#[from] DecodeError),
     /// The payload begins like JSON, but is no valid JSON.

@@ -286,7 +286,7 @@ impl<'a> StoredEvent<'a> {
         Ok(Verdict::Taken)
     }
 
-    /// Finishes the change of the blocks before `start`, and begins one with the block from there on.
+    /// Finishes the change of the blocks before `start`, and begins a change with the block from there on.
     fn begin_next(&mut self, start: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
         self.finish(start, batch)?;
         self.parent = start

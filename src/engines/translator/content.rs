@@ -124,7 +124,7 @@ impl Contents {
         self.chain.extend(names.iter().copied().map(SequenceHash::from));
     }
 
-    /// Checks every `sample`th block against its content, where the event has it. `unchecked` counts blocks since the last check.
+    /// Checks every `sample`th block against its content, if the event has that. `unchecked` counts blocks since the last check.
     pub(super) fn check(
         &self,
         batch: &EngineBatch,

@@ -14,7 +14,7 @@ pub struct GroupFacts {
     pub kinds: Vec<GroupKind>,
     /// Whether the events don't tell all that a request needs: SGLang's of a model with windows or states, vLLM's with hits within blocks.
     pub is_hybrid: bool,
-    /// Whether hits are a block shorter than what is cached: speculative decoding with EAGLE and a KV connector.
+    /// Whether hits are a block shorter than the cached prefix: speculative decoding with EAGLE and a KV connector.
     pub has_eagle_drop: bool,
     /// Whether a KV connector loads main attention's blocks from tiers beyond the device, whatever other groups have there.
     pub has_divergent_hits: bool,

@@ -589,7 +589,7 @@ impl Translator {
         }
     }
 
-    /// Emits every difference between what is held and what was published.
+    /// Emits every difference between the held blocks and the published ones.
     fn publish_all(&mut self, output: &mut Translation) {
         for slot in self.chain.slots() {
             for tier in TierIndex::ALL {

@@ -51,7 +51,8 @@ impl Recalled {
         self.blocks.get(&name).map(|block| block.sequence)
     }
 
-    /// The block `name` and all before it with their names, from the start of the sequence on; `None` if one of them is not known.
+    /// The block `name` and all blocks before it, each with its name, from the start of the sequence on; `None` if one of
+    /// them is not known.
     fn path(&self, name: u64) -> Option<Vec<(u64, Block)>> {
         let last = *self.blocks.get(&name)?;
         let mut path = vec![(name, last)];

@@ -48,7 +48,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Forgets what came before a clear.
+    /// Forgets the changes and removals of the step so far, at a clear.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.gone.clear();

@@ -15,8 +15,8 @@ pub enum HashMode {
     /// The contract's hashes are computed from the content of each block.
     #[default]
     Recompute,
-    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, where the
-    /// event has it; 0 checks none.
+    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, if
+    /// the event has that; 0 checks none.
     Trust {
         /// One block in this many is checked.
         sample: u32,

@@ -63,7 +63,7 @@ impl Tree {
         }
     }
 
-    /// The parent of the block in `slot`, where it is kept.
+    /// The parent of the block in `slot`, if the parent is kept.
     pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
         Some(self.get(slot.number()).up)
             .filter(|up| *up != NONE)

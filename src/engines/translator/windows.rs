@@ -266,13 +266,13 @@ impl Windows {
         Some(Place::Within(at, slot))
     }
 
-    /// The block of the contract that ends where the block `name` of any of the groups ends.
+    /// The block of the contract that ends where the block `name` of any group ends.
     pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
         let found = |window: &Window| window.names.get(&name).map(|name| name.slot);
         self.all.iter().find_map(found)
     }
 
-    /// The place where the group's block before the one at `place` ends, as far as that is kept.
+    /// The place where the group's block before the one at `place` ends, as far as the blocks there are kept.
     pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {

@@ -120,9 +120,9 @@ pub enum LoadError {
     /// The numbers of tekken's tokens contradict each other.
     #[error("the file has {special} special tokens in a vocabulary of {size}; check its `config`")]
     Config {
-        /// The special tokens it says it has.
+        /// Number of special tokens according to the file's `config`.
         special: u64,
-        /// The size it says it has.
+        /// Size of the vocabulary according to the file's `config`.
         size: u64,
     },
     /// The tokens make no vocabulary.
