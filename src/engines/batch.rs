@@ -229,7 +229,7 @@ pub enum EngineChange {
 /// One change, and the holder that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineEvent {
-    /// The worker or the pool, for formats that name it in each event.
+    /// The worker or the pool that has the blocks, for formats that name it in each event.
     pub owner: Option<Span>,
     /// The rank, for formats that name it in each event. If it is `None`, the batch's rank applies.
     pub rank: Option<Rank>,

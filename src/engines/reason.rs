@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why something in an engine's batch did not become an event of the contract.
+/// The reason why a part of an engine's batch did not become an event of the contract.
 ///
 /// The words are label values of metrics. They must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -53,11 +53,11 @@ struct KeptBlock {
     position: u32,
     /// Number of names that stand for the block. A block without names is kept until its removal has been published.
     names: u32,
-    /// The tiers in which the block was published as held, as bits. So are the two sets below.
+    /// Bit set of the tiers in which the block was published as held.
     published: u8,
-    /// The tiers among them in which the block was published as not resumable.
+    /// Bit set of the tiers among them in which the block was published as not resumable: no request can go on behind it.
     barred: u8,
-    /// The tiers in which the block lies within a chunk, before its end. A chunk can be loaded only as a whole.
+    /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a whole.
     inner: u8,
     is_free: bool,
 }
@@ -377,7 +377,7 @@ impl Chain {
         }
     }
 
-    /// Counts one name of the block less.
+    /// Counts one name fewer of the block.
     pub(super) fn drop_name(&mut self, slot: Slot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names = kept.names.saturating_sub(1);

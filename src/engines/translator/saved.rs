@@ -202,7 +202,7 @@ impl SavedTranslator {
 impl Translator {
     /// Returns all that the translator knows. Call it between two batches.
     ///
-    /// Takes time and memory in proportion to what is held.
+    /// Takes time and memory in proportion to the held blocks.
     pub fn save(&self) -> SavedTranslator {
         SavedTranslator {
             block_size: self.settings.block_size.as_u32(),

@@ -23,7 +23,7 @@ use crate::reason::Reason;
 use super::chain::Slot;
 use super::saved::{SavedError, SavedSmall, SavedSpots};
 
-/// No cell.
+/// Number that stands for no cell.
 const NONE: u32 = u32::MAX;
 
 /// A hash of the content of a prefix that ends within a block of the contract.

@@ -7,7 +7,7 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::chain::{Block, Slot};
 
-/// No block.
+/// Number that stands for no block.
 const NONE: u32 = u32::MAX;
 
 /// The neighbours of one block.
