@@ -23,12 +23,12 @@ impl Span {
         Self { start, end }
     }
 
-    /// How many elements it spans.
+    /// Number of elements.
     pub fn len(self) -> usize {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether it spans none.
+    /// Whether the span has no elements.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -38,25 +38,25 @@ impl Span {
     }
 }
 
-/// Kinds of groups of layers, by what a request needs of their caches.
+/// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
     /// Main attention: all blocks of the prefix.
     Main,
-    /// A sliding window of so many tokens: the blocks of the last ones.
+    /// A sliding window of this many tokens: the blocks of the last tokens.
     Window(u32),
-    /// A recurrent state: the block that ends where the request goes on.
+    /// A recurrent state: the block that ends where the request continues.
     State,
-    /// A kind that nobody here knows.
+    /// A kind that kvatlas does not know.
     Other,
 }
 
-/// Which group of layers an event is about. Engines with several kinds of attention keep a cache for each.
+/// The group of layers that an event is about. Engines with several kinds of attention keep one cache for each group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Group {
-    /// The number of the group, where the event has one.
+    /// The number of the group; `None` if the event has none.
     pub index: Option<u32>,
-    /// The kind of the group, where the event tells it.
+    /// The kind of the group; `None` if the event doesn't tell it.
     pub kind: Option<GroupKind>,
 }
 
@@ -67,24 +67,24 @@ impl Group {
     }
 }
 
-/// A part of SGLang's cache: a group by another name. Its events tell the size of no window.
+/// A component of SGLang's cache: SGLang's name for a group of layers. Its events don't tell the size of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
     /// Main attention.
     Full,
-    /// Sliding windows, of as many tokens as somebody states.
+    /// Sliding windows. The settings state their size in tokens.
     Window,
     /// Recurrent states.
     State,
-    /// One that nobody here knows.
+    /// A component that kvatlas does not know.
     Other,
 }
 
 impl Component {
-    /// Above all numbers that engines give their groups.
+    /// Number of the first component as a group: above all numbers that engines give their groups.
     const FIRST: u32 = u32::MAX - 16;
 
-    /// The group that it is.
+    /// The component as a group of layers.
     pub fn group(self) -> Group {
         let kind = match self {
             Self::Full => Some(GroupKind::Main),
@@ -98,7 +98,7 @@ impl Component {
         }
     }
 
-    /// The component that a group is, if it is one.
+    /// The component that `group` stands for; `None` if the group is no component.
     pub fn of(group: Group) -> Option<Self> {
         match group.index?.checked_sub(Self::FIRST)? {
             0 => Some(Self::Full),
@@ -122,43 +122,44 @@ pub struct BlockObject {
 /// The content of stored blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Tokens. Block number i has those from i × `step` on, `window` of them.
+    /// Tokens. Block number i has the `window` tokens from i × `step` on.
     Tokens {
         /// The tokens of all blocks.
         tokens: Span,
-        /// From the first token of a block to that of the next.
+        /// Number of tokens from the first token of a block to the first token of the next block.
         step: usize,
-        /// How many tokens enter the hash of a block: more than its size where the engine looks ahead.
+        /// Number of tokens that enter the hash of a block: more than the block's size if the engine looks ahead.
         window: usize,
     },
     /// The block hash of each block, among the hashes of the batch.
     BlockHashes(Span),
-    /// Nothing is said: the names are the contract's own.
+    /// No content is told: the names are the contract's own, or may be known already, or belong to a group beside main attention.
     Absent,
-    /// The tokens are not block size × blocks. So it is with groups of layers that keep some blocks only; elsewhere it is a mistake.
+    /// The number of tokens is not block size × number of blocks. That is normal for groups of layers that keep some blocks
+    /// only. Elsewhere it is a mistake.
     Misfit,
 }
 
-/// Blocks that an engine has stored: consecutive ones of one sequence.
+/// Consecutive blocks of one sequence that an engine has stored. A block's name is the engine's own hash or number for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineStored {
     /// The engine's names for the blocks.
     pub names: Span,
-    /// The engine's name for the block before the first; none at position 0.
+    /// The engine's name for the block before the first; `None` at position 0.
     pub parent: Option<u64>,
-    /// Position of the first block, where the event says so.
+    /// Position of the first block; `None` if the event doesn't tell it.
     pub position: Option<u64>,
-    /// Tokens in a block, where the event says so.
+    /// Tokens in a block; `None` if the event doesn't tell it.
     pub block_size: Option<u64>,
     /// The content of the blocks.
     pub content: Content,
-    /// The tier in which they lie.
+    /// The tier in which the blocks lie.
     pub tier: Tier,
     /// The group of layers.
     pub group: Group,
-    /// Name of the LoRA adapter, if any.
+    /// Name of the blocks' LoRA adapter, if any.
     pub lora_name: Option<Span>,
-    /// Number of the LoRA adapter, for engines that tell no name.
+    /// Number of the LoRA adapter, for engines that don't tell its name.
     pub lora_id: Option<u64>,
     /// Salt that keeps caches apart. Engines may tell it with the first block of a sequence only.
     pub cache_salt: Option<Span>,
@@ -167,7 +168,7 @@ pub struct EngineStored {
 }
 
 impl EngineStored {
-    /// The same without its first `count` blocks. For events without objects.
+    /// Returns the event without its first `count` blocks. Only for events without objects, which are numbered by block.
     pub(crate) fn without_first(self, count: usize) -> Self {
         let rest =
             |span: Span, count: usize| Span::new(span.start.saturating_add(count).min(span.end), span.end);
@@ -193,22 +194,22 @@ impl EngineStored {
 pub struct EngineRemoved {
     /// The engine's names for the blocks.
     pub names: Span,
-    /// The tier in which they lay; every tier where it is absent.
+    /// The tier from which the blocks were removed; `None` stands for every tier.
     pub tier: Option<Tier>,
     /// The group of layers.
     pub group: Group,
-    /// How many copies of each block are left, among the hashes of the batch, where the event says so.
+    /// Number of copies left of each block, among the hashes of the batch; `None` if the event doesn't tell it.
     pub left: Option<Span>,
 }
 
 /// One change, in the engine's own terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineChange {
-    /// A group of layers begins to have blocks: what it lacks counts from now on.
+    /// A group of layers begins to have blocks. From now on a block counts as held only if this group has it, too.
     Created(Group),
     /// Blocks were stored.
     Stored(EngineStored),
-    /// One copy of each of these blocks was removed.
+    /// One copy of each named block was removed.
     Removed(EngineRemoved),
     /// A block has gone from one tier to another.
     Moved {
@@ -225,12 +226,12 @@ pub enum EngineChange {
     Cleared,
 }
 
-/// One change, and whose it is.
+/// One change, and the holder that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineEvent {
-    /// The worker or the pool, for formats that name it in each event.
+    /// The worker or the pool that has the blocks, for formats that name it in each event.
     pub owner: Option<Span>,
-    /// The rank, for formats that name it in each event; otherwise that of the batch counts.
+    /// The rank, for formats that name it in each event. If it is `None`, the batch's rank applies.
     pub rank: Option<Rank>,
     /// The engine's number of the event, for formats that number events.
     pub id: Option<u64>,
@@ -243,30 +244,30 @@ pub struct EngineEvent {
 pub struct Envelope {
     /// The publisher of the events.
     pub publisher: u64,
-    /// The publisher's number of it.
+    /// The publisher's number of the envelope.
     pub sequence: u64,
 }
 
-/// The number of an event of a payload, whether or not it is among the events of the batch.
+/// The number of one event of a payload. An event that was left out of the batch has one, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventNumber {
-    /// The rank whose events are numbered, where the event says so.
+    /// The rank whose events are numbered; `None` if the event doesn't tell it.
     pub rank: Option<Rank>,
     /// The number.
     pub id: u64,
 }
 
-/// The facts that the form of a stream has no room for, so that its events cannot tell them.
+/// The facts that a stream's events cannot tell, because their format has no field for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
-    /// The salts of blocks.
+    /// True if the salts of blocks are untold.
     pub salts: bool,
-    /// The names of blocks' adapters.
+    /// True if the names of blocks' adapters are untold.
     pub adapters: bool,
 }
 
 impl Untold {
-    /// The facts that one of both has no room for.
+    /// The facts that are untold by at least one of `self` and `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -276,23 +277,23 @@ impl Untold {
     }
 }
 
-/// Why what the holders have is in doubt from a place among the events on.
+/// A doubt about the holders' blocks that begins at a place among the events of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacedDoubt {
-    /// How many of the batch's events come before it.
+    /// Number of the batch's events that come before the doubt.
     pub events_before: usize,
-    /// The first reason there.
+    /// The first reason for doubt at this place.
     pub reason: Reason,
-    /// The tier beyond the device that alone is in doubt.
+    /// The tier beyond the device that alone is in doubt; `None` if all tiers are.
     pub tier: Option<Tier>,
 }
 
 /// One decoded payload.
 #[derive(Debug, Clone, Default)]
 pub struct EngineBatch {
-    /// When the engine made it, in seconds since the Unix epoch.
+    /// Time when the engine made the batch, in seconds since the Unix epoch.
     pub time: Option<f64>,
-    /// The data-parallel rank, where the payload says so.
+    /// The data-parallel rank; `None` if the payload doesn't tell it.
     pub rank: Option<Rank>,
     /// The envelope, if there was one.
     pub envelope: Option<Envelope>,
@@ -301,19 +302,20 @@ pub struct EngineBatch {
     /// The numbers of all events that could be read, in order, for formats whose numbers prove that nothing is missing: TensorRT-LLM's, and
     /// Dynamo's.
     pub numbers: Vec<EventNumber>,
-    /// The facts that the form of its stored events has no room for.
+    /// The facts that the stored events cannot tell, because their format has no field for them.
     pub untold: Untold,
     events: Vec<EngineEvent>,
     doubts: Vec<PlacedDoubt>,
     pub(crate) hashes: Vec<u64>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) objects: Vec<BlockObject>,
-    /// The identifier of each object; those of one block in the order of their places, where the objects are sorted.
+    /// The identifier of each object. Within a block, identifiers stand in the order of their places in the prompt; `objects`
+    /// is sorted by hash.
     identifiers: Vec<Span>,
     pub(crate) text: String,
 }
 
-/// How far the lists were filled before an event, so that an event that fails leaves nothing behind.
+/// Lengths of the lists before an event, so that all that a failed event has appended can be taken back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     events: usize,
@@ -330,7 +332,7 @@ impl EngineBatch {
         &self.events
     }
 
-    /// The doubts that what could not be read leaves, in order. A clear behind one ends it.
+    /// The doubts that unread parts of the payload leave, in order. A clear that comes after a doubt ends it.
     pub fn doubts(&self) -> &[PlacedDoubt] {
         &self.doubts
     }
@@ -350,8 +352,8 @@ impl EngineBatch {
         span.of(&self.objects)
     }
 
-    /// The identifier of each object of a span, in the order of their places in the prompt. One without any has a
-    /// text that no prompt has.
+    /// The identifier of each object of a span, in the order of the objects' places in the prompt. An object without an
+    /// identifier gets a text that no prompt has.
     pub fn identifiers(&self, span: Span) -> impl Iterator<Item = &str> {
         span.of(&self.identifiers)
             .iter()
@@ -417,7 +419,7 @@ impl EngineBatch {
         self.events.push(event);
     }
 
-    /// Leaves an event out; one about `tier` where that is known.
+    /// Leaves an event out: takes back all that it appended since `mark`, and counts `reason`, for `tier` if that is known.
     pub(crate) fn leave_out(&mut self, reason: Reason, tier: Option<Tier>, mark: Mark) {
         self.rewind(mark);
         match tier {
@@ -426,7 +428,7 @@ impl EngineBatch {
         }
     }
 
-    /// Notes that a part of the payload behind the events so far is not among them.
+    /// Counts a part of the payload that is left out behind the events so far. Begins a doubt there if `reason` degrades.
     pub(crate) fn note(&mut self, reason: Reason) {
         self.reasons.count(reason);
         if reason.degrades() {
@@ -434,7 +436,7 @@ impl EngineBatch {
         }
     }
 
-    /// Notes that a part of the payload about `tier` is not among the events.
+    /// Counts a part of the payload about `tier` that is left out. Beyond the device, at most that tier comes into doubt.
     pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
         if tier == Tier::DEVICE {
             return self.note(reason);
@@ -445,10 +447,10 @@ impl EngineBatch {
         }
     }
 
-    /// Notes a doubt from here on, of `tier` alone where that is given.
+    /// Notes a doubt that begins behind the events so far, about `tier` alone if that is given.
     pub(crate) fn doubt(&mut self, tier: Option<Tier>, reason: Reason) {
         let events_before = self.events.len();
-        // Of several at one place, the first stays.
+        // Of several doubts about one tier at one place, the first stays.
         let is_known = |last: &PlacedDoubt| last.events_before == events_before && last.tier == tier;
         if !self.doubts.last().is_some_and(is_known) {
             self.doubts.push(PlacedDoubt {
@@ -487,7 +489,7 @@ impl EngineBatch {
         Span::new(start, self.tokens.len())
     }
 
-    /// Appends so many ones to the hashes.
+    /// Appends `count` times the number 1 to the hashes.
     pub(crate) fn push_ones(&mut self, count: usize) -> Span {
         let start = self.hashes.len();
         self.hashes.resize(start + count, 1);

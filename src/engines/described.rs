@@ -5,8 +5,8 @@
 //! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
 //! | servicers of SMG | that of `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
 //!
-//! Fields that nobody here needs are not declared, and are passed over. OpenEngine has a message `GetKvEventSources` with another field 2: it is
-//! another service, and is not asked.
+//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a message `GetKvEventSources` with
+//! another field 2. It is another service, and is not asked.
 
 /// A request without fields.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
@@ -15,24 +15,24 @@ pub struct Ask {}
 /// The publishers of an engine's events: the answer to `GetKvEventSources`.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct EventSources {
-    /// One for each rank; none where events are off.
+    /// One publisher for each rank; empty if events are off.
     #[prost(message, repeated, tag = "1")]
     pub sources: Vec<EventSource>,
 }
 
-/// One publisher.
+/// One publisher of an engine's events.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct EventSource {
-    /// The word for how it publishes: `zmq`.
+    /// The publisher's transport: `zmq`.
     #[prost(string, tag = "1")]
     pub transport: String,
-    /// The address where it publishes, as the engine was given it: a wildcard is kept.
+    /// The address where it publishes, as the engine was configured: a wildcard is kept.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     /// The topic of its messages.
     #[prost(string, tag = "3")]
     pub topic: String,
-    /// The address where it replays; empty where it does not.
+    /// The address where it replays; empty if it does not replay.
     #[prost(string, tag = "4")]
     pub replay_endpoint: String,
     /// The data-parallel rank.
@@ -49,10 +49,10 @@ pub struct EventSource {
 /// The answer to `GetServerInfo` of vLLM's front end.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ServerInfo {
-    /// A name of the engine's process, which another one does not have; empty where it has none.
+    /// A name that no other process of an engine has; empty if the process has none.
     #[prost(string, tag = "3")]
     pub instance_id: String,
-    /// Tokens in a block; 0 where that is not known.
+    /// Tokens in a block; 0 if unknown.
     #[prost(uint32, tag = "6")]
     pub kv_block_size: u32,
 }
@@ -63,10 +63,10 @@ pub struct ModelInfo {
     /// The model as it was loaded.
     #[prost(string, tag = "1")]
     pub model_id: String,
-    /// The name by which requests ask for it.
+    /// The name by which requests ask for the model.
     #[prost(string, tag = "2")]
     pub served_model_name: String,
-    /// Further names of it.
+    /// Further names of the model.
     #[prost(string, repeated, tag = "3")]
     pub aliases: Vec<String>,
 }
@@ -89,7 +89,7 @@ pub struct ServicedModel {
     /// The model as it was loaded.
     #[prost(string, tag = "1")]
     pub model_path: String,
-    /// The name by which requests ask for it; empty for that of its path.
+    /// The name by which requests ask for the model. If it is empty, they ask by the path.
     #[prost(string, tag = "6")]
     pub served_model_name: String,
 }
@@ -100,7 +100,7 @@ pub struct TokenSpeedModel {
     /// The model as it was loaded.
     #[prost(string, tag = "1")]
     pub model_path: String,
-    /// The name by which requests ask for it; empty for that of its path.
+    /// The name by which requests ask for the model. If it is empty, they ask by the path.
     #[prost(string, tag = "3")]
     pub served_model_name: String,
 }
@@ -157,7 +157,7 @@ mod tests {
             .collect()
     }
 
-    /// Recorded of the Rust front end of vLLM 0.33.0, over two ranks.
+    /// Recorded from the Rust front end of vLLM 0.33.0, over two ranks.
     #[test]
     fn the_answers_of_vllms_front_end_are_read() {
         let sources = "0a3d0a037a6d71120c7463703a2f2f2a3a353535371a026b76220c7463703a2f2f2a3a36353537280032076d73677061636b380140904e48a08d0650a08d06\
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(model.names(), ["a"]);
     }
 
-    /// Its field 2 is a message with host, port and protocol: read as text, it is no address.
+    /// OpenEngine's field 2 is a message with host, port and protocol. Read as text, that is no address.
     #[test]
     fn what_openengine_calls_by_the_same_name_is_no_address() {
         let foreign = b"\x0a\x12\x0a\x03zmq\x12\x0b\x0a\x06gpu-0a\x10\xb5+";

@@ -1,14 +1,16 @@
-//! Events of engines about their caches, in the contract's words: no I/O, no async, no clock.
+//! Translates inference engines' events about their caches into events of kvatlas's wire contract. No I/O, no async, no clock.
 //!
 //! - [`Decoder`] reads the payloads of vLLM, SGLang, TensorRT-LLM, Dynamo and Mooncake Store into an [`EngineBatch`].
-//! - [`Translator`] turns it into events of the contract, for one holder. It computes the contract's hashes, knows what the
-//!   engine calls each block, counts copies, and gives the full state for a resync.
-//! - [`Mirror`] keeps what is on the device with its tokens, and gives it as events of vLLM, for routers with an index of their own.
+//! - [`Translator`] turns a batch into events of the contract, for one holder. It computes the contract's hashes, remembers
+//!   the engine's name for each block, counts copies, and gives the full state for a resync.
+//! - [`Mirror`] keeps the blocks on the device, with their tokens, and gives them as events of vLLM, for routers with an
+//!   index of their own.
 //!
-//! What of a batch doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in doubt
-//! ([`Reason::degrades`]); with the others the index knows less than the engine has, by design. It never knows more.
+//! A part of a batch that doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in
+//! doubt ([`Reason::degrades`]). With the other reasons the index knows less than the engine has, by design. The index never
+//! knows more than the engine has.
 //!
-//! `deploy/engines.md` lists formats, versions and what enters a block hash.
+//! `deploy/engines.md` lists formats, versions, and the inputs of a block hash.
 
 mod batch;
 mod decoder;

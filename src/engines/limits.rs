@@ -1,21 +1,22 @@
-//! Bounds on what one payload of an engine may carry.
+//! Bounds on the content of one engine payload.
 
-/// The bounds that a decoder enforces before it spends memory. A payload beyond one of them is refused as a whole.
+/// The bounds that a decoder enforces before it spends memory. A payload with too many bytes or events is refused as a whole;
+/// an event with a longer text is left out. Of a frame of `SubscribeKvEvents`, only the events beyond the bound are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeLimits {
-    /// Longest payload, in bytes. What is decoded takes at most twelve times as much memory.
+    /// Longest payload, in bytes. The decoded batch takes at most twelve times as much memory.
     pub payload_bytes_max: usize,
-    /// Most events in one payload, unless it is long: it may have an event for every 24 bytes.
+    /// Most events in one payload. A long payload may have more: one event for every 24 bytes.
     pub events_max: usize,
     /// Longest text that is looked at, in bytes: names of adapters, salts, identifiers of images.
     pub text_bytes_max: usize,
 }
 
-/// The fewest bytes of an event that says which blocks have changed.
+/// Least number of bytes of an event that tells changed blocks.
 const BYTES_AN_EVENT: usize = 24;
 
 impl DecodeLimits {
-    /// The limits for a payload of `bytes` bytes. What its events take is bounded by its length.
+    /// The limits for a payload of `bytes` bytes. So the memory for a payload's events is bounded by the payload's length.
     pub(crate) fn for_payload(&self, bytes: usize) -> Self {
         Self {
             events_max: self.events_max.max(bytes / BYTES_AN_EVENT),

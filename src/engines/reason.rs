@@ -1,8 +1,8 @@
-//! Why an event, or a part of one, is not in the index.
+//! Reasons why an event, or a part of an event, is not in the index.
 
 use serde::{Deserialize, Serialize};
 
-/// Why something in an engine's batch did not become an event of the contract.
+/// The reason why a part of an engine's batch did not become an event of the contract.
 ///
 /// The words are label values of metrics. They must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 pub enum Reason {
     /// A field has a type or a value that it can't have, or a required field is missing.
     Malformed,
-    /// An event of a type that nobody here knows. What it changed is unknown.
+    /// An event of a type that kvatlas does not know. Its changes are unknown.
     UnknownEvent,
-    /// The tokens are not block size × blocks.
+    /// The number of tokens is not block size × number of blocks.
     TokenCount,
     /// A stored block is its own parent.
     SelfParent,
@@ -21,14 +21,14 @@ pub enum Reason {
     Cycle,
     /// A name that stands for a block of other content already, or comes twice in one event.
     NameConflict,
-    /// A block with content that is held already comes under another name: the engine knows of a difference that its events do not
-    /// tell.
+    /// A block comes under a new name, but its content is held already under another name. The engine knows of a difference
+    /// that its events do not tell.
     HiddenKey,
     /// The parent is not held, so the position and the chain are unknown.
     UnknownParent,
-    /// The salt of a block differs from the one of its parent.
+    /// The salt of a block differs from its parent's.
     SaltConflict,
-    /// The adapter of a block differs from the one of its parent.
+    /// The adapter of a block differs from its parent's.
     AdapterConflict,
     /// Content is needed to compute the chain, and the event has none.
     NoContent,
@@ -38,35 +38,36 @@ pub enum Reason {
     TableFull,
     /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
     OutOfRange,
-    /// The block size is not the namespace's: the engine is configured otherwise than it was registered.
+    /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
     BlockSize,
-    /// The batch is of another rank than those before it on the same connection: which rank has what is unknown.
+    /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which blocks.
     OtherRank,
-    /// The engine's hashes look further ahead than queries can, or some of them do and others don't.
+    /// The engine's block hashes cover more tokens behind a block than queries can, or not all of them cover the same number.
     Lookahead,
-    /// The configuration says that the engine's events leave out what tells blocks apart.
+    /// Blocks are told apart by more than the event tells, or the configuration states that of all the engine's events.
     Untold,
-    /// Batches were lost on the way, and cannot be given back.
+    /// Batches were lost on the way, and cannot be replayed.
     LostBatches,
-    /// The batch is another engine's: same number and other bytes, or another topic.
+    /// The batch comes from another engine: it has a known number but other bytes, or another topic.
     OtherEngine,
-    /// Copies of a block may be mere reports that it was used again: whether one is left is not known.
+    /// Copies of a block may be mere reports that the block was used again. It is unknown whether a copy is left.
     Reported,
-    /// A part of a block, at the end of a sequence.
+    /// An incomplete block, at the end of a sequence.
     PartOfBlock,
-    /// A group of layers of a kind that nobody here knows; or of a window or a state, in a tier other than the device.
+    /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
     OtherGroup,
-    /// A group of layers that no stored event has described, other than group 0, or whose blocks don't end where others do.
+    /// An event about a group of layers, other than group 0, that no stored event has described, or whose blocks don't end
+    /// where main attention's do.
     UnknownGroup,
-    /// A block of a window or a state, of which nobody can know where in a sequence it stands.
+    /// A block of a window or a state whose place in its sequence cannot be found.
     UnplacedName,
     /// The block lies elsewhere: its locality is not local.
     Remote,
     /// The block is owned by another system than the engine.
     OtherOwner,
-    /// The medium has no tier.
+    /// The event's medium stands for no tier.
     UnknownMedium,
-    /// A block without tokens and size, announced for an offload, under a name that nobody knows.
+    /// A block without tokens and size, announced for an offload, under an unknown name.
     Placeholder,
     /// A block of an adapter that has a number, but no known name.
     UnnamedAdapter,
@@ -74,13 +75,13 @@ pub enum Reason {
     NotHeld,
     /// An event that changes nothing that is held.
     Ignored,
-    /// A block of a connector or a store that doesn't say what of it goes.
+    /// A block of a connector or a store that doesn't report its removals.
     NoRemovals,
-    /// A clear that does not say whether it is one of this tier, too.
+    /// A clear that doesn't say whether it empties this tier, too.
     UnclearTier,
-    /// Blocks announced for an offload, by the last of each chunk only: how many a chunk has is not known.
+    /// Blocks announced for an offload, of which only the last of each chunk is named. The number of blocks in a chunk is unknown.
     UnknownChunk,
-    /// An object of a store of which nobody can tell which block it is, or which is a part of one only.
+    /// An object of a store that can't be matched to a block, or is only a part of a block.
     Unjoined,
 }
 
@@ -125,14 +126,14 @@ impl Reason {
         Self::Unjoined,
     ];
 
-    /// Whether the holder's state is in doubt afterwards. The others are left out by design: the index knows less than the engine has,
-    /// and never more.
+    /// Whether the reason leaves the holder's state in doubt. With other reasons, events are left out by design: the index
+    /// knows less than the engine has, and never more.
     pub fn degrades(self) -> bool {
         self < Self::PartOfBlock
     }
 
-    /// Whether what a tier beyond the device has is in doubt afterwards, where the reason is one of that tier. What nearer tiers have stays
-    /// certain.
+    /// Whether the reason, for an event about a tier beyond the device, leaves that tier's blocks in doubt. The blocks of
+    /// nearer tiers stay certain.
     pub fn hides_tier(self) -> bool {
         let is_of_tiers = matches!(
             self,
@@ -147,7 +148,7 @@ impl Reason {
         self.degrades() || self.hides_groups() || is_of_tiers || is_of_connectors
     }
 
-    /// Whether what a request can reuse is not known afterwards, though what main attention has is.
+    /// Whether the reason leaves it unknown how much a request can reuse, though the blocks of main attention stay known.
     pub fn hides_groups(self) -> bool {
         matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
     }
@@ -211,7 +212,7 @@ impl ReasonCounts {
         self.add(reason, 1);
     }
 
-    /// Counts `reason` as often as `times` says.
+    /// Counts `reason` `times` times.
     pub fn add(&mut self, reason: Reason, times: u64) {
         if let Some(count) = self.0.get_mut(reason as usize) {
             *count = count.saturating_add(times);

@@ -1,7 +1,7 @@
 //! Frames of `SubscribeKvEvents`: the gRPC stream by which servers of vLLM, SGLang, TokenSpeed and TensorRT-LLM hand on their engines' KV events.
 //!
-//! The messages are those of the package `smg.grpc.common`. Fields that nobody here needs are not declared, and are passed over. A frame is
-//! either a live batch, a chunk of a snapshot, or a report of load that says nothing of blocks.
+//! The messages are those of the package `smg.grpc.common`. Fields that kvatlas does not need are not declared, and are
+//! skipped. A frame is either a live batch, a chunk of a snapshot, or a report of load, which tells nothing of blocks.
 
 use kvatlas_core::wire::{Rank, Tier};
 use prost::Message as _;
@@ -13,10 +13,10 @@ use crate::reason::Reason;
 
 use kvatlas_core::hash::object_hash;
 
-/// The request: which frames are wanted. With the default, all that there are.
+/// The request for frames. The default asks for all frames that the server has.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SubscribeRequest {
-    /// The number of the last frame that was seen; 0 where none was.
+    /// The number of the last frame that was seen; 0 if none was.
     #[prost(uint64, tag = "1")]
     pub start_sequence_number: u64,
 }
@@ -38,7 +38,7 @@ pub struct KvEventFrame {
     load: Option<EngineLoad>,
 }
 
-/// Which part of a snapshot a frame is.
+/// A frame's place in a snapshot, which comes in chunks.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct SnapshotChunk {
     /// The chunk's number, from 0.
@@ -50,7 +50,7 @@ pub struct SnapshotChunk {
     /// Blocks in the whole snapshot, copies counted.
     #[prost(uint64, tag = "3")]
     pub blocks: u64,
-    /// Batches that the server itself has missed: their blocks are not in the snapshot.
+    /// Number of batches that the server itself has missed: their blocks are not in the snapshot.
     #[prost(uint64, tag = "4")]
     pub unknown_before: u64,
 }
@@ -167,22 +167,22 @@ struct KvCacheCleared {
 const REMOTE: i32 = 2;
 
 impl KvEventFrame {
-    /// The engine's own number of the batch. A report of load repeats one.
+    /// The engine's own number of the batch. A report of load repeats the number of another frame.
     pub fn number(&self) -> u64 {
         self.sequence_number
     }
 
-    /// The data-parallel rank, where the frame says so and it is one.
+    /// The data-parallel rank; `None` if the frame has none, or a negative number.
     pub fn rank(&self) -> Option<Rank> {
         self.dp_rank.and_then(|rank| Rank::try_from(rank).ok())
     }
 
-    /// Whether it reports load and nothing else: its number then belongs to another frame.
+    /// Whether the frame reports load and nothing else. Its number then belongs to another frame.
     pub fn is_load(&self) -> bool {
         self.load.as_ref().is_some_and(|load| load.load_only)
     }
 
-    /// Which part of a snapshot it is; none for a live batch.
+    /// The frame's place in a snapshot; `None` for a live batch.
     pub fn snapshot(&self) -> Option<SnapshotChunk> {
         self.snapshot
     }
@@ -218,10 +218,10 @@ impl KvEventFrame {
 }
 
 impl KvCacheEvent {
-    /// The tier in which the event stores blocks, if it does.
+    /// The tier in which the event stores blocks; `None` if it stores none.
     fn stored_tier(&self) -> Option<Tier> {
         match &self.data {
-            // What has no tier is at least as far as all that have one.
+            // A medium without a tier counts as the farthest tier.
             Some(EventData::Stored(stored)) => {
                 Some(tier_of(stored.tier, stored.medium.as_deref()).unwrap_or(Tier::EXTERNAL))
             }
@@ -242,7 +242,7 @@ impl KvCacheEvent {
     }
 }
 
-/// Refuses what lies elsewhere, or belongs to another system.
+/// Refuses an event about blocks that lie elsewhere, or that belong to another system.
 fn check_owner(locality: Option<i32>, ownership: Option<&str>) -> Result<(), Reason> {
     match ownership {
         _ if locality == Some(REMOTE) => Err(Reason::Remote),
@@ -251,7 +251,7 @@ fn check_owner(locality: Option<i32>, ownership: Option<&str>) -> Result<(), Rea
     }
 }
 
-/// The tier that an event names by number or by medium; the device's where it names none.
+/// The tier that an event names by number or by medium; the device if the event names none.
 fn tier_of(tier: Option<i32>, medium: Option<&str>) -> Result<Tier, Reason> {
     let by_medium = || match medium {
         None | Some("") => Some(Tier::DEVICE),
@@ -307,7 +307,7 @@ impl KvBlocksStored {
                     step,
                     window: step,
                 },
-                // A name may be known from the device.
+                // The name may be known from the device.
                 true if tier != Tier::DEVICE => Content::Absent,
                 _ => Content::Misfit,
             },
@@ -324,7 +324,7 @@ impl KvBlocksStored {
         })
     }
 
-    /// The blocks without the part that ends their sequence.
+    /// The blocks without an incomplete last block, which ends the sequence.
     fn whole_blocks(&self) -> &[KvBlock] {
         let Some((last, before)) = self.blocks.split_last() else {
             return &[];
@@ -337,7 +337,7 @@ impl KvBlocksStored {
         if is_part { before } else { &self.blocks }
     }
 
-    /// Appends what tells the block from others with the same tokens, beside adapter and salt.
+    /// Appends the block's objects, which tell it from other blocks with the same tokens, beside adapter and salt.
     fn read_objects(&self, number: usize, block: &KvBlock, batch: &mut EngineBatch) {
         let block_number = u32::try_from(number).unwrap_or(u32::MAX);
         let start = batch.objects.len();
@@ -357,7 +357,7 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is the adapter's name or the salt, which the event has in fields of their own.
+    /// Whether an extra key is empty, or is the adapter's name or the salt, which the event has in fields of their own.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]
@@ -367,7 +367,7 @@ impl KvBlocksStored {
     }
 }
 
-/// A text that is not empty.
+/// Appends a text to the batch and returns its span; `None` if there is no text, or an empty one.
 fn text(
     text: Option<&str>,
     limits: &DecodeLimits,

@@ -8,7 +8,7 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
 
-/// Messages that may wait for the actor; a sender waits when there are as many.
+/// Most messages that wait for the actor. When there are as many, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
 /// The messages that the actor takes.
@@ -26,8 +26,8 @@ enum Message {
 ///
 /// # Promise
 ///
-/// That of the index within. Reads and writes are applied in the order in which they were sent. So an answer counts all that
-/// its asker had sent before.
+/// The same as the index within promises. Reads and writes are applied in the order in which they were sent. So an answer
+/// counts all that its asker had sent before.
 ///
 /// # Cost
 ///
@@ -35,13 +35,13 @@ enum Message {
 /// actor reads two channels with an async runtime; one channel keeps the order and needs none.
 #[derive(Debug)]
 pub struct Actor {
-    /// Absent only while the actor is dropped.
+    /// The sender to the thread; `None` only while the actor is dropped.
     messages: Option<SyncSender<Message>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Actor {
-    /// An actor around the index that `make` gives. It is made in the actor's own thread, so it need not be `Send`.
+    /// An actor around the index that `make` gives. The index is made in the actor's own thread, so it need not be `Send`.
     ///
     /// # Errors
     ///
@@ -57,7 +57,8 @@ impl Actor {
         })
     }
 
-    /// Only a panic ends the thread before the actor is dropped; then nothing is there to send to, and answers are empty.
+    /// Sends a message to the thread. Only a panic ends the thread before the actor is dropped. The message is then lost, and
+    /// answers are empty.
     fn send(&self, message: Message) {
         if let Some(messages) = &self.messages {
             let _ = messages.send(message);
@@ -121,7 +122,7 @@ impl PrefixIndex for Actor {
 
 impl Drop for Actor {
     fn drop(&mut self) {
-        // Without a sender the thread ends when it has done what was sent.
+        // Without a sender the thread ends when it has handled all messages.
         self.messages = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

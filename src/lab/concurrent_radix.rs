@@ -44,8 +44,8 @@ impl HolderGroup for Holders {
 /// # Promise
 ///
 /// Exact at rest, as the [`RadixTree`](super::RadixTree) is. While events are applied, a query sees the blocks of its path at
-/// different instants. Where a holder removes and stores in front of a hole meanwhile, the answer can be a depth that it
-/// never had.
+/// different instants. If a holder meanwhile removes and stores blocks in front of a hole, the answer can be a depth that the
+/// holder never had.
 ///
 /// # Locks
 ///

@@ -45,7 +45,7 @@ impl Design {
         Self::LineageIndex,
     ];
 
-    /// The name that people use for it.
+    /// The usual name of the design.
     pub fn name(self) -> &'static str {
         match self {
             Self::NestedDictionary => "nested dictionary",
@@ -58,7 +58,7 @@ impl Design {
         }
     }
 
-    /// Whether its answers are exact; those that are not conflate blocks of equal content.
+    /// Whether the design's answers are exact. Designs that are not exact conflate blocks of equal content.
     pub fn is_exact(self) -> bool {
         match self {
             Self::NestedDictionary | Self::Actor | Self::InvertedIndex => false,
@@ -66,7 +66,7 @@ impl Design {
         }
     }
 
-    /// An empty index of this design; `lanes` threads apply the events of those that have a pool.
+    /// Makes an empty index of this design. In a design with a pool, `lanes` threads apply the events.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use hashbrown::HashSet;
 
 use super::prefix_index::{Depth, HolderNumber};
 
-/// Holders of all blocks so far, and the depths of those that have dropped out.
+/// The holders of all blocks so far, and the depths of the holders that have dropped out.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     matched: usize,
@@ -13,7 +13,7 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Goes on to the next block, which `holders` have; says whether anybody is left.
+    /// Goes on to the next block, which `holders` have. Returns whether a holder of all blocks so far is left.
     pub(super) fn step(&mut self, holders: &HashSet<HolderNumber>) -> bool {
         let Self {
             matched,
@@ -35,7 +35,7 @@ impl Drain {
         !active.is_empty()
     }
 
-    /// All depths, when no more blocks come.
+    /// Returns the depths of all holders, when no more blocks come.
     pub(super) fn finish(mut self) -> Vec<Depth> {
         let matched = self.matched;
         let whole = self.active.into_iter().map(|holder| Depth::new(holder, matched));

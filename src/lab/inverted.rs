@@ -7,7 +7,7 @@ use kvatlas_core::hash::{BlockHash, SequenceHash};
 use super::drain::Drain;
 use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
 
-/// Design 3: block hash → holders, and beside it holder → (sequence hash → block hash) for removals.
+/// Design 3, two maps: block hash → holders for queries, and holder → (sequence hash → block hash) for removals.
 ///
 /// # Promise
 ///
@@ -17,9 +17,9 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 /// # Wrong by design
 ///
 /// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes. So a holder of
-///   `A B` matches the query `B A` whole, and one of `X B` and `A` matches `A B`.
+///   `A B` matches the query `B A` whole, and a holder of `X B` and `A` matches `A B`.
 /// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a
-///   content says only that the holder has it, not how often. Removing one of two blocks with the same content hides the
+///   content tells only that the holder has it, not how often. Removing one of two blocks with the same content hides the
 ///   other.
 /// - **It does not look at parents**, so it refuses nothing.
 ///

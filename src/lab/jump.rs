@@ -15,11 +15,11 @@ use super::pool::SharedIndex;
 use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
 use super::sequence_entry::SeqEntry;
 
-/// How many blocks a search jumps over unless told otherwise; the published choice.
+/// Default number of blocks that a search jumps over; the published choice.
 pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Design 6: (position, block hash) → [`SeqEntry`], and beside it holder → (sequence hash → position and block hash).
-/// Made to be put in a [`ThreadPool`](super::ThreadPool).
+/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block
+/// hash) for events. Made to be put in a [`ThreadPool`](super::ThreadPool).
 ///
 /// # Promise
 ///
@@ -28,18 +28,18 @@ pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is 
 ///
 /// # What is mended
 ///
-/// - The published search compares how many holders two positions have. As many others may have joined as have dropped out;
-///   here the *sets* are compared.
+/// - The published search compares how many holders two positions have. But as many other holders may have joined as have
+///   dropped out. Here the *sets* are compared.
 /// - The published search takes an entry with one prefix for the query's, without a look at the hash. So it matches blocks of
 ///   equal content behind another prefix. Here such an entry is believed only on the way. The rolling hash is computed as far
 ///   as holders were found, and **the prefix of every answer is verified**. A holder that fails is searched for again with
 ///   hashes throughout.
-/// - A holder with a hole can be found behind it. Holders with holes are known, and walked block by block.
+/// - The published search can find a holder behind its hole. Here the holders with holes are known, and searched for block by block.
 ///
 /// # Cost
 ///
-/// Depth / jump look-ups, a scan of one jump for each that drops out, and one rolling hash a matched block, 4 ns each. A miss
-/// needs no hash.
+/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash a matched block, 4 ns each.
+/// A miss needs no hash.
 #[derive(Debug)]
 pub struct JumpIndex {
     pub(super) entries: DashMap<(usize, BlockHash), SeqEntry>,
@@ -62,9 +62,9 @@ struct Held {
 #[derive(Debug, Default)]
 struct HeldBlocks {
     blocks: HashMap<SequenceHash, Held>,
-    /// Resident blocks by their parents' names, whether those are resident or not.
+    /// Number of held blocks under each parent's name, whether or not the parent is held.
     children: HashMap<SequenceHash, usize>,
-    /// Blocks above position 0 whose parent is not resident.
+    /// Number of blocks above position 0 whose parent is not held.
     orphans: usize,
 }
 
@@ -119,7 +119,7 @@ impl JumpIndex {
             .insert(name, holder);
     }
 
-    /// Takes a block out, and its entry with its last holder.
+    /// Takes the holder out of a block's entry. The entry goes with its last holder.
     fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
         if let Entry::Occupied(mut entry) = self.entries.entry((held.position, held.content))
             && entry.get_mut().remove(name, holder)
@@ -141,7 +141,7 @@ impl JumpIndex {
         }
     }
 
-    /// The position of the block after `parent`.
+    /// The position of the block after `parent`; `None` if the holder does not hold `parent`.
     fn next_position(&self, holder: HolderNumber, parent: Option<SequenceHash>) -> Option<usize> {
         let Some(parent) = parent else {
             return Some(0);

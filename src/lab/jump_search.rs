@@ -10,12 +10,13 @@ use super::sequence_entry::SeqEntry;
 
 type Holders = HashSet<HolderNumber>;
 
-/// Whether an entry with one prefix is taken for the query's.
+/// The way to treat an entry with a single prefix, which may be another prefix than the query's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    /// Without a look at the hash. Errs only towards holders that do not hold the prefix.
+    /// The prefix is taken for the query's without a look at the hash. So holders that do not hold the query's prefix may be
+    /// found, but no holder is missed.
     Believe,
-    /// Only if it is.
+    /// The prefix is compared with the query's hash.
     Verify,
 }
 
@@ -27,7 +28,7 @@ struct JumpSearch<'a> {
     depths: Vec<Depth>,
 }
 
-/// The holders of the prompt with these blocks, and how long a prefix each has.
+/// The holders of a prefix of the prompt with these blocks, each with the number of leading blocks that it holds.
 pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
     if blocks.is_empty() {
         return Vec::new();
@@ -50,7 +51,7 @@ pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
 }
 
 impl JumpSearch<'_> {
-    /// The query's sequence hash at `position`. Rolled on from the last that was needed.
+    /// The query's sequence hash at `position`, computed onwards from the last hash that was needed.
     fn name(&mut self, position: usize) -> Option<SequenceHash> {
         let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
         for block in missing {
@@ -60,7 +61,7 @@ impl JumpSearch<'_> {
         self.rolled.get(position).copied()
     }
 
-    /// The answer of `view` about the holders of the query's block at `position`.
+    /// Calls `view` with the holders of the query's block at `position`, if it has an entry, and returns the result.
     fn look<T>(&mut self, position: usize, trust: Trust, view: impl FnOnce(Option<&Holders>) -> T) -> T {
         let index = self.index;
         let Some(content) = self.blocks.get(position).copied() else {
@@ -91,7 +92,7 @@ impl JumpSearch<'_> {
         self.depths.extend(depths);
     }
 
-    /// Splits those who do not have the block at `position` from `active`.
+    /// Takes the holders that do not have the block at `position` out of `active`, and returns them.
     fn split_missing(&mut self, position: usize, trust: Trust, active: &mut Holders) -> Holders {
         self.look(position, trust, |here| match here {
             None => std::mem::take(active),
@@ -100,7 +101,7 @@ impl JumpSearch<'_> {
         })
     }
 
-    /// Block by block, for holders with holes; all have the block at position 0.
+    /// Notes the depths of holders with holes, block by block. All of them have the block at position 0.
     fn walk(&mut self, mut active: Holders) {
         for position in 1..self.blocks.len() {
             if active.is_empty() {
@@ -112,13 +113,13 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Jump by jump, for holders without holes; all have the block at position 0.
+    /// Notes the depths of holders without holes, jump by jump. All of them have the block at position 0.
     fn jump(&mut self, mut active: Holders, trust: Trust) {
         let last = self.blocks.len() - 1;
         let mut current = 0;
         while current < last && !active.is_empty() {
             let next = (current + self.index.jump_size).min(last);
-            // The sets are compared: those of the active holders that are not in the entry, not how many are.
+            // Sets are compared, not counts: the active holders that are not in the entry are missing.
             let mut missing = self.split_missing(next, trust, &mut active);
             for position in current + 1..=next {
                 if missing.is_empty() {
@@ -127,17 +128,17 @@ impl JumpSearch<'_> {
                 let dropped = self.split_missing(position, trust, &mut missing);
                 self.note(dropped, position);
             }
-            // Who has come back meanwhile goes on.
+            // Holders that have come back meanwhile go on.
             active.extend(missing);
             current = next;
         }
         self.note(active, self.blocks.len());
     }
 
-    /// Takes the depths back whose last block has another prefix than the query's.
+    /// Takes back the depths whose last block has another prefix than the query's, and returns their holders.
     ///
-    /// The others are right. A holder without holes that has the query's block at `depth - 1` has all before it. It was found
-    /// to have none of this content at `depth`.
+    /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all before it. It was
+    /// found not to have the query's content at `depth`.
     fn take_unverified(&mut self) -> Holders {
         let mut depths = std::mem::take(&mut self.depths);
         depths.sort_unstable_by_key(|depth| depth.matched_blocks);

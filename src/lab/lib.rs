@@ -1,32 +1,32 @@
 //! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And two things that tests of all crates
 //! share: [`random`] numbers, and [`pages`] that are made from declarations.
 //!
-//! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. These designs are what that index is
-//! measured against and checked against: three of them reach the same answers in quite other ways.
+//! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. That index is measured and
+//! checked against these designs. Three of them reach the same answers in quite other ways.
 //!
 //! They follow the story of the Flash Indexer (six designs, from a nested dictionary to a positional index with jump search).
-//! Where the published form of a design that promises exact answers gives wrong ones, it is mended here and its documentation
-//! says how; the designs that are wrong by their nature are left so.
+//! Some designs promise exact answers, but give wrong ones in their published form. They are mended here, and their
+//! documentation says how. The designs that are wrong by their nature are left so.
 //!
 //! | | design | a query of depth D, W holders | answers |
 //! |---|---|---|---|
 //! | 1 | [`NestedDictionary`] | D × W look-ups | conflates blocks of equal content |
-//! | 2 | [`Actor`] around 1 | the same, behind one thread | as what it is around |
+//! | 2 | [`Actor`] around 1 | the same, behind one thread | as the index inside |
 //! | 3 | [`InvertedIndex`] | D look-ups | conflates blocks of equal content |
 //! | 4 | [`RadixTree`] | D pointers | exact |
 //! | 5 | [`ConcurrentRadixTree`] in a [`ThreadPool`] | D pointers, inline | exact at rest |
 //! | 6 | [`JumpIndex`] in a [`ThreadPool`] | D / jump look-ups, and one rolling hash a matched block | exact at rest |
 //! | 7 | [`LineageIndex`]: ours, in a [`ThreadPool`] | a handful of look-ups | exact at every instant |
 //!
-//! *Exact* means: for every holder, the number of leading blocks of the query that it holds without a hole. *At rest* means: of
-//! what had been applied before the query began, when nothing is applied while it runs.
+//! *Exact* means: for every holder, the number of leading blocks of the query that it holds without a hole. *At rest* means:
+//! exact for all changes applied before the query began, if no change is applied while it runs.
 //!
 //! # The contract they share
 //!
-//! A holder's block is named by its sequence hash, and its content by its block hash. A store names the parent of its first block,
-//! or none at position 0. A store under a parent that its holder does not hold is refused and counted. Removals name blocks by
-//! sequence hash; one that is not held is passed over. Removing a block in the middle leaves what lies behind it: it matches again
-//! when the block is back. What nobody holds takes no entry.
+//! A holder's block is named by its sequence hash, and its content by its block hash. A store names the parent of its first
+//! block, or no parent at position 0. A store under a parent that its holder does not hold is refused and counted. Removals
+//! name blocks by sequence hash; a block that is not held is skipped. Removing a block in the middle leaves the blocks behind
+//! it: they match again when the block is back. A block that nobody holds takes no entry.
 //!
 //! [`Design`] builds any of them behind the one trait [`PrefixIndex`].
 

@@ -19,8 +19,8 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
 ///
 /// # Promise
 ///
-/// Exact at every instant, per holder: a depth is one that the holder had between the query's start and its end. If the sequence
-/// hashes are no chain, the index notices and walks block by block.
+/// Exact at every instant, per holder: the holder had the returned depth at some instant between the query's start and its
+/// end. If the sequence hashes are no chain, the index notices and walks block by block.
 ///
 /// # What differs from the daemon
 ///
@@ -58,7 +58,7 @@ impl LineageIndex {
         }
     }
 
-    /// The holder's writer, registered if it is new; none where the index has no room for another holder.
+    /// Calls `change` with the holder's writer, which is registered if it is new. `None` if the index has no room for another holder.
     fn with_writer<T>(&self, holder: HolderNumber, change: impl FnOnce(&mut HolderWriter) -> T) -> Option<T> {
         if !self.writers.contains_key(&holder) {
             let id = HolderId {

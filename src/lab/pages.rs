@@ -1,4 +1,4 @@
-//! Pages, and parts of files, that are made from declarations: what tests of these require.
+//! Checks for tests of pages, and of parts of files, that are made from declarations.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 

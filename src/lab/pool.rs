@@ -11,30 +11,30 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
 
-/// Messages that may wait for one thread; a sender waits when there are as many.
+/// Most messages that wait for one thread. When there are as many, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
 /// An index that many threads share.
 ///
-/// The calls that change one holder must come one after the other; those for different holders, and queries, may run side by
+/// The calls that change one holder must come one after the other; calls for different holders, and queries, may run side by
 /// side. The methods mean what those of [`PrefixIndex`] mean.
 pub trait SharedIndex: Send + Sync + 'static {
-    /// `holder` holds `blocks`.
+    /// Notes that `holder` holds `blocks`.
     fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
 
-    /// `holder` no longer holds the blocks with these names.
+    /// Notes that `holder` no longer holds the blocks with these names.
     fn remove(&self, holder: HolderNumber, names: &[SequenceHash]);
 
-    /// `holder` holds nothing any more.
+    /// Notes that `holder` holds nothing any more.
     fn clear(&self, holder: HolderNumber);
 
-    /// The holders of `query`, and how long a prefix each has.
+    /// The holders of a prefix of `query`, each with the number of leading blocks that it holds.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
-    /// Stores that were refused because the holder did not hold the parent.
+    /// Number of stores that were refused because the holder did not hold the parent.
     fn refused_stores(&self) -> u64;
 
-    /// How large the index is. May walk over all of it.
+    /// The size of the index. May walk over the whole index.
     fn sizes(&self) -> Sizes;
 }
 
@@ -94,7 +94,7 @@ impl<I: SharedIndex> ThreadPool<I> {
     fn send(&mut self, holder: HolderNumber, message: Message) {
         let next = self.assigned.len() % self.lanes.len().max(1);
         let lane = *self.assigned.entry(holder).or_insert(next);
-        // Only a panic ends a lane before its pool is dropped; then nobody is there to apply the message.
+        // Only a panic ends a lane before its pool is dropped. The message is then not applied.
         if let Some(lane) = self.lanes.get(lane) {
             let _ = lane.messages.send(message);
         }
@@ -107,7 +107,7 @@ fn apply_all(index: &impl SharedIndex, inbox: &Receiver<Message>) {
             Message::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
             Message::Remove(holder, names) => index.remove(holder, &names),
             Message::Clear(holder) => index.clear(holder),
-            // Who does not wait any more needs no reply.
+            // An asker that does not wait any more needs no reply.
             Message::Flush(reply) => {
                 let _ = reply.send(());
             }
@@ -154,7 +154,7 @@ impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
 impl<I> Drop for ThreadPool<I> {
     fn drop(&mut self) {
         for Lane { messages, thread } in self.lanes.drain(..) {
-            // Without a sender the thread ends when it has done what was sent.
+            // Without a sender the thread ends when it has applied all messages.
             drop(messages);
             let _ = thread.join();
         }

@@ -1,4 +1,4 @@
-//! The trait that all designs implement, and what its methods take and give.
+//! The trait that all designs implement, and the types of its methods.
 
 use std::sync::Arc;
 
@@ -35,12 +35,12 @@ impl PrefixQuery {
         }
     }
 
-    /// Block hashes, by position: what designs 1 to 6 look up.
+    /// Block hashes, by position. Designs 1 to 6 look these up.
     pub fn blocks(&self) -> &[BlockHash] {
         &self.blocks
     }
 
-    /// Sequence hashes, by position: what design 7 looks up.
+    /// Sequence hashes, by position. Design 7 looks these up.
     pub fn chain(&self) -> &QueryKey {
         &self.chain
     }
@@ -56,7 +56,7 @@ pub struct Depth {
 }
 
 impl Depth {
-    /// `matched_blocks` as a depth; it is bounded by the length of a query, which fits.
+    /// Makes a depth. `matched_blocks` is at most the length of a query, which fits 32 bits.
     pub(super) fn new(holder: HolderNumber, matched_blocks: usize) -> Self {
         Self {
             holder,
@@ -65,7 +65,7 @@ impl Depth {
     }
 }
 
-/// How large an index is. All are 0 when nobody holds anything.
+/// The size of an index. All numbers are 0 when nobody holds anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sizes {
     /// Entries that queries look up: nodes, keys, or hashes in the dictionaries of all holders.
@@ -76,27 +76,28 @@ pub struct Sizes {
     pub holders: usize,
 }
 
-/// An index of who holds which prefix. The module's documentation has the contract.
+/// An index of the prefixes that holders hold. The crate's documentation has the contract.
 pub trait PrefixIndex {
-    /// `holder` holds `blocks`, which follow one another after the block named `parent`, or start at position 0.
+    /// Notes that `holder` holds `blocks`, which follow one another after the block named `parent`, or start at position 0.
     fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
 
-    /// `holder` no longer holds the blocks with these names.
+    /// Notes that `holder` no longer holds the blocks with these names.
     fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]);
 
-    /// `holder` holds nothing any more.
+    /// Notes that `holder` holds nothing any more.
     fn clear(&mut self, holder: HolderNumber);
 
-    /// The holders of `query`, and how long a prefix each has, in no particular order; holders of nothing are left out.
+    /// The holders of a prefix of `query`, each with the number of leading blocks that it holds, in no particular order.
+    /// Holders without the first block are left out.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
-    /// Returns when all that was handed over before is applied.
+    /// Waits until all changes that were handed over before are applied.
     fn flush(&self) {}
 
-    /// Stores that were refused because the holder did not hold the parent.
+    /// Number of stores that were refused because the holder did not hold the parent.
     fn refused_stores(&self) -> u64;
 
-    /// How large the index is. May walk over all of it.
+    /// The size of the index. May walk over the whole index.
     fn sizes(&self) -> Sizes;
 }
 

@@ -1,6 +1,6 @@
 //! A concurrent radix tree of blocks: a lock in every node, and queries that follow one pointer a block.
 //!
-//! A node is a block. It knows its children by a key, and who has it. It is there as long as somebody has it, or it has children.
+//! A node is a block. It knows its children by a key, and its holders. It exists as long as it has holders or children.
 //! Lookups and changes of different holders go on at the same time.
 //!
 //! # Locks
@@ -12,13 +12,14 @@
 //!
 //! # What a walk sees
 //!
-//! Each node at an instant of its own, one after the other, from the root on. Let a holder enter nodes parents first and
-//! leave them children first. So it has a whole path from the root at every instant. Let a walk find the holder in the first
-//! k nodes of its path and not in the next. Then the holder's depth on that path was
+//! A walk sees each node at an instant of its own, one after the other, from the root on. Suppose that a holder enters nodes
+//! parents first and leaves them children first. Then it has a whole path from the root at every instant. Suppose that a walk
+//! finds the holder in the first k nodes of its path and not in the next. Then the holder's depth on that path was
 //!
-//! - at least k when the walk looked at the k-th node, since it was in that one;
-//! - at most k at an instant after that: when the walk looked at the next node, or did not find it under the k-th. Where a node
-//!   that the walk stood on or looked at had been erased meanwhile, at the instant of its erasure, when nobody was in it.
+//! - at least k when the walk looked at the k-th node, since it was in that node;
+//! - at most k at an instant after that: when the walk looked at the next node, or did not find that node under the k-th. If
+//!   a node that the walk stood on or looked at was erased meanwhile, the instant is that of the erasure, when no holder was
+//!   in the node.
 //!
 //! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per holder, at some
 //! point between its start and its end.
@@ -36,7 +37,7 @@ use children::Children;
 
 /// The holders of one node.
 pub(crate) trait HolderGroup: Default {
-    /// The name of one of them.
+    /// The type that names one holder.
     type Holder: Copy;
 
     /// Adds `holder`, if it is not in.
@@ -45,19 +46,19 @@ pub(crate) trait HolderGroup: Default {
     /// Takes `holder` out, if it is in.
     fn take(&mut self, holder: Self::Holder);
 
-    /// Whether nobody is in.
+    /// Whether there is no holder.
     fn has_nobody(&self) -> bool;
 
-    /// The bytes that it takes beside its own size.
+    /// Number of bytes that the group takes on the heap, beside its own size.
     fn heap_bytes(&self) -> usize;
 }
 
-/// A node, as the tree and those who hold it share it.
+/// A node, shared by the tree and by the tables that keep a holder's nodes.
 pub(crate) type SharedNode<K, G> = Arc<Node<K, G>>;
 
 /// One block; the root stands before position 0.
 pub(crate) struct Node<K, G> {
-    /// Its parent, and the key under which that knows it; the root has none.
+    /// The node's parent, and the key under which the parent knows the node; `None` for the root.
     place: Option<(Weak<Self>, K)>,
     state: RwLock<State<K, G>>,
 }
@@ -92,17 +93,17 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Node<K, G> {
         }
     }
 
-    /// The parent, and the key under which that knows this node; none at the root, and when both have been erased.
+    /// The parent, and the key under which the parent knows this node; `None` for the root, and if both nodes have been erased.
     fn above(&self) -> Option<(SharedNode<K, G>, K)> {
         let (parent, key) = self.place.as_ref()?;
         Some((parent.upgrade()?, *key))
     }
 }
 
-/// The tree; the module's documentation has the contract.
+/// The tree. The module's documentation has its contract.
 pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
     root: SharedNode<K, G>,
-    /// Nodes, without the root.
+    /// Number of nodes, without the root.
     nodes: AtomicU64,
     /// The bytes allocated for nodes, beside their own size.
     heap_bytes: AtomicU64,
@@ -143,15 +144,15 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         let result = change(state);
         let after = state.heap_bytes();
         if before != after {
-            // Wraps where it shrinks, and comes out right.
+            // The difference wraps if memory shrinks, and the sum comes out right.
             let grown = (after as u64).wrapping_sub(before as u64);
             self.heap_bytes.fetch_add(grown, Ordering::Relaxed);
         }
         result
     }
 
-    /// `holder` enters the child `key` of `parent`, which is made if it is not there. The holder must be in `parent`, or that
-    /// be the root.
+    /// Adds `holder` to the child `key` of `parent`, and returns the child, which is made if it is not there. The holder must
+    /// be in `parent`, unless `parent` is the root.
     pub(crate) fn enter(&self, parent: &SharedNode<K, G>, key: K, holder: G::Holder) -> SharedNode<K, G> {
         let above = parent.state.read();
         if let Some(child) = above.children.get(&key) {
@@ -171,7 +172,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         child
     }
 
-    /// `holder` leaves a node. Erases it and its ancestors as far as they have neither holders nor children.
+    /// Takes `holder` out of `node`. Erases the node and its ancestors as far as they have neither holders nor children.
     pub(crate) fn leave(&self, mut node: SharedNode<K, G>, holder: G::Holder) {
         {
             let mut here = node.state.write();
@@ -204,8 +205,9 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
     }
 
-    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end. `visit` sees how many
-    /// blocks end with a node, and the node's holders; the walk goes on as long as it says so and there is a node.
+    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end. `visit` gets the number
+    /// of blocks of the path up to a node, and the node's holders. The walk goes on as long as `visit` returns true and there
+    /// is a next node.
     pub(crate) fn walk(
         &self,
         mut key: impl FnMut(usize) -> Option<K>,
@@ -216,7 +218,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         let mut depth = 0;
         while let Some(node) = child {
             depth += 1;
-            // Before the lock is taken: hashes may have to be computed for it.
+            // The key is asked for before the lock is taken, since hashes may have to be computed for it.
             let next = key(depth);
             let state = node.state.read();
             if !visit(depth, &state.holders) {
@@ -228,7 +230,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
 }
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
-    /// Node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    /// Drops node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
     fn drop(&mut self) {
         let mut pending = vec![Arc::clone(&self.root)];
         while let Some(node) = pending.pop() {
@@ -238,7 +240,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
 }
 
 impl<K, G> fmt::Debug for Node<K, G> {
-    /// Not what is below it: that may be deep.
+    /// Leaves out the nodes below, which may go deep.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Node").finish_non_exhaustive()
     }

@@ -15,14 +15,14 @@ type SharedNode = Rc<RefCell<Node>>;
 /// One block of the tree; the root stands before position 0.
 #[derive(Debug, Default)]
 struct Node {
-    /// Its parent, and the content under which that knows it; the root has none.
+    /// The node's parent, and the content under which the parent knows the node; `None` for the root.
     place: Option<(Weak<RefCell<Node>>, BlockHash)>,
     children: HashMap<BlockHash, SharedNode>,
     holders: HashSet<HolderNumber>,
 }
 
-/// Design 4: a tree in which each node knows its children by block hash and its holders, and beside it
-/// holder → (sequence hash → node) for events.
+/// Design 4: a tree in which each node knows its holders, and its children by block hash. Beside the tree, a map holder →
+/// (sequence hash → node) for events.
 ///
 /// # Promise
 ///
@@ -31,9 +31,9 @@ struct Node {
 ///
 /// # What is mended
 ///
-/// The published tree drops the children of a node with its last holder. That loses blocks which are still held behind a hole,
-/// so that they never match again when the hole is filled. Here a node stays as long as it has holders or children, and what a
-/// removal empties is erased upwards.
+/// The published tree drops the children of a node with its last holder. That loses blocks which are still held behind a
+/// hole, so that they never match again when the hole is filled. Here a node stays as long as it has holders or children, and
+/// nodes that a removal empties are erased upwards.
 ///
 /// # Cost
 ///
@@ -170,7 +170,7 @@ impl PrefixIndex for RadixTree {
 }
 
 impl Drop for RadixTree {
-    /// Node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    /// Drops node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
     fn drop(&mut self) {
         self.names.clear();
         let mut pending = vec![Rc::clone(&self.root)];

@@ -28,7 +28,7 @@ impl Random {
         usize::try_from(self.next() % end as u64).unwrap()
     }
 
-    /// Whether an event of `percent` percent happens.
+    /// True with a probability of `percent` percent.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

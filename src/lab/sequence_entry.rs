@@ -6,22 +6,22 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::HolderNumber;
 
-/// The holders of a block of one content at one position, by the prefix that it ends.
+/// The holders of blocks with one content at one position, by the prefix that the block ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqEntry {
-    /// All have the same prefix before it; the common case, without a map.
+    /// All holders have the same prefix. The common case, without a map.
     Single(SequenceHash, HashSet<HolderNumber>),
     /// Several prefixes meet in this content at this position.
     Multi(HashMap<SequenceHash, HashSet<HolderNumber>>),
 }
 
 impl SeqEntry {
-    /// An entry that nobody has yet.
+    /// An entry without holders.
     pub(super) fn vacant(name: SequenceHash) -> Self {
         Self::Single(name, HashSet::new())
     }
 
-    /// The holders that have it under `name`.
+    /// The holders that have the block under `name`.
     pub(super) fn holders(&self, name: SequenceHash) -> Option<&HashSet<HolderNumber>> {
         match self {
             Self::Single(only, holders) => (*only == name).then_some(holders),
@@ -46,7 +46,7 @@ impl SeqEntry {
         }
     }
 
-    /// Takes `holder` out under `name`; says whether nobody is left.
+    /// Takes `holder` out under `name`. Returns whether the entry has no holder left.
     pub(super) fn remove(&mut self, name: SequenceHash, holder: HolderNumber) -> bool {
         match self {
             Self::Single(only, holders) => {
@@ -62,7 +62,7 @@ impl SeqEntry {
                         names.remove(&name);
                     }
                 }
-                // There were at least two, so at least one is left.
+                // There were at least two names, so at least one is left.
                 if names.len() == 1 {
                     let last = names.drain().next();
                     if let Some((only, holders)) = last {

@@ -1,4 +1,4 @@
-//! The errors of a vocabulary, or of a question to it.
+//! The errors in making a vocabulary, or in asking it.
 
 use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 use kvatlas_core::trie::EntryError;
@@ -36,7 +36,7 @@ pub enum VocabularyError {
     Trie(#[from] EntryError),
 }
 
-/// A mask is not one of this vocabulary.
+/// A mask is for a vocabulary of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the mask is for {mask} tokens, but the vocabulary has {vocabulary}; make it with `TokenTrie::empty_mask`"
@@ -68,6 +68,6 @@ pub struct LogitsError {
 pub struct UnknownByte {
     /// The offset, in bytes from the beginning.
     pub offset: usize,
-    /// Which.
+    /// The byte that no token begins with.
     pub byte: u8,
 }

@@ -5,8 +5,8 @@
 use super::error::MaskError;
 use super::token::TokenId;
 
-/// Bogus tokens are spread over this many words behind the real ones. With only one, each node without a token would wait for
-/// the word that the one before it has just written. That would be a chain through half of all nodes.
+/// Bogus tokens are spread over this many words behind the real ones. With only one word, each node without a token would
+/// wait for the word that the node before it has just written. That would be a chain through half of all nodes.
 const BOGUS_WORDS: usize = 16;
 
 /// Room for the tokens of a vocabulary of `size`, in whole words.
@@ -103,7 +103,7 @@ impl TokenMask {
         }
     }
 
-    /// All words, those for bogus tokens included.
+    /// All words, including the words for bogus tokens.
     pub(super) fn all_words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
@@ -116,14 +116,14 @@ impl TokenMask {
     }
 }
 
-/// The sink for what a traversal allows.
+/// The sink for the tokens that a traversal allows.
 pub(super) trait AllowToken {
     /// Allows a token.
     ///
     /// # Safety
     ///
-    /// The token is one of a node, bogus or not. The node's trie is of a vocabulary as large as the one that this was made
-    /// for.
+    /// The token is that of a node, bogus or not. The vocabulary of the node's trie is as large as the vocabulary that the
+    /// sink was made for.
     unsafe fn allow_of_node(&mut self, token: u32);
 }
 
@@ -135,7 +135,7 @@ impl AllowToken for TokenMask {
     }
 }
 
-/// Logits as in the notes: what is allowed becomes 0. The last one is for all bogus tokens.
+/// Logits as a sink: the logit of an allowed token becomes 0. The last logit is for all bogus tokens.
 pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
 
 impl AllowToken for Logits<'_> {

@@ -4,13 +4,13 @@
 ///
 /// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is popped.
 pub trait Recognizer {
-    /// Pushes `byte` if it may come next; otherwise changes nothing. Says which.
+    /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;
 
     /// Takes back the last `count` bytes pushed; 0 is common.
     fn pop_bytes(&mut self, count: usize);
 
-    /// Whether `byte` may come next. Implement it where that is cheaper than pushing and popping.
+    /// Whether `byte` may come next. Implement it if an own way is cheaper than pushing and popping.
     fn byte_allowed(&mut self, byte: u8) -> bool {
         let is_allowed = self.try_push_byte(byte);
         if is_allowed {

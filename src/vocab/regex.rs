@@ -32,10 +32,11 @@ impl Default for RegexLimits {
 /// Why an expression gives no automaton.
 #[derive(Debug, thiserror::Error)]
 pub enum RegexError {
-    /// The expression is wrong, or uses what bytes can't decide, such as Unicode word boundaries; or a stage is too large.
+    /// The expression is wrong, or has a part that bytes can't decide, such as Unicode word boundaries; or a stage takes too
+    /// much memory.
     #[error("the expression cannot be used: {}", describe(.0))]
     Expression(#[source] Box<BuildError>),
-    /// Looking behind what begins the text is not possible.
+    /// The expression looks at text before its start, which is not possible.
     #[error("the expression cannot be started: {0}; remove what looks at the text before it")]
     Start(String),
     /// The automaton is too large.
@@ -51,7 +52,7 @@ pub enum RegexError {
     Table(#[from] TableError),
 }
 
-/// The innermost reason, which for a wrong expression shows the place.
+/// The text of the innermost reason. For a wrong expression, it shows the place.
 fn describe(error: &BuildError) -> String {
     let mut reason: &dyn std::error::Error = error;
     while let Some(source) = reason.source() {
@@ -62,9 +63,9 @@ fn describe(error: &BuildError) -> String {
 
 /// The deterministic automaton of a regular expression over bytes.
 ///
-/// A text is recognised if *all* of it matches: the expression is anchored at both ends. What has been pushed so far is allowed
-/// as long as some continuation is recognised; states from which none is are left out. So a token is allowed if and only if the text, the
-/// token and *something* (maybe nothing) after it together match.
+/// A text is recognised if *all* of it matches: the expression is anchored at both ends. The bytes pushed so far are allowed
+/// as long as some continuation is recognised. States without such a continuation are left out. So a token is allowed if and
+/// only if the text, the token and *something* (maybe nothing) after it together match.
 ///
 /// The syntax is that of the `regex` crate, in Unicode mode, over UTF-8. A token may end within a character.
 #[derive(Debug, Clone)]
@@ -114,7 +115,7 @@ fn compile(expression: &str, limits: RegexLimits) -> Result<DFA<Vec<u32>>, Regex
         .map_err(|error| RegexError::Expression(Box::new(error)))
 }
 
-/// All states that can be reached, numbered from the first.
+/// The rows of all states that can be reached from `started`, which gets number 0.
 fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<TableRow>, RegexError> {
     let mut numbers = HashMap::from([(started, 0)]);
     let mut states = vec![started];
@@ -145,7 +146,8 @@ fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<
     Ok(rows)
 }
 
-/// The rows of states from which some text is recognised, numbered anew; the first stays the first, or there are none.
+/// The rows of states from which some text is recognised, numbered anew. The first state stays the first. If it recognises no
+/// text, there are no rows.
 fn without_dead_ends(rows: &[TableRow]) -> Vec<TableRow> {
     let mut before: Vec<Vec<u32>> = vec![Vec::new(); rows.len()];
     for (state, row) in (0_u32..).zip(rows) {

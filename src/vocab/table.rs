@@ -21,7 +21,7 @@ pub struct TableRow {
     pub is_match: bool,
 }
 
-/// Why rows are no table.
+/// The reason why rows make no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// Too many rows.
@@ -30,12 +30,12 @@ pub enum TableError {
         /// How many there are.
         states: usize,
     },
-    /// A row has not one transition a byte.
+    /// A row does not have one transition for each byte.
     #[error("state {state} has {transitions} transitions, and needs {ROW}: one a byte")]
     WrongRow {
         /// The state.
         state: usize,
-        /// How many it has.
+        /// Number of transitions that it has.
         transitions: usize,
     },
     /// A transition leads nowhere.
@@ -52,11 +52,12 @@ pub enum TableError {
 
 /// A deterministic automaton over bytes.
 ///
-/// A state is stored as the place of its row, so that the next state is one load, without a multiplication. There are no
-/// classes of bytes: they cost a load more a node than the smaller rows saved.
+/// A state is stored as the place of its row, so that the next state is one load, without a multiplication. Bytes are not
+/// grouped into classes: the further load at each node cost more than the smaller rows saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
-    /// Rows of 256 places of rows. The first row is the dead state's: all zero. Every place is a multiple of 256 below the length.
+    /// Rows of 256 entries. An entry is the place where the next state's row begins. The first row is the dead state's: all
+    /// zero. Every place is a multiple of 256 below the length.
     places: Vec<u32>,
     matches: Vec<bool>,
 }
@@ -64,7 +65,7 @@ pub struct TransitionTable {
 impl TransitionTable {
     pub(super) const DEAD: u32 = 0;
 
-    /// A table whose states are numbered as the rows are, from 0, where it starts.
+    /// Makes a table of `rows`. State number i has row i, and state 0 is the start.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ fn place_of(state: u32, states: usize) -> Option<u32> {
 #[derive(Debug, Clone)]
 pub struct TableRecognizer<'a> {
     table: &'a TransitionTable,
-    /// The state to begin with, one for each byte pushed, and what earlier bytes left behind: so pops are a subtraction.
+    /// The state to begin with, one state for each byte pushed, then states left over from popped bytes. So a pop only lowers `depth`.
     states: Vec<State>,
     /// How many bytes are pushed; always less than there are states.
     depth: usize,

@@ -4,17 +4,18 @@
 //!
 //! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load
 //! it again. A store that is loaded at once takes as long as everything else together. Two things keep the processor busy
-//! meanwhile. Siblings don't wait for each other, so it works on several at once by itself. And two *lanes*, one from the
-//! first root on and one from the last root back, take turns at single nodes. So two independent chains are under way at any
-//! time. What is left is the number of instructions a node.
+//! meanwhile. Siblings don't wait for each other, so the processor works on several at once by itself. And two *lanes*, one
+//! from the first root on and one from the last root back, take turns at single nodes. So two independent chains are under
+//! way at any time. What is left is the number of instructions a node.
 //!
-//! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables of
-//! regular expressions. The first three rows are whole walks in an exploratory program; those below say what one idea alone
-//! changed. The left column is for expressions that accept nearly all, the right one for those that reject nearly all.
+//! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables
+//! of regular expressions. The first three rows are whole walks in an exploratory program; the rows below tell the change by
+//! one idea alone. The left column is for expressions that accept nearly all, the right one for expressions that reject
+//! nearly all.
 //!
 //! | idea | accepting | rejecting |
 //! |---|---|---|
-//! | the notes' loop, a stack of states, indices that are checked | 1.1 | 1.2 |
+//! | the loop with a stack of states, indices that are checked | 1.1 | 1.2 |
 //! | the same without checks | 0.97 | 1.1 |
 //! | a branch on leaves, which then neither push nor pop | 1.55 | 1.0 |
 //! | the state just computed stays in a register; the stack is read before it is written | + 0.05–0.1 | + 0.1 |
@@ -27,13 +28,13 @@
 //! | 25 bits for a token instead of 24, so that 2^24 tokens have room and bogus ones too | + 0.04 | 0 |
 //! | a list of roots, so that rejected ones are passed without loading nodes | 0 | − 0.4 to − 0.8 |
 //! | two lanes | − 0.06 | − 0.05 |
-//! | fields by direction: the change of depth on the way in, ready to be added, and what else counts on the way past | − 0.12 | − 0.03 |
+//! | fields by direction: the change of depth on the way in, ready to be added, and the other numbers for the way past | − 0.12 | − 0.03 |
 //! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
 //!
-//! So keeping the state in a register, which shortens the chain itself, lost because of its instructions, and a second chain beside the first
-//! won. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where nearly all is
-//! rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes: [`traverse`](super::traverse)
-//! takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
+//! So keeping the state in a register shortens the chain, but lost because of its instructions. A second chain beside the
+//! first won. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where
+//! nearly all is rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes:
+//! [`traverse`](super::traverse) takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
 
 #![allow(
     unsafe_code,
@@ -96,19 +97,19 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// The parts that both lanes use.
+/// The table and the mask, which both lanes use.
 struct WalkedTable {
     places: *const u32,
     words: *mut u64,
 }
 
-/// A walk through the subtree of one root after the other.
+/// A lane: a walk through the subtree of one root after the other.
 struct Lane {
     /// The next node.
     node: *const TokenNode,
     /// Behind the last node of the root's subtree.
     end: *const TokenNode,
-    /// The entry of the stack for what is above the next node.
+    /// The entry of the stack for the parent of the next node.
     top: *mut u32,
 }
 
@@ -145,7 +146,7 @@ impl Lane {
     ///
     /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So one
     ///   step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not a leaf has
-    ///   a child. The size of a leaf is 1, and a large node says that it is 1, which is a step into it.
+    ///   a child. The size of a leaf is 1, and a large node's stored size is 1, which is a step into it.
     /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to [`TOKEN_BYTES_MAX`], the
     ///   greatest of the type of node; the entry written is `depth`. Every entry read was written: the bottom by `new`, the
     ///   others at the node's parent. At `end`, `top` is the bottom again.
@@ -158,7 +159,7 @@ impl Lane {
         let node = unsafe { *self.node };
         // SAFETY: see 'Stack' and 'Table'.
         let next = unsafe { *shared.places.add(*self.top as usize + usize::from(node.byte())) };
-        // SAFETY: see 'Stack'. For rejected nodes this matters if they are large: what is below is then rejected, too.
+        // SAFETY: see 'Stack'. For a rejected node this matters if it is large: the nodes below are then rejected, too.
         unsafe { *self.top.add(1) = next };
         if next == TransitionTable::DEAD {
             // SAFETY: see 'Nodes' and 'Stack'.

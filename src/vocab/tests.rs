@@ -1,4 +1,4 @@
-//! Token tries against the recursive definition of the notes.
+//! Token tries compared with a recursive definition of their masks.
 
 use proptest::prelude::*;
 

@@ -31,9 +31,9 @@ impl fmt::Display for TokenId {
 const BYTE_BITS: u32 = 8;
 const INNER_PARENTS_BITS: u32 = 5;
 const SIZE_BITS: u32 = 15;
-/// One more than a token's number needs, for the bogus numbers of nodes without a token.
+/// One bit more than a token's number needs, for the bogus (made-up) numbers of nodes without a token.
 const TOKEN_BITS: u32 = 25;
-/// With a sign.
+/// Number of bits of the change of depth, which has a sign.
 const PARENTS_BITS: u32 = 11;
 
 const INNER_PARENTS_SHIFT: u32 = BYTE_BITS;
@@ -60,12 +60,14 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 ///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// A node with children has its pops in a field of its own. So the first field is what a walk needs on the way *in*: how the
-/// depth of the next node differs. That saves the choice between two numbers at each node. Past a subtree, the difference is
-/// the first field less the other.
+/// `num_parents` is the number of levels to pop behind the node's subtree: its pops. A node with children has its pops in a
+/// field of their own. So the first field of every node is the change of depth that a walk needs on the way *into* the
+/// subtree: 1, or `1 - num_parents` for a leaf. That saves the choice between two numbers at each node. On the way past the
+/// subtree, the change of depth is the first field less the pops.
 ///
-/// A large node, whose size or pops have no room, has children and carries neither number. Past it, the walk of tables goes in with a state
-/// that rejects everything, so that it needs no choice there either; other walks look the numbers up.
+/// A large node has children, and its size or its pops have no room, so it carries neither number. To pass a large node, the
+/// walk of tables goes into it with a state that rejects everything. So the walk needs no choice there either. Other walks
+/// look the numbers up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct TokenNode(u64);
@@ -111,7 +113,7 @@ impl TokenNode {
         (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
     }
 
-    /// How the depth of the next node differs on the way into the subtree: by 1, or by `1 - num_parents` if the node is a leaf.
+    /// Change of depth to the next node on the way into the subtree: 1, or `1 - num_parents` if the node is a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_into(self) -> isize {
@@ -131,8 +133,8 @@ impl TokenNode {
         Self(self.0 ^ 1 << bit)
     }
 
-    /// How the depth of the next node differs on the way past the subtree: by `1 - num_parents`; by 1 past a large node, where the way
-    /// past is the way into.
+    /// Change of depth to the next node on the way past the subtree: `1 - num_parents`. For a large node it is 1, because the
+    /// way past it leads into it.
     #[inline(always)]
     pub(super) fn depth_past(self) -> isize {
         self.depth_into() - self.inner_parents().cast_signed()

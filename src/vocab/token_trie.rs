@@ -60,7 +60,7 @@ impl TokenTrie {
         })
     }
 
-    /// The layout below, for walks of other kinds.
+    /// The flat trie itself, for walks of other kinds.
     #[must_use]
     pub fn flat(&self) -> &FlatTrie<TokenNode> {
         &self.flat

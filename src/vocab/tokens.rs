@@ -1,4 +1,4 @@
-//! Which bytes each token stands for.
+//! Vocabularies: the bytes that each token stands for.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// The offsets where each token's bytes end; the next one's begin there.
+    /// The offsets where each token's bytes end; the next token's bytes begin there.
     ends: Vec<u32>,
 }
 
 impl Vocabulary {
-    /// How many numbers there are: one more than the greatest, gaps included.
+    /// Number of token numbers: one more than the greatest number in use, gaps included.
     #[must_use]
     pub fn size(&self) -> usize {
         self.ends.len()
@@ -39,7 +39,7 @@ impl Vocabulary {
             .map_while(|token| Some((token, self.bytes(token)?)))
     }
 
-    /// How many tokens have no bytes: special tokens and gaps.
+    /// Number of tokens without bytes: special tokens and gaps.
     #[must_use]
     pub fn without_bytes(&self) -> usize {
         self.iter().filter(|(_, bytes)| bytes.is_empty()).count()
@@ -73,7 +73,7 @@ impl VocabularyBuilder {
         }
     }
 
-    /// Adds a token, or gives other bytes to one that is there.
+    /// Adds a token, or gives other bytes to a token that is there.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl VocabularyBuilder {
         Ok(())
     }
 
-    /// The vocabulary.
+    /// Builds the vocabulary of the collected tokens.
     ///
     /// # Errors
     ///

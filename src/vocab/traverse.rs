@@ -1,4 +1,4 @@
-//! The notes' traversal, for any recogniser.
+//! The traversal in the crate's documentation, for any recogniser.
 
 #![allow(
     unsafe_code,
@@ -12,7 +12,7 @@ use super::recognizer::Recognizer;
 use super::token::TokenNode;
 use super::token_trie::{Root, TokenTrie};
 
-/// Allows every token that the recogniser does.
+/// Allows every token that the recogniser allows.
 pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allowed: &mut impl AllowToken) {
     recognizer.traversal_started();
     let mut roots = trie.roots();
@@ -25,8 +25,8 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
 
 /// The first run of neighbouring roots that are allowed, as a range of nodes, and the roots after it.
 ///
-/// The roots are the widest part of the trie, with the longest skips. From one rejected root to the next over the nodes, each step waits for
-/// the load of the node that it goes to; over this list, nothing waits.
+/// The roots are the widest part of the trie, with the longest skips. A walk over the nodes, from one rejected root to the
+/// next, waits at each step for the load of the next node. A walk over this list does not wait.
 fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;
@@ -51,7 +51,7 @@ fn traverse_run(
         let node = unsafe { *next };
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
-            // SAFETY: `traverse` is called with what was made for the vocabulary of `trie`.
+            // SAFETY: `traverse` is called with a sink that was made for the vocabulary of `trie`.
             unsafe { allowed.allow_of_node(node.token_bits()) };
             pops = (1 - node.depth_into()).cast_unsigned();
             // SAFETY: as above; a node that is no leaf has a child.
@@ -69,7 +69,7 @@ fn traverse_run(
     recognizer.pop_bytes(pops);
 }
 
-/// The size of a large node's subtree, and how the depth differs past it.
+/// The size of a large node's subtree, and the change of depth to the next node past it.
 #[cold]
 fn past_large(trie: &TokenTrie, node: *const TokenNode) -> (usize, isize) {
     let nodes = trie.nodes().as_ptr_range();

@@ -1,11 +1,12 @@
-//! SGLang's components: which parts of its cache an event is about.
+//! SGLang's components: the parts of its cache, full attention, windows and states, that an event is about.
 //!
-//! With `--enable-kv-events-component-types` the tree of a model with windows or states says of each component what it has. There are two forms:
+//! With `--enable-kv-events-component-types` the tree of a model with windows or states tells the blocks of each component.
+//! There are two forms:
 //!
 //! | field | value | meaning |
 //! |---|---|---|
 //! | `component_type` | a text: `full`, `swa`, `mamba` | the event is about this component alone |
-//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | all that holds the blocks from now on; what it leaves out does not |
+//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | all components that hold the blocks from now on, and no others |
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
@@ -14,7 +15,7 @@ use crate::limits::DecodeLimits;
 
 /// Most components in a list.
 const COMPONENTS_MAX: usize = 16;
-/// Main attention first: the others stand where its blocks do.
+/// All components, main attention first: its blocks show where the blocks of the others stand.
 const ALL: [Component; 4] = [
     Component::Full,
     Component::Window,
@@ -25,14 +26,14 @@ const ALL: [Component; 4] = [
 /// The components that an event names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Components {
-    /// This one alone.
+    /// This component alone.
     One(Component),
-    /// All components that have a bit.
+    /// All components whose bit is set.
     All(u64),
 }
 
 impl Components {
-    /// The component that the event itself is about. The others follow it.
+    /// The component that the event itself is about. [`push`] adds events for the other components.
     pub(super) fn first(self) -> Component {
         match self {
             Self::One(component) => component,
@@ -41,7 +42,7 @@ impl Components {
     }
 }
 
-/// The component with this name.
+/// The component with this name; `None` if kvatlas does not know the name.
 pub(super) fn named(name: &[u8]) -> Option<Component> {
     match name {
         b"full" => Some(Component::Full),
@@ -66,7 +67,7 @@ fn read_name(reader: &mut Reader<'_>, limits: &DecodeLimits) -> Result<Component
     Ok(named(name.as_bytes()).unwrap_or(Component::Other))
 }
 
-/// A component, or nil for none.
+/// Reads one component; `None` for nil.
 pub(super) fn read_one(
     reader: &mut Reader<'_>,
     limits: &DecodeLimits,
@@ -78,7 +79,7 @@ pub(super) fn read_one(
     read_name(reader, limits).map(|component| Some(Components::One(component)))
 }
 
-/// All components that hold the blocks, or nil where that is not told.
+/// Reads all components that hold the blocks; `None` for nil, which tells nothing.
 pub(super) fn read_all(
     reader: &mut Reader<'_>,
     limits: &DecodeLimits,
@@ -102,7 +103,8 @@ pub(super) fn read_all(
     }
 }
 
-/// Appends `event`, once for each of the components that it tells of.
+/// Appends `event`, once for each component that it names. A stored event with a list also removes the blocks from each known
+/// component that the list leaves out.
 pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &mut EngineBatch) {
     let Some(Components::All(bits)) = components else {
         return batch.push(event);
@@ -115,7 +117,8 @@ pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &m
                     let change = EngineChange::Stored(EngineStored { group, ..stored });
                     batch.push(EngineEvent { change, ..event });
                 }
-                // What is named again has no second copy: all but one go. Of what nobody knows nothing is kept.
+                // A block of main attention that is named again has no second copy, so all copies but one go. Unknown
+                // components have no blocks here.
                 if (!is_named && component != Component::Other) || component == Component::Full {
                     let left = is_named.then(|| batch.push_ones(stored.names.len()));
                     let removed = EngineRemoved {

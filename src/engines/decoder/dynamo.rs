@@ -1,8 +1,8 @@
-//! Dynamo's router events: `{worker_id, storage_tier, residency_domain, event: {event_id, data, dp_rank}}`, one, a list, or either in
-//! an envelope `{publisher_id, sequence, published_at, topic, payload}`.
+//! Dynamo's router events: `{worker_id, storage_tier, residency_domain, event: {event_id, data, dp_rank}}`, a single event, a
+//! list of events, or either of them in an envelope `{publisher_id, sequence, published_at, topic, payload}`.
 //!
-//! `data` is `"cleared"`, or a map with `stored` or `removed`. Dynamo tells the block hash of each block (`tokens_hash`), with images, adapter
-//! and salt in it already, and what the engine calls it (`block_hash`).
+//! `data` is `"cleared"`, or a map with `stored` or `removed`. Dynamo tells two hashes of each block. `tokens_hash` is the
+//! block hash, which covers images, adapter and salt already. `block_hash` is the engine's name for the block.
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Tier, Value};
 
@@ -49,7 +49,7 @@ pub(super) fn decode(
     Ok(inner.finish()?)
 }
 
-/// A list of events, or one.
+/// Decodes a list of events, or a single event.
 fn decode_events(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,
@@ -68,7 +68,7 @@ fn decode_events(
 
 enum Payload<'a> {
     Blob(&'a [u8]),
-    /// As a list of numbers, which were copied.
+    /// The payload came as a list of numbers, whose bytes were copied.
     Listed,
 }
 
@@ -77,7 +77,7 @@ struct OpenEnvelope<'a> {
     payload: Payload<'a>,
 }
 
-/// Whether the value is a map with a payload in it.
+/// Whether the value is a map with a payload in it, that is, an envelope.
 fn has_payload(reader: &Reader<'_>) -> Result<bool, DecodeError> {
     let mut reader = reader.clone();
     let Value::Map(entries) = reader.value()? else {
@@ -113,7 +113,7 @@ fn open_envelope<'a>(
             _ => reader.skip()?,
         }
     }
-    // Without a number all would seem to come again, and nothing would be told of it.
+    // Without a number, each envelope would look like a repeated one and would be dropped silently.
     let missing = |field| DecodeError::Missing { field };
     let head = Envelope {
         publisher: publisher.ok_or(missing("publisher_id"))?,
@@ -123,7 +123,7 @@ fn open_envelope<'a>(
     Ok(Some(OpenEnvelope { head, payload }))
 }
 
-/// A blob, or its bytes as a list of numbers, as JSON has them.
+/// Reads a payload: a blob, or its bytes as a list of numbers, the form that JSON has.
 fn read_payload<'a>(
     reader: &mut Reader<'a>,
     listed: &mut Vec<u8>,
@@ -195,7 +195,7 @@ fn decode_event(
         }
     }
     let verdict = finish(&fields, batch)?;
-    // One that is left out counts, too.
+    // The number of an event that is left out counts, too.
     if let Some(id) = fields.id {
         batch.numbers.push(EventNumber {
             rank: fields.rank,
@@ -225,7 +225,7 @@ fn finish(fields: &Fields<'_>, batch: &mut EngineBatch) -> Result<Verdict, Decod
         .map_or(Some(Tier::DEVICE), |tier| tier_of_medium(tier.as_bytes()));
     let Some(tier) = tier else {
         return Ok(match data {
-            // At least as far as what has a tier.
+            // A medium without a tier counts as the farthest tier.
             Data::Stored { .. } => Verdict::LeftOutOf(Tier::EXTERNAL, Reason::UnknownMedium),
             _ => Verdict::LeftOut(Reason::UnknownMedium),
         });
@@ -349,7 +349,7 @@ fn read_stored(
     })
 }
 
-/// The names of the blocks and their block hashes.
+/// Reads the names of the blocks and their block hashes.
 fn read_blocks(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,

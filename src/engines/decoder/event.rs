@@ -1,4 +1,4 @@
-//! One tagged event of vLLM, SGLang or Mooncake: its fields, whichever way they came.
+//! One tagged event of vLLM, SGLang or Mooncake: its fields, from a map or from an array.
 
 use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
 
@@ -21,7 +21,7 @@ pub(super) enum Tag {
     Stored,
     Removed,
     Cleared,
-    /// Announced as without meaning.
+    /// An event that is marked as without meaning.
     Ignored,
     Unknown,
 }
@@ -76,7 +76,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// The field with the name `name`. A name that is not UTF-8 is damage; one that nobody knows is of a later version.
+    /// The field with the name `name`. A name that is not UTF-8 is damage. An unknown name is of a later version.
     pub(super) fn of(name: &[u8]) -> Result<Self, DecodeError> {
         Ok(match name {
             b"type" => Self::Type,
@@ -117,10 +117,10 @@ impl Key {
     }
 }
 
-/// Main attention: what a prefix needs in whole.
+/// The kinds of main attention, of which a request needs all blocks of a prefix.
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
-/// The group of an event that tells number, kind and window.
+/// The group of an event, from the group's number, kind and window.
 pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, window: Option<u32>) -> Group {
     let kind_of = |kind: &str| match (kind, window) {
         (kind, _) if MAIN_KINDS.contains(&kind) => GroupKind::Main,
@@ -138,9 +138,9 @@ pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, window: Opti
 pub(super) struct Fields<'a> {
     pub(super) tag: Option<Tag>,
     names: Option<Span>,
-    /// Mooncake's names, which are the contract's hashes; they count before the engine's.
+    /// Mooncake's names, which are the contract's hashes. They take precedence over the engine's names.
     sequence_names: Option<Span>,
-    /// The outer option is whether the field was there: without it nobody knows that a block has no parent.
+    /// The outer option tells whether the field was there. Only a field that is nil says that a block has no parent.
     parent: Option<Option<u64>>,
     position: Option<u64>,
     tokens: Option<TokenList<'a>>,
@@ -162,9 +162,9 @@ pub(super) struct Fields<'a> {
     image_keys: Option<Reader<'a>>,
     lookahead: Option<Reader<'a>>,
     copies_left: Option<Span>,
-    /// The owner of an object of a pool.
+    /// The facts about an object of a store.
     object: Object<'a>,
-    /// Whether the event is a map: newer than the versions that told images by a bare text.
+    /// Whether the event is a map. Versions that write maps don't write images as bare texts any more.
     is_map: bool,
     /// The keys that have come, as bits.
     seen: u32,
@@ -202,7 +202,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads the value of the field `key`, which may come once.
+    /// Reads the value of the field `key`, which may come only once.
     pub(super) fn read(
         &mut self,
         key: Key,
@@ -282,7 +282,7 @@ impl<'a> Fields<'a> {
         if has_salt { Ok(()) } else { Err(missing) }
     }
 
-    /// Makes the event of the fields.
+    /// Builds the event from the fields and appends it to the batch.
     pub(super) fn finish(
         self,
         batch: &mut EngineBatch,
@@ -303,7 +303,7 @@ impl<'a> Fields<'a> {
             None => Some(Tier::DEVICE),
             Some(medium) => tier_of_medium(medium.as_bytes()),
         };
-        // What has no tier is at least as far as all that have one.
+        // A medium without a tier counts as the farthest tier.
         let tier = told.unwrap_or(Tier::EXTERNAL);
         let is_remote = self.locality.is_some_and(|locality| locality != "LOCAL");
         let elsewhere = [
@@ -317,7 +317,7 @@ impl<'a> Fields<'a> {
                 _ => Verdict::LeftOut(reason),
             });
         }
-        // Mooncake's master tells of what is removed, and not of what it evicts.
+        // Mooncake's master reports removals, but not evictions.
         let is_kept = match format {
             Format::Mooncake => true,
             _ => format.has_connector() && self.medium.is_some_and(is_never_removed),
@@ -328,7 +328,7 @@ impl<'a> Fields<'a> {
             let is_unclear = tag == Tag::Stored && self.names_span().is_ok_and(Span::is_empty);
             let reason = match is_others {
                 true => Some(Reason::OtherOwner),
-                // An object by its key alone.
+                // The event tells an object by its key alone.
                 false if is_unclear => Some(Reason::Unjoined),
                 false if tag == Tag::Stored => self.object.trouble(self.lora_name),
                 false => None,
@@ -351,7 +351,7 @@ impl<'a> Fields<'a> {
                 Err(reason) => return Ok(Verdict::LeftOutOf(tier, reason)),
             },
             Tag::Removed => EngineChange::Removed(self.removed(tier)?),
-            // Less is cleared than everything: what of it, nobody here knows.
+            // Only a part is cleared, and it is unknown which.
             _ if self.group_index.is_some() || self.names.is_some_and(|names| !names.is_empty()) => {
                 return Ok(Verdict::LeftOut(Reason::UnknownEvent));
             }
@@ -406,12 +406,12 @@ impl<'a> Fields<'a> {
     ) -> Result<Result<EngineStored, Reason>, DecodeError> {
         let names = self.names_span()?;
         let group = self.group();
-        // A group beside main attention is there even where it has kept nothing.
+        // An event without blocks still tells that a group beside main attention exists.
         if names.is_empty() && !group.is_beside_main() {
             return Ok(Err(Reason::Ignored));
         }
         let parent = match (self.parent, self.position) {
-            // Mooncake says nil of a root, and of what it does not know.
+            // Mooncake writes nil for a root, and for a parent that it does not know.
             (Some(None), None) if format == Format::Mooncake => return Ok(Err(Reason::UnknownParent)),
             (Some(parent), _) => parent,
             (None, Some(_)) => None,
@@ -431,7 +431,7 @@ impl<'a> Fields<'a> {
             && parent.is_none()
             && names_one_page(names, content, batch)
         {
-            // Such versions name no parent either.
+            // Versions with such names don't name the parent either.
             batch.note(Reason::UnknownParent);
         }
         let start = batch.objects.len();
@@ -451,7 +451,8 @@ impl<'a> Fields<'a> {
         }))
     }
 
-    /// Appends what tells blocks with the same tokens apart, beside adapter and salt. Returns the salt that is among the extra keys.
+    /// Appends the objects that tell blocks with the same tokens apart, beside adapter and salt. Returns the salt, if it is
+    /// among the extra keys.
     fn read_objects(
         &self,
         names: Span,
@@ -473,7 +474,7 @@ impl<'a> Fields<'a> {
             salt = read_extra_keys(&keys, &mut reader.clone(), batch)?;
         }
         if let Some(reader) = &self.objects {
-            // They say what the extra keys say, in another way.
+            // These lists have the same objects as the extra keys, in another form.
             batch.objects.truncate(start);
             read_object_lists(names.len(), &mut reader.clone(), batch)?;
         }
@@ -489,7 +490,7 @@ impl<'a> Fields<'a> {
         Ok(salt)
     }
 
-    /// The tokens, with those that the engine looks ahead to.
+    /// The blocks' content: their tokens, with the lookahead tokens.
     fn content(
         &self,
         names: Span,
@@ -497,12 +498,12 @@ impl<'a> Fields<'a> {
         format: Format,
         batch: &mut EngineBatch,
     ) -> Result<Result<Content, Reason>, DecodeError> {
-        // Mooncake's names are of no engine.
+        // Mooncake's names are not an engine's, so the device can't know them.
         let is_beyond = tier != Tier::DEVICE && format != Format::Mooncake;
         let list = match &self.tokens {
             Some(list) if !list.tokens.is_empty() => list,
             _ if self.sequence_names.is_some() => return Ok(Ok(Content::Absent)),
-            // Beyond the device, a name may be known from there.
+            // A name beyond the device may be known from the device.
             _ if is_beyond => return Ok(Ok(Content::Absent)),
             _ => return Ok(Err(Reason::Placeholder)),
         };
@@ -531,7 +532,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The position of a value that is read later, once it has been passed over.
+/// Skips a value that is read later. Returns a reader that stands before it.
 fn deferred<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
     let here = reader.clone();
     reader.skip()?;
@@ -542,7 +543,7 @@ fn is_owner(value: &Value<'_>) -> bool {
     !matches!(value, Value::Nil)
 }
 
-/// The owner of an event's blocks, as text.
+/// Appends the owner of an event's blocks as text.
 pub(super) fn push_owner(
     owner: Option<Value<'_>>,
     batch: &mut EngineBatch,
@@ -558,7 +559,7 @@ pub(super) fn push_owner(
     }
 }
 
-/// `number` in decimal, without memory of its own.
+/// Writes `number` in decimal into `buffer`, without an allocation.
 fn itoa(mut number: u64, buffer: &mut [u8; 20]) -> &str {
     let mut start = buffer.len();
     for cell in buffer.iter_mut().rev() {
@@ -583,7 +584,7 @@ fn read_names(
     Ok(Some(batch.hashes_since(start)))
 }
 
-/// How many copies of each removed block are left.
+/// Reads the number of copies left of each removed block.
 fn read_copies_left(reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<Option<Span>, DecodeError> {
     let field = "remaining_copy_counts";
     let Some(count) = array_or_nil(reader, field)? else {

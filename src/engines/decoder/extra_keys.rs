@@ -16,7 +16,7 @@ use super::array_or_nil;
 const DYNAMO_SALT_PREFIX: &str = "dynamo-cache-salt:";
 /// The length of an identifier that is a hash in hexadecimal digits.
 const DIGEST_DIGITS: usize = 64;
-/// How many of the digits enter the object hash.
+/// Number of leading digits that are the object hash.
 const HASH_DIGITS: usize = 16;
 
 /// The facts of an event that are needed to read its extra keys.
@@ -30,7 +30,7 @@ pub(super) struct ExtraKeys<'a> {
     pub(super) text_bytes_max: usize,
 }
 
-/// Appends the objects that the keys name, and returns the salt among them.
+/// Appends the objects that the extra keys name, and returns the salt, if it is among the keys.
 pub(super) fn read_extra_keys<'a>(
     keys: &ExtraKeys<'_>,
     reader: &mut Reader<'a>,
@@ -54,7 +54,7 @@ pub(super) fn read_extra_keys<'a>(
     Ok(salt)
 }
 
-/// Reads the keys of one block.
+/// Reads the extra keys of one block: appends the objects, and returns the salt.
 fn read_block<'a>(
     keys: &ExtraKeys<'_>,
     block: usize,
@@ -63,7 +63,7 @@ fn read_block<'a>(
 ) -> Result<Option<&'a str>, DecodeError> {
     let may_have_salt = keys.starts_sequence && block == 0;
     let mut lora_name = keys.lora_name;
-    // The last text alone is the salt; those before it are images.
+    // Only the last text can be the salt. Texts before it are images.
     let mut last_text: Option<&str> = None;
     for _ in 0..array_or_nil(reader, "extra_keys")?.unwrap_or_default() {
         match reader.value()? {
@@ -73,7 +73,7 @@ fn read_block<'a>(
                     lora_name = None;
                     continue;
                 }
-                // A text that may be the salt waits for the next, which may be it instead.
+                // A text that may be the salt waits for the next text, which may be the salt instead.
                 let image = match may_have_salt && !text.is_empty() {
                     true => last_text.replace(text),
                     false => Some(text).filter(|text| !text.is_empty()),
@@ -87,7 +87,7 @@ fn read_block<'a>(
             Value::Negative(number) => push(batch, block, number.cast_unsigned(), None),
             Value::Array(2) => {
                 let (hash, text) = identifier(reader, keys.text_bytes_max)?;
-                // Where the image begins says nothing that its block's tokens don't.
+                // The offset of an image tells nothing that its block's tokens don't.
                 match reader.value()? {
                     Value::Unsigned(_) | Value::Negative(_) => push(batch, block, hash, text),
                     other => return Err(DecodeError::wrong_type("extra_keys", "an offset", other)),
@@ -124,7 +124,7 @@ fn checked_text(bytes: &[u8], bytes_max: usize) -> Result<&str, DecodeError> {
     std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { field })
 }
 
-/// The object hash of an image's identifier, and the identifier itself where it is a text.
+/// The object hash of an image's identifier, and the identifier itself if it is a text.
 fn identifier<'a>(
     reader: &mut Reader<'a>,
     text_bytes_max: usize,
@@ -139,7 +139,8 @@ fn identifier<'a>(
     }
 }
 
-/// As Dynamo maps an identifier: the first 16 of 64 hexadecimal digits as a number, else the hash of the text.
+/// The object hash of an identifier, as Dynamo computes it: the first 16 of 64 hexadecimal digits as a number, else the hash
+/// of the text.
 pub(crate) fn identifier_hash(identifier: &str) -> u64 {
     digest_head(identifier).unwrap_or_else(|| object_hash(identifier.as_bytes()))
 }
@@ -151,7 +152,8 @@ fn digest_head(identifier: &str) -> Option<u64> {
     u64::from_str_radix(head, 16).ok()
 }
 
-/// Whether a text alone, where a salt may stand, is an image of the versions that told these so. Dynamo marks its own with zeros.
+/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write images as 64 hexadecimal digits
+/// alone. Dynamo marks its images: the digits behind the first 16 are zeros.
 fn is_image(text: &str, images_are_pairs: bool) -> bool {
     let is_marked = || text.bytes().skip(HASH_DIGITS).all(|byte| byte == b'0');
     digest_head(text).is_some() && (!images_are_pairs || is_marked())
@@ -163,7 +165,8 @@ fn push(batch: &mut EngineBatch, block: usize, hash: u64, identifier: Option<&st
     batch.push_object(block, hash, identifier);
 }
 
-/// Appends the objects of Dynamo's `block_mm_infos`: for each block nil, or a map with `mm_objects`, each a map with `mm_hash`.
+/// Appends the objects of Dynamo's `block_mm_infos`: for each block nil, or a map with the list `mm_objects`, whose elements
+/// are maps with `mm_hash`.
 pub(super) fn read_object_lists(
     blocks: usize,
     reader: &mut Reader<'_>,
@@ -216,7 +219,7 @@ fn read_block_info(
     Ok(())
 }
 
-/// Images: maps with a `hash`, a text of hexadecimal digits.
+/// Appends the images of one block, which are maps with a `hash`, a text of hexadecimal digits.
 pub(super) fn read_image_keys(
     block: u32,
     reader: &mut Reader<'_>,

@@ -2,8 +2,8 @@
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Value};
 
-/// A name of a block: an unsigned integer, a signed one with the same 64 bits, or a byte string, of which the last eight count. A text is
-/// such bytes in hexadecimal digits.
+/// The name of a block: an unsigned integer, a signed integer with the same 64 bits, or a byte string, whose last eight bytes
+/// count. A text is such a byte string in hexadecimal digits.
 pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeError> {
     match value {
         Value::Unsigned(name) => Ok(name),
@@ -27,7 +27,7 @@ pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeE
     }
 }
 
-/// The last eight of the bytes that `digits` stand for.
+/// The number in the last eight of the bytes that `digits` write in hexadecimal.
 fn text_name(digits: &[u8]) -> Option<u64> {
     let last = digits.last_chunk::<{ 2 * size_of::<u64>() }>()?;
     let is_bytes = digits.len().is_multiple_of(2) && digits.iter().all(u8::is_ascii_hexdigit);
@@ -35,7 +35,7 @@ fn text_name(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(last, 16).ok()
 }
 
-/// A name, or nil for none.
+/// A name; `None` for nil.
 pub(super) fn optional_name(
     field: &'static str,
     reader: &mut Reader<'_>,
@@ -60,7 +60,7 @@ pub(super) fn names(
     Ok(())
 }
 
-/// An integer of 32 bits that has no sign, or nil for none.
+/// An unsigned 32-bit integer; `None` for nil.
 pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Result<Option<u32>, DecodeError> {
     let value = reader.optional_unsigned(field)?;
     value
@@ -74,12 +74,12 @@ pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Resul
         .transpose()
 }
 
-/// A rank, or nil for none.
+/// A rank; `None` for nil.
 pub(super) fn rank(reader: &mut Reader<'_>) -> Result<Option<Rank>, DecodeError> {
     optional_32("rank", reader)
 }
 
-/// Seconds since the Unix epoch, or nil for none.
+/// Seconds since the Unix epoch; `None` for nil.
 pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> {
     match reader.value()? {
         Value::Nil => Ok(None),
@@ -90,7 +90,7 @@ pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> 
     }
 }
 
-/// A text of at most `bytes_max` bytes; none for nil and for the empty text, which engines send alike.
+/// A text of at most `bytes_max` bytes; `None` for nil and for the empty text, which engines use alike.
 pub(super) fn optional_text<'a>(
     field: &'static str,
     reader: &mut Reader<'a>,

@@ -1,4 +1,4 @@
-//! JSON into MessagePack, so that one reader serves both.
+//! Turns JSON into MessagePack, so that one reader serves both.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -6,7 +6,7 @@ use kvatlas_core::wire::DecodeError;
 
 use super::BatchError;
 
-/// Whether a payload begins as a JSON list or object. A MessagePack one never does: these bytes are small integers there.
+/// Whether a payload begins as a JSON list or object. A MessagePack payload never does, since these bytes are small integers there.
 pub(super) fn is_json(payload: &[u8]) -> bool {
     let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
     matches!(first, Some(b'[' | b'{'))
@@ -14,8 +14,8 @@ pub(super) fn is_json(payload: &[u8]) -> bool {
 
 /// Writes the JSON `text` as MessagePack to `output`, which is emptied first.
 ///
-/// Takes memory for at most four bytes a byte of text: the shortest values, `[]` and `1.`, become five and nine bytes. Nesting is
-/// refused beyond 128 levels.
+/// Takes memory for at most four bytes a byte of text: the shortest values that grow, `[]` and `1e1`, become five and nine
+/// bytes. Nesting is refused beyond 128 levels.
 pub(super) fn transcode(text: &[u8], bytes_max: usize, output: &mut Vec<u8>) -> Result<(), BatchError> {
     output.clear();
     if text.len() > bytes_max {
@@ -35,13 +35,13 @@ pub(super) fn transcode(text: &[u8], bytes_max: usize, output: &mut Vec<u8>) -> 
         })
 }
 
-/// Writes the value that it is given.
+/// Appends each value that it is given as MessagePack.
 struct Transcode<'a>(&'a mut Vec<u8>);
 
 const ARRAY_32: u8 = 0xdd;
 const MAP_32: u8 = 0xdf;
 
-/// Writes the head of a list or map whose length is not known yet, and returns where the length goes.
+/// Writes the head of a list or map whose length is not known yet, and returns the place of the length.
 fn open(output: &mut Vec<u8>, marker: u8) -> usize {
     output.push(marker);
     output.extend_from_slice(&[0; 4]);

@@ -10,7 +10,7 @@ const MEDIA: [(u8, &[&str]); 4] = [
     (3, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
 ];
 
-/// The tier of a medium, in any case of letters; none for a medium that has none.
+/// The tier of a medium, whose name may be in upper or lower case; `None` for an unknown medium.
 pub(crate) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
     let has = |names: &[&str]| {
         names
@@ -23,13 +23,13 @@ pub(crate) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
         .and_then(|(tier, _)| Tier::new(tier))
 }
 
-/// Whether nobody says when a block of a connector of vLLM goes that lies there. Its connectors for Mooncake and LMCache write the host so, and
-/// none of its stores on disk tells what it removes.
+/// Whether vLLM's connectors report no removals of blocks in this medium. The connectors for Mooncake and LMCache call the
+/// host `cpu`. No store on disk (`STORAGE`) reports what it removes.
 pub(crate) fn is_never_removed(medium: &str) -> bool {
     matches!(medium, "cpu" | "STORAGE")
 }
 
-/// The accelerator's memory is level 0, the host's is level 1, a disk level 2.
+/// The tier of a cache level: 0 is the accelerator's memory, 1 the host's memory, 2 a disk. `None` for other levels.
 pub(super) fn tier_of_level(level: u64) -> Option<Tier> {
     u8::try_from(level)
         .ok()

@@ -1,4 +1,4 @@
-//! From an engine's bytes to an [`EngineBatch`].
+//! Decodes an engine's bytes into an [`EngineBatch`].
 //!
 //! | format | payload | decoded by |
 //! |---|---|---|
@@ -6,10 +6,10 @@
 //! | Dynamo | MessagePack or JSON: one router event, a list, or either in an envelope | `dynamo` |
 //! | TensorRT-LLM | JSON: a list of events | `tensorrt` |
 //!
-//! Decoding does not recurse, and takes memory only for what the payload's bytes can hold. JSON is turned into MessagePack first, so that
-//! one reader checks all formats.
+//! JSON is turned into MessagePack first, so that one reader checks all formats. Decoding MessagePack does not recurse, and
+//! takes memory only for as much as the payload's bytes can hold.
 //!
-//! An event that can't be read is counted and passed over; the others of its batch count. A batch that can't be read is an error.
+//! An event that can't be read is counted and skipped; the other events of its batch are kept. A batch that can't be read is an error.
 
 mod components;
 mod dynamo;
@@ -34,20 +34,20 @@ use crate::batch::EngineBatch;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
-/// The form of a publisher's payloads.
+/// The format of a publisher's payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Format {
     /// vLLM's `EventBatch`, arrays and maps of every published length.
     Vllm,
-    /// SGLang's, which differs in media and salts.
+    /// SGLang's `EventBatch`, which differs in media and salts.
     Sglang,
-    /// Mooncake Store's.
+    /// Mooncake Store's batches of events.
     Mooncake,
     /// Dynamo's `RouterEvent`.
     Dynamo,
     /// TensorRT-LLM's event list.
     TensorRt,
-    /// TokenSpeed's, which its server hands on over gRPC only.
+    /// TokenSpeed's events, which its server hands on over gRPC only.
     TokenSpeed,
 }
 
@@ -74,18 +74,19 @@ impl Format {
         }
     }
 
-    /// Whether each removal is of one copy of a block. Elsewhere the producer has counted them, and its events are about sets.
+    /// Whether each removal is of one copy of a block. In other formats the producer counts copies itself, and a removal
+    /// takes the block.
     pub fn counts_copies(self) -> bool {
         !matches!(self, Self::Mooncake | Self::Dynamo)
     }
 
-    /// Whether what lies beyond the device is told by a connector.
+    /// Whether a KV connector tells of the blocks beyond the device.
     pub fn has_connector(self) -> bool {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
-    /// The last tier that a clear is known to empty, with those before it. vLLM's is one of the device; a connector may be cleared with it, or
-    /// not. SGLang's is one of device and host; what it has in storage stays.
+    /// The farthest tier that a clear is known to empty, with all nearer tiers. vLLM's clear empties the device; a connector
+    /// may be cleared with it, or not. SGLang's clear empties device and host; blocks in its storage stay.
     pub fn clears_up_to(self) -> Tier {
         match self {
             Self::Vllm | Self::TokenSpeed => Tier::DEVICE,
@@ -109,13 +110,13 @@ impl Format {
     }
 }
 
-/// Why a payload could not be decoded. Nothing of it counts, and the holders that it is about are in doubt.
+/// Why a payload could not be decoded. Nothing of the payload counts, and the holders that it is about are in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// The bytes are not what the format has at the top.
+    /// The payload's top level is not what the format has there.
     #[error(transparent)]
     Payload(#[from] DecodeError),
-    /// The bytes look like JSON, and are not.
+    /// The payload begins like JSON, but is no valid JSON.
     #[error("the payload is not JSON: line {line}, column {column}")]
     Json {
         /// Line of the first mistake, from 1.
@@ -133,7 +134,7 @@ pub enum BatchError {
 pub struct Decoder {
     format: Format,
     limits: DecodeLimits,
-    /// The payload as MessagePack, where it came as JSON.
+    /// A payload that came as JSON, as MessagePack.
     transcoded: Vec<u8>,
     /// The content of an envelope that came as a list of numbers.
     enveloped: Vec<u8>,
@@ -154,7 +155,8 @@ impl Decoder {
         }
     }
 
-    /// The same for a holder of this model and tenant. Of a store that several share, only its objects count.
+    /// Restricts the decoder to the objects of this model and tenant, in a store that several models share. With `None`, all
+    /// objects count.
     #[must_use]
     pub fn of_model(mut self, model: Option<ModelKey>) -> Self {
         self.pool.model = model;
@@ -168,7 +170,7 @@ impl Decoder {
 
     /// Decodes `payload` into `batch`, which is emptied first.
     ///
-    /// What can't be read of it is counted in [`EngineBatch::reasons`].
+    /// Parts that can't be read are counted in [`EngineBatch::reasons`].
     ///
     /// # Errors
     ///
@@ -190,7 +192,7 @@ impl Decoder {
             false => Ok(payload),
         };
         let decoded = bytes.and_then(|bytes| {
-            // Transcoded bytes may be more than the payload's; these were checked.
+            // Transcoded bytes may be more than the payload's bytes, which were checked.
             let mut reader = Reader::new(bytes, bytes_max.max(transcoded.len()))?;
             let limits = self.limits.for_payload(payload.len());
             self.decode_messagepack(&mut reader, batch, &limits)?;
@@ -226,13 +228,13 @@ impl Decoder {
 enum Verdict {
     /// The event is among those of the batch.
     Taken,
-    /// The event is not, for a reason.
+    /// The event is left out of the batch, for this reason.
     LeftOut(Reason),
-    /// The event is not, for a reason; it stores blocks in this tier.
+    /// The event, which stores blocks in this tier, is left out of the batch, for this reason.
     LeftOutOf(Tier, Reason),
 }
 
-/// Decodes `count` events with `decode_event`. One that can't be read is passed over and counted.
+/// Decodes `count` events with `decode_event`. An event that can't be read is skipped and counted.
 fn decode_each<'a>(
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
@@ -260,13 +262,13 @@ fn decode_each<'a>(
     Ok(())
 }
 
-/// Whether a block of `tokens` tokens behind blocks of `size` is the part that ends their sequence. Only the last can be one: elsewhere the
-/// sizes differ.
+/// Whether a block of `tokens` tokens, behind blocks of `size` tokens, is the incomplete block that ends their sequence. Only
+/// the last block can be incomplete. Anywhere else, another size is an error.
 pub(crate) fn ends_sequence(tokens: usize, size: usize, is_last: bool) -> bool {
     is_last && (1..size).contains(&tokens)
 }
 
-/// The head of an array, or that of none for nil.
+/// Reads the head of an array and returns the number of its elements; `None` for nil.
 fn array_or_nil(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<usize>, DecodeError> {
     match reader.value()? {
         Value::Nil => Ok(None),

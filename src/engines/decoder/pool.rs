@@ -1,4 +1,4 @@
-//! Owners of a store's objects: of Mooncake's, which is shared by models, tenants and shards.
+//! Owners of the objects in Mooncake Store, which models, tenants and shards share.
 
 use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey};
 
@@ -10,17 +10,17 @@ pub(super) struct Object<'a> {
     pub(super) model: Option<&'a str>,
     pub(super) tenant: Option<&'a str>,
     pub(super) salt: Option<&'a str>,
-    /// The shard; nobody says how many of them a block consists of.
+    /// The shard. Events don't tell how many shards make a block.
     pub(super) shard: Option<u64>,
 }
 
 impl Object<'_> {
-    /// Why it can't be told which block of the contract the object is, though it has a name.
+    /// The reason why the object can't be matched to a block of the contract, though it has a name; `None` if it can.
     pub(super) fn trouble(&self, lora_name: Option<&str>) -> Option<Reason> {
         if self.shard.is_some() {
             return Some(Reason::Unjoined);
         }
-        // Whether they are in the name, nobody says.
+        // Events don't tell whether the name covers salt and adapter.
         (self.salt.is_some() || lora_name.is_some()).then_some(Reason::Untold)
     }
 }
@@ -28,14 +28,14 @@ impl Object<'_> {
 /// The objects of a store that belong to one holder.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// The model and tenant; any where it is absent.
+    /// The holder's model and tenant; with `None`, the objects of any model.
     pub(super) model: Option<ModelKey>,
-    /// The part of the store that was heard of first.
+    /// The backend of the first event. Objects of other backends belong to other holders.
     backend: Option<String>,
 }
 
 impl Pool {
-    /// Whether an object of `backend` is among them.
+    /// Whether an object of `backend` belongs to the holder.
     pub(super) fn owns(&mut self, backend: Option<&str>, object: &Object<'_>) -> bool {
         let is_of_model = self.model.as_ref().is_none_or(|own| {
             let tenant = object.tenant.unwrap_or(DEFAULT_TENANT);

@@ -1,6 +1,6 @@
 //! Batches of tagged events: vLLM, SGLang, Mooncake.
 //!
-//! A batch is an array `[ts, events, rank]` or a map. An event is a map with a `type`, or an array that begins with it:
+//! A batch is an array `[ts, events, rank]` or a map. An event is a map with a `type`, or an array that begins with the type:
 //!
 //! ```text
 //! BlockStored   1 block_hashes  2 parent_block_hash  3 token_ids  4 block_size  5 lora_id  6 medium  7 lora_name
@@ -43,11 +43,11 @@ const STORED_HEAD: [Key; 6] = [
 const MEDIUM_SLOT: usize = 6;
 /// The slot of the adapter's name.
 const LORA_NAME_SLOT: usize = 7;
-/// The slots where a removal can have its owner: behind the locality, with the group's kind and window in front of that or without.
+/// The slots where a removal can have its owner: behind the locality. The group's kind and window may come before the locality.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
 /// The slot of the extra keys, with the salt among them.
 const EXTRA_KEYS_SLOT: usize = 8;
-/// The slot where Dynamo's older forks of vLLM told images, before the group.
+/// The slot of the group's number. Dynamo's older forks of vLLM have images there, and the group behind them.
 const GROUP_SLOT: usize = 9;
 
 /// Decodes one batch.
@@ -146,10 +146,10 @@ fn decode_event(
     }
 }
 
-/// The facts that stored events of so many slots have no room for. Versions that write maps have room for all.
+/// The facts that stored events of `slots` slots have no room for. Versions that write maps have room for all facts.
 fn untold_by(slots: usize, format: Format) -> Untold {
     match format {
-        // The slot of the adapter's name has the salt.
+        // The slot of the adapter's name has the salt instead.
         Format::Sglang => Untold {
             salts: slots <= LORA_NAME_SLOT,
             adapters: true,
@@ -181,7 +181,7 @@ fn read_stored_slots<'a>(
     format: Format,
     limits: &DecodeLimits,
 ) -> Result<(), DecodeError> {
-    // How many slots the images have pushed the others back.
+    // Number of slots by which images have pushed the later fields back.
     let mut pushed = 0;
     for slot in 1..slots {
         let has_images = slot == GROUP_SLOT && matches!(reader.clone().value()?, Value::Array(_));
@@ -211,7 +211,8 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// The key in a slot of SGLang's that is another's in vLLM: medium, component and a map with the salt tell themselves apart.
+/// The field in one of SGLang's slots, if it is not the field that vLLM has there. The value shows whether it is a medium, a
+/// component or a list of components.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<Key> {
     match value {
         Value::Text(_) if is_component(value) => Some(Key::Component),
@@ -231,7 +232,7 @@ fn read_removed_slots<'a>(
     for slot in 1..slots {
         let key = match slot {
             1 => Key::Names,
-            // SGLang's component stands there, in front of the medium or behind it.
+            // SGLang's component stands in one of these slots, before the medium or behind it.
             2 | 3 if is_component(&reader.clone().value()?) => Key::Component,
             2 => Key::Medium,
             3 if is_medium(&reader.clone().value()?) => Key::Medium,
@@ -244,7 +245,7 @@ fn read_removed_slots<'a>(
                 }
                 Value::Text(b"mamba") => Key::GroupKind,
                 Value::Text(_) if OWNER_SLOTS.contains(&slot) => Key::Ownership,
-                // Taken for an owner, it would make the removal another's.
+                // If it were taken for an owner, the removal would count as another system's.
                 Value::Text(_) => {
                     return Err(DecodeError::Combination("a text in a removal that nobody knows"));
                 }

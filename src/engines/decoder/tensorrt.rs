@@ -7,8 +7,8 @@
 //! | `removed` | `block_hashes`, in whichever level they lie |
 //! | `updated` | a block has moved from one `cache_level` to another |
 //!
-//! Engines with sliding windows have events for each window size, and those of manager V2 for each group of layers (`layer_group_id`). A request
-//! reuses the prefix that all of them have, so each counts as main attention.
+//! Engines with sliding windows have events for each window size. Engines with cache manager V2 have events for each group of
+//! layers (`layer_group_id`). A request reuses the prefix that all these groups have, so each counts as main attention.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -25,7 +25,7 @@ use super::media::tier_of_level;
 use super::tokens::TEXT_TOKEN;
 use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, field};
 
-/// Decodes a list of events, or one.
+/// Decodes a list of events, or a single event.
 pub(super) fn decode(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,
@@ -50,7 +50,7 @@ struct Head {
 }
 
 impl Head {
-    /// The group of layers, by the number of its own or by the size of its window; none where the event has neither.
+    /// The group of layers. Its number is the event's own number for it, else the size of its window; `None` if the event has neither.
     fn group(&self) -> Group {
         let index = self.layer_group.or(self.window);
         Group {
@@ -92,7 +92,7 @@ fn decode_event<'a>(
 #[derive(Default)]
 struct Data<'a> {
     kind: Option<&'a str>,
-    /// The outer option is whether the field was there.
+    /// The outer option tells whether the field was there.
     parent: Option<Option<u64>>,
     blocks: Option<Reader<'a>>,
     names: Option<Span>,
@@ -167,7 +167,7 @@ fn take(head: &Head, change: EngineChange, batch: &mut EngineBatch) -> Verdict {
     Verdict::Taken
 }
 
-/// A change of a block's level; other changes, such as that of its priority, say nothing about who holds what.
+/// Reads a change of a block's level. Other changes, such as that of its priority, move no block and are left out.
 fn updated(head: &Head, data: &Data<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
     let name = data.name.ok_or(DecodeError::Missing { field: "block_hash" })?;
     let Some(level) = &data.level else {
@@ -213,7 +213,8 @@ struct Block {
     cache_salt: Option<Span>,
 }
 
-/// A stored event while it is read. Blocks of one level, adapter and salt make one change; another level begins the next.
+/// A stored event while it is read. Consecutive blocks of one level and adapter make one change; another level or adapter
+/// begins the next. The first salt applies to all blocks.
 struct StoredEvent<'a> {
     head: &'a Head,
     parent: Option<u64>,
@@ -223,7 +224,7 @@ struct StoredEvent<'a> {
     level: u64,
     lora_id: Option<u64>,
     cache_salt: Option<Span>,
-    /// How far the lists were filled before the current change.
+    /// Lengths of the lists before the current change.
     mark: Mark,
     blocks: u32,
 }
@@ -285,7 +286,7 @@ impl<'a> StoredEvent<'a> {
         Ok(Verdict::Taken)
     }
 
-    /// Finishes the change of the blocks before `start`, and begins one with the block from there on.
+    /// Finishes the change of the blocks before `start`, and begins a change with the block from there on.
     fn begin_next(&mut self, start: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
         self.finish(start, batch)?;
         self.parent = start
@@ -370,8 +371,8 @@ impl<'a> StoredEvent<'a> {
     }
 }
 
-/// Tokens with extra ids. Each run of one extra id other than 0 is an object: the id stands for what the tokens are placeholders of. So is
-/// each text in the place of a token.
+/// Reads tokens with extra ids. Each run of tokens with one extra id other than 0 is an object: the tokens are placeholders,
+/// and the id stands for their content. Each text in the place of a token is an object, too.
 fn read_tokens(
     block: u32,
     reader: &mut Reader<'_>,

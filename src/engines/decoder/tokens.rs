@@ -1,4 +1,4 @@
-//! The tokens of a stored event: one by one, in overlapping pairs, with texts among them, with those that the engine looks ahead to.
+//! The tokens of a stored event in every form: one by one, in overlapping pairs, with texts among them, with lookahead tokens.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -16,11 +16,11 @@ pub(super) const TEXT_TOKEN: Token = 0;
 pub(super) struct TokenList<'a> {
     pub(super) tokens: Span,
     pub(super) is_bigram: bool,
-    /// How many tokens there are, and the first of them, where some are texts, which stand for images.
+    /// The number of tokens, and a reader at the first of them, if some are texts. A text stands for an image.
     pub(super) with_texts: Option<(usize, Reader<'a>)>,
 }
 
-/// Tokens one by one, or pairs of which each begins with the second of the one before.
+/// Reads tokens one by one, or pairs of tokens, each of which begins with the second token of the pair before. `None` for nil.
 pub(super) fn read_tokens<'a>(
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
@@ -49,7 +49,7 @@ pub(super) fn read_tokens<'a>(
     }))
 }
 
-/// Reads tokens among texts, each of which takes the place of a token. Returns whether there is a text.
+/// Reads tokens and texts; each text takes the place of a token. Returns whether there is a text.
 fn read_tokens_with_texts(
     count: usize,
     reader: &mut Reader<'_>,
@@ -68,7 +68,7 @@ fn read_tokens_with_texts(
     Ok(has_texts)
 }
 
-/// Appends an object for each text among `count` tokens of blocks of `size`. The reader stands at the first token.
+/// Appends an object for each text among `count` tokens, in blocks of `size` tokens. The reader stands at the first token.
 pub(super) fn read_text_tokens(
     size: usize,
     count: usize,
@@ -85,7 +85,7 @@ pub(super) fn read_text_tokens(
     Ok(())
 }
 
-/// Whether the first name is Python's hash of its page's tokens: it stands for the page, whatever comes before it.
+/// Whether the first name is Python's hash of its page's tokens alone. Such a name stands for the page, whatever comes before it.
 pub(super) fn names_one_page(names: Span, content: Content, batch: &EngineBatch) -> bool {
     let Content::Tokens { tokens, step, .. } = content else {
         return false;
@@ -128,7 +128,8 @@ fn read_pairs(count: usize, reader: &mut Reader<'_>, tokens: &mut Vec<Token>) ->
     Ok(())
 }
 
-/// Writes each block's tokens and those that it looks ahead to one after the other. None where there is nothing to look ahead to.
+/// Writes the tokens of each block, followed by the block's lookahead tokens. Returns that content; `None` if the event has
+/// no lookahead tokens.
 pub(super) fn widen(
     tokens: Span,
     size: usize,

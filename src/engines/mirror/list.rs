@@ -29,14 +29,14 @@ pub struct EventList {
 }
 
 impl EventList {
-    /// The list that says that there are no blocks any more.
+    /// The list whose only event says that there are no blocks any more.
     pub fn cleared() -> Self {
         let mut list = Self::default();
         list.begin(1, "AllBlocksCleared");
         list
     }
 
-    /// Begins an event with so many fields.
+    /// Begins an event that has `fields` fields.
     fn begin(&mut self, fields: u32, kind: &str) -> &mut Vec<u8> {
         self.count += 1;
         let _ = encode::write_map_len(&mut self.bytes, fields);
@@ -45,7 +45,7 @@ impl EventList {
         &mut self.bytes
     }
 
-    /// The payload of a batch of these events: of `time`, in seconds since the Unix epoch, and `rank`.
+    /// The payload of a batch with these events, with its `time`, in seconds since the Unix epoch, and its `rank`.
     pub fn payload(&self, time: f64, rank: u32) -> Vec<u8> {
         let mut payload = Vec::with_capacity(self.bytes.len() + 32);
         // Writing to memory cannot fail, here and below.
@@ -58,7 +58,7 @@ impl EventList {
     }
 }
 
-/// The blocks of the stored event that is under way.
+/// The blocks of the stored event that is being collected.
 #[derive(Debug, Default)]
 struct ListRun {
     parent: Option<SequenceHash>,
@@ -67,7 +67,7 @@ struct ListRun {
     lora_name: Option<String>,
 }
 
-/// Writes lists.
+/// Writes events into lists.
 #[derive(Debug)]
 pub(super) struct ListWriter {
     block_size: BlockSize,
@@ -88,7 +88,7 @@ impl ListWriter {
         }
     }
 
-    /// All lists, in order; none where nothing was written.
+    /// Returns all lists, in order. Empty if nothing was written.
     pub(super) fn finish(mut self) -> Vec<EventList> {
         self.end_run();
         self.end_removal();
@@ -98,12 +98,12 @@ impl ListWriter {
         self.finished
     }
 
-    /// Appends that there are no blocks any more.
+    /// Appends the event that there are no blocks any more.
     pub(super) fn clear(&mut self) {
         self.begin(1, "AllBlocksCleared");
     }
 
-    /// Appends a block to the last event where it continues that.
+    /// Appends a block: to the current stored event if the block continues it, else to a new event.
     pub(super) fn store(&mut self, block: &MirrorBlock<'_>) {
         self.end_removal();
         let run = &self.run;
@@ -120,7 +120,7 @@ impl ListWriter {
         self.run.tokens.extend_from_slice(block.tokens);
     }
 
-    /// Appends that a block is gone, if there is one.
+    /// Appends that a block is gone, if `sequence` names one.
     pub(super) fn remove(&mut self, sequence: Option<SequenceHash>) {
         self.end_run();
         self.removed.extend(sequence);
@@ -169,7 +169,7 @@ impl ListWriter {
         write_medium(out);
     }
 
-    /// Begins an event, in a list that has room.
+    /// Begins an event, in a new list if the current one is full.
     fn begin(&mut self, fields: u32, kind: &str) -> &mut Vec<u8> {
         if self.list.count >= EVENTS_MAX || self.list.bytes.len() >= BYTES_MAX {
             self.finished.push(std::mem::take(&mut self.list));

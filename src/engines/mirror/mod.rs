@@ -1,17 +1,18 @@
-//! A copy of what an engine holds on its device, with the tokens, for routers that keep an index of their own.
+//! A copy of the blocks that an engine holds on its device, with their tokens, for routers that keep an index of their own.
 //!
-//! Such a router follows vLLM's events, and knows nothing of what came before it. A [`Mirror`] stands beside a [`Translator`]: the tokens come from
-//! the engine's events, and what is held from the translator's, so both always agree. It gives what has changed, and all that there is, as events
-//! of vLLM ([`EventList`]). Its promises:
+//! Such a router follows vLLM's events, and knows nothing of events from before its start. A [`Mirror`] stands beside a
+//! [`Translator`]. It takes the tokens from the engine's events, and the held blocks from the translator's events, so both
+//! always agree. It gives the changes since the last call, or all blocks, as events of vLLM ([`EventList`]). Its promises:
 //!
-//! 1. What a router has of it is held on the device by all groups of full attention, as far as the translator knows. Test:
-//!    `mirror::a_router_has_what_the_device_has`.
-//! 2. A router that is given all, at any moment, and one that was given every change since the start have the same. Test: the same.
+//! 1. Each block that a router has from the mirror is held on the device by all groups of full attention, as far as the
+//!    translator knows. Test: `mirror::a_router_has_what_the_device_has`.
+//! 2. A router that gets all blocks, at any moment, has the same blocks as a router that got every change since the start.
+//!    Test: the same.
 //! 3. Blocks are called by the contract's sequence hashes, so no two contents share a name.
-//! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. What has no room is left out and counted: a router then knows less, and nothing wrong. Test:
-//!    `mirror::a_full_mirror_takes_no_more`.
-//! 5. After a doubt nothing counts as held but what is stored from then on, with the blocks before it where that proves them. Test:
-//!    `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
+//! 4. Memory is bounded by [`MirrorSettings::bytes_max`]. Blocks without room are left out and counted. A router then knows
+//!    less, but nothing wrong. Test: `mirror::a_full_mirror_takes_no_more`.
+//! 5. After a doubt only blocks that are stored from then on count as held, with the blocks before them if
+//!    [`MirrorSettings::proves_ancestors`] is set. Test: `mirror::after_a_doubt_only_what_is_stored_again_is_held`.
 
 mod list;
 mod nodes;
@@ -29,27 +30,28 @@ use nodes::{Held, Nodes, Slot};
 
 pub use list::EventList;
 
-/// The rules of a mirror.
+/// The settings of a mirror.
 #[derive(Debug, Clone)]
 pub struct MirrorSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
-    /// Most bytes for blocks.
+    /// Most bytes that the blocks take.
     pub bytes_max: usize,
-    /// Blocks with a salt, an adapter or an image are among them. A router that does not tell them apart credits them to plain prompts.
+    /// Whether blocks with a salt, an adapter or an image are kept. A router that doesn't tell such blocks apart credits them
+    /// to plain prompts.
     pub has_special: bool,
-    /// The engine stores a block on the device only while all blocks before it are held there.
+    /// Whether the engine stores a block on the device only while it holds all blocks before it there.
     pub proves_ancestors: bool,
 }
 
 /// Counts of blocks that were left out, by the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorOmissions {
-    /// The memory for blocks is full.
+    /// Blocks that found the memory for blocks full.
     pub full: u64,
-    /// They have a salt, an adapter or an image.
+    /// Blocks that have a salt, an adapter or an image.
     pub special: u64,
-    /// Their tokens, or those of a block before them, are not known.
+    /// Blocks whose tokens, or the tokens of a block before them, are unknown.
     pub unknown: u64,
 }
 
@@ -70,19 +72,19 @@ pub struct Mirror {
     /// Blocks of the current batch's stored events.
     named: Vec<Named>,
     names: HashMap<u64, SequenceHash>,
-    /// Blocks that may have changed since the last changes were taken.
+    /// Blocks that may have changed since the last [`Self::take_changes`].
     touched: Vec<Slot>,
-    /// True where everything was cleared since then.
+    /// True if everything was cleared since then.
     has_cleared: bool,
-    /// True where all has to be told anew.
+    /// True if routers have to be given all blocks anew.
     is_all_due: bool,
-    /// True where the doubt is only that the engine is out of sight.
+    /// True if the only doubt is that the engine is out of sight.
     is_only_unseen: bool,
     omissions: MirrorOmissions,
 }
 
 impl Mirror {
-    /// A mirror of a holder that has nothing.
+    /// A mirror of a holder without blocks.
     pub fn new(settings: MirrorSettings) -> Self {
         Self {
             nodes: Nodes::new(settings.block_size, settings.bytes_max),
@@ -107,7 +109,7 @@ impl Mirror {
         std::mem::take(&mut self.omissions)
     }
 
-    /// Translates `batch` with `translator`, as [`Translator::translate`] does, and follows.
+    /// Translates `batch` with `translator`, as [`Translator::translate`] does, and applies the result to the mirror.
     pub fn translate(&mut self, translator: &mut Translator, batch: &EngineBatch, output: &mut Translation) {
         self.named.clear();
         self.names.clear();
@@ -116,7 +118,7 @@ impl Mirror {
                 self.learn(translator, batch, stored);
             }
         }
-        // What follows begins events of its own, so that it can be told from what was there.
+        // New blocks go to new events, so that they can be told from the events that were there.
         output.seal();
         let mark = output.mark();
         translator.translate(batch, output);
@@ -124,14 +126,16 @@ impl Mirror {
             events.iter().for_each(|event| self.follow(tier, event));
         }
         self.confirm(translator);
-        // What could not be read may have been a removal. What the translator leaves out for other reasons makes it know less, and not wrong.
+        // An unread part may have been a removal. What the translator leaves out for other reasons makes the mirror know
+        // less, but nothing wrong.
         let hides_events = batch.doubts().iter().any(|doubt| doubt.tier.is_none());
         if hides_events && translator.lasting_doubt().is_some() {
             self.doubt();
         }
     }
 
-    /// Takes note of the tokens of a stored event, whether or not the translator will accept it: blocks that are not held then are dropped.
+    /// Keeps the blocks of a stored event with their tokens, before the translator accepts or refuses the event. Blocks that
+    /// are not held afterwards are dropped later.
     fn learn(&mut self, translator: &Translator, batch: &EngineBatch, stored: &EngineStored) {
         if stored.tier != Tier::DEVICE || !translator.counts(stored.group) {
             return;
@@ -175,7 +179,8 @@ impl Mirror {
         }
     }
 
-    /// The block before a stored event's first, if there is one, and the seed of its sequence; none where its blocks are left out.
+    /// The block before a stored event's first block, if there is one, and the seed of the sequence. `None` if the event's
+    /// blocks are left out.
     fn start_of(
         &mut self,
         translator: &Translator,
@@ -208,7 +213,7 @@ impl Mirror {
         Some((parent, seed))
     }
 
-    /// Follows an event of the translator.
+    /// Applies an event of the translator.
     fn follow(&mut self, tier: Tier, event: &Event) {
         match event {
             Event::Cleared => self.clear(),
@@ -230,7 +235,9 @@ impl Mirror {
         }
     }
 
-    /// Counts what the batch has stored as held where the translator holds it, though that may be nothing new to it.
+    /// Marks each block that the batch has stored as held, if the translator holds it: the translator emits no event for a
+    /// block that it held before. If the engine proves ancestors, also marks the doubted blocks before an event's first
+    /// block.
     fn confirm(&mut self, translator: &Translator) {
         for Named { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
@@ -250,20 +257,20 @@ impl Mirror {
         }
     }
 
-    /// The holder has nothing any more.
+    /// Notes that the holder has no blocks any more.
     pub fn clear(&mut self) {
         self.nodes.clear_held();
         (self.has_cleared, self.is_only_unseen) = (true, false);
     }
 
-    /// Events may have been lost: what was held may be gone.
+    /// Notes that events may have been lost: held blocks may be gone.
     pub fn doubt(&mut self) {
         self.is_all_due |= self.nodes.has_held();
         self.nodes.doubt_held();
         self.is_only_unseen = false;
     }
 
-    /// The engine has been out of sight for long: what it holds may be outdated.
+    /// Notes that the engine has been out of sight for long: the blocks that it holds may be outdated.
     pub fn lose_sight(&mut self) {
         if !self.is_only_unseen && self.nodes.has_held() {
             self.doubt();
@@ -271,14 +278,15 @@ impl Mirror {
         }
     }
 
-    /// The engine is in sight again, and everything of the meantime has been applied.
+    /// Notes that the engine is in sight again, and that all events of the meantime have been applied.
     pub fn regain_sight(&mut self) {
         if std::mem::take(&mut self.is_only_unseen) {
             self.nodes.trust_doubted(&mut self.touched);
         }
     }
 
-    /// The changes since the last call, for those that know all from before; none where they have to be given [`Self::all`] anew.
+    /// Returns the changes since the last call, for routers that know everything from before. `None` if routers have to be
+    /// given [`Self::all`] anew.
     pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
         let is_all_due = std::mem::take(&mut self.is_all_due);
         let has_cleared = std::mem::take(&mut self.has_cleared);
@@ -298,7 +306,7 @@ impl Mirror {
         changes
     }
 
-    /// The events that turn what was told of the `touched` blocks into what is.
+    /// The events that bring routers up to date about the `touched` blocks.
     fn differences(&mut self, touched: &[Slot], has_cleared: bool) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         if has_cleared {
@@ -320,7 +328,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes that a block is held, behind those before it that are not known to whoever is told. What of these is not held goes to `gone`.
+    /// Writes that a block is held, behind the blocks before it that routers don't know yet. Blocks among them that are not
+    /// held go to `gone`.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -340,7 +349,7 @@ impl Mirror {
         }
     }
 
-    /// All blocks, for whoever knows nothing, or something else. To be taken when no changes wait.
+    /// Returns all blocks, for routers that know nothing, or something outdated. Call it when no changes wait.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

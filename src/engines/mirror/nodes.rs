@@ -6,11 +6,11 @@ use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token};
 
 use super::list::MirrorBlock;
 
-/// No block.
+/// Number that stands for no block.
 const NONE: u32 = u32::MAX;
-/// Most caches that are told apart by salt and adapter.
+/// Largest number of salts and adapters that are told apart.
 const CACHES_MAX: usize = 4096;
-/// Bytes of a block beside its tokens: itself, and its place in the table of hashes.
+/// Bytes of a block beside its tokens: its node, and its place in the table of hashes.
 const OVERHEAD_BYTES: usize = size_of::<Node>() + 24;
 
 /// The place of a block.
@@ -20,11 +20,11 @@ pub(super) struct Slot(u32);
 /// The state of a block on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
-    /// Not held: it is kept for those behind it.
+    /// Not held: kept for the blocks behind it.
     No,
     /// Held.
     Yes,
-    /// Held when events were lost.
+    /// Held when events were lost; not confirmed since.
     InDoubt,
 }
 
@@ -35,21 +35,21 @@ struct Node {
     children: u32,
     cache: u16,
     held: Held,
-    /// True where routers that are told of changes take it for held.
+    /// True if routers that follow the changes take the block for held.
     is_told: bool,
-    /// True where they know it, held or not.
+    /// True if these routers know the block, held or not.
     is_known: bool,
     is_free: bool,
 }
 
-/// A salt and an adapter.
+/// One combination of a salt and an adapter.
 #[derive(Debug)]
 struct Cache {
     seed: HashSeed,
     lora_name: Option<Box<str>>,
 }
 
-/// The blocks.
+/// The blocks of a mirror.
 #[derive(Debug)]
 pub(super) struct Nodes {
     size: usize,
@@ -130,14 +130,14 @@ impl Nodes {
         self.get(slot).is_some_and(|node| node.is_known)
     }
 
-    /// Notes that everybody has been told of the block, and whether as held.
+    /// Notes that routers have been told of the block, and whether as held.
     pub(super) fn note_told(&mut self, slot: Slot, is_held: bool) {
         if let Some(node) = self.get_mut(slot) {
             (node.is_known, node.is_told) = (true, is_held);
         }
     }
 
-    /// The block as events have it.
+    /// The block with all that a stored event needs.
     pub(super) fn block(&self, slot: Slot) -> Option<MirrorBlock<'_>> {
         let start = slot.0 as usize * self.size;
         Some(MirrorBlock {
@@ -148,7 +148,7 @@ impl Nodes {
         })
     }
 
-    /// The block of this hash; none where it is new and has no room.
+    /// Finds the block of this hash, or inserts it. `None` if the block is new and has no room.
     pub(super) fn find_or_insert(
         &mut self,
         sequence: SequenceHash,
@@ -200,7 +200,7 @@ impl Nodes {
         u16::try_from(place).ok()
     }
 
-    /// Puts a block where there is room. Room grows by an eighth, so that the bound in bytes is nearly that of the memory, too.
+    /// Puts a block into a free place. The lists grow by an eighth only, so that their memory hardly exceeds the bound in bytes.
     fn place(&mut self, node: Node, tokens: &[Token]) -> Option<Slot> {
         if let Some(place) = self.free.pop() {
             let start = place as usize * self.size;
@@ -228,14 +228,14 @@ impl Nodes {
             .any(|node| !node.is_free && node.held == Held::Yes)
     }
 
-    /// Notes that no block is held any more, and that those that are told of changes know nothing.
+    /// Notes that no block is held any more, and that routers that follow the changes know no block.
     pub(super) fn clear_held(&mut self) {
         for node in &mut self.nodes {
             (node.held, node.is_told, node.is_known) = (Held::No, false, false);
         }
     }
 
-    /// Puts all that is held in doubt.
+    /// Puts all held blocks in doubt.
     pub(super) fn doubt_held(&mut self) {
         let held = |node: &&mut Node| !node.is_free && node.held == Held::Yes;
         for node in self.nodes.iter_mut().filter(held) {
@@ -243,7 +243,7 @@ impl Nodes {
         }
     }
 
-    /// Ends all doubts, and appends whose to `touched`.
+    /// Ends all doubts: the doubted blocks are held. Appends them to `touched`.
     pub(super) fn trust_doubted(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == Held::InDoubt && !node.is_free {
@@ -253,12 +253,12 @@ impl Nodes {
         }
     }
 
-    /// Tells whether there is room for less than an eighth of all blocks.
+    /// Tells whether at most an eighth of the room for blocks is left.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.slots.len() >= self.nodes_max - self.nodes_max / 8
     }
 
-    /// Takes what is in doubt for gone. Returns whether there was any.
+    /// Takes all doubted blocks for gone. Returns whether there were any.
     pub(super) fn forget_doubted(&mut self) -> bool {
         let mut any = false;
         let doubted = |node: &&mut Node| !node.is_free && node.held == Held::InDoubt;
@@ -268,14 +268,14 @@ impl Nodes {
         any
     }
 
-    /// Notes that everybody is told of everything.
+    /// Notes that routers have been told of all blocks.
     pub(super) fn note_all_told(&mut self) {
         for node in &mut self.nodes {
             (node.is_known, node.is_told) = (true, node.held == Held::Yes);
         }
     }
 
-    /// Forgets the block if it is not held and nothing comes behind it, and then those before it.
+    /// Forgets the block if it is not held and no block follows it. Then does the same with the blocks before it.
     pub(super) fn prune(&mut self, slot: Slot) {
         let mut at = Some(slot);
         while let Some(slot) = at {
@@ -297,7 +297,7 @@ impl Nodes {
         }
     }
 
-    /// Forgets all such blocks.
+    /// Forgets all blocks that are not held and have only such blocks behind them.
     pub(super) fn prune_all(&mut self) {
         (0..)
             .take(self.nodes.len())
@@ -308,7 +308,7 @@ impl Nodes {
         }
     }
 
-    /// Visits all blocks, each behind its parent, and one after another along a sequence as far as that goes.
+    /// Visits all blocks, each after its parent. Follows one sequence as far as it goes before it visits the next.
     pub(super) fn walk(&self, mut visit: impl FnMut(Slot)) {
         // First children and next siblings are needed here alone.
         let mut first = vec![NONE; self.nodes.len()];

@@ -1,5 +1,5 @@
-//! The bounds on what payloads cost: small ones that claim to be large cost nothing, large ones a multiple of their size, and a block no
-//! allocation.
+//! The bounds on the memory for payloads. Small payloads that claim to be large cost nothing, and large payloads cost a
+//! multiple of their size. Decoding a block allocates nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

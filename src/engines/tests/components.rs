@@ -1,4 +1,4 @@
-//! SGLang's components: which of them hold blocks, and what a request reuses then.
+//! SGLang's components: the blocks that they hold, and the prefix that a request reuses then.
 
 use std::collections::BTreeSet;
 

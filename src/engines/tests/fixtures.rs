@@ -1,6 +1,6 @@
-//! Recorded payloads of the engines, against what they mean.
+//! Recorded payloads of the engines, compared with their meaning.
 //!
-//! They lie beside the repository and are not part of it. Without them the test says so and passes, except where `CI` is set.
+//! The recordings lie beside the repository and are not part of it. Without them the test says so and passes, unless `CI` is set.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Damaged payloads of every format: no panic, no unbounded memory, nothing invented.
 //!
-//! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set how many and which.
+//! `KVATLAS_FUZZ_ROUNDS` and `KVATLAS_FUZZ_SEED` set the number of rounds and the seed.
 
 use kvatlas_engines::{
     BatchError, DecodeLimits, Decoder, EngineBatch, EngineChange, Format, Reason, Translation,

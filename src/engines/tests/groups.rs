@@ -1,4 +1,5 @@
-//! A translator against a brute-force model of an engine with several groups of layers: what a request could reuse after every step.
+//! A translator against a brute-force model of an engine with several groups of layers: the prefix that a request could reuse
+//! after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 

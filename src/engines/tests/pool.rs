@@ -1,4 +1,4 @@
-//! Objects of Mooncake Store: whose they are, and which blocks.
+//! Objects of Mooncake Store: their owners, and their blocks.
 
 use std::collections::BTreeSet;
 

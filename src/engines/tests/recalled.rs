@@ -1,4 +1,4 @@
-//! Names from before batches were lost: which blocks come back, and when.
+//! Names from before batches were lost: the blocks that come back, and the moment when they do.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The rules of a translator: what it takes, what it leaves out, and why.
+//! The rules of a translator: the events that it takes, and those that it leaves out, with the reason.
 
 use std::collections::{BTreeSet, HashMap};
 

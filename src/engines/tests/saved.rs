@@ -1,4 +1,4 @@
-//! Forms of a translator that are none: refused, whatever is wrong with them.
+//! Saved forms that no translator can be restored from: each is refused, whatever is wrong with it.
 
 use fastrand::Rng;
 use kvatlas_engines::{SavedError, SavedTranslator, Translation, Translator, TranslatorSettings};

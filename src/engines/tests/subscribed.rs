@@ -1,4 +1,4 @@
-//! Recorded streams of `SubscribeKvEvents`, against what the engines' own caches held in the end.
+//! Recorded streams of `SubscribeKvEvents`, compared with the final content of the engines' own caches.
 
 use std::collections::{BTreeMap, BTreeSet};
 

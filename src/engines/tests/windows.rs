@@ -1,4 +1,4 @@
-//! Windows and states, one rule at a time: which blocks are resumable, and what leaves that unknown.
+//! Windows and states, one rule at a time: the blocks that are resumable, and the events that leave that unknown.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! An engine's adapters, as far as they are known.
+//! Knowledge about an engine's adapters.
 
 use std::collections::HashMap;
 
@@ -16,23 +16,23 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    /// Whether what the engine has of adapters is uncertain, until it clears.
+    /// Whether the blocks of adapters are uncertain. They are until the engine clears.
     pub(super) fn is_uncertain(&self) -> bool {
         self.is_uncertain
     }
 
-    /// The engine has cleared. The numbers stay known.
+    /// Notes that the engine has cleared. The numbers stay known.
     pub(super) fn clear(&mut self) {
         self.is_uncertain = false;
     }
 
-    /// A block of an adapter was left out, because only its number is known.
+    /// Notes that a block of an adapter was left out because only the adapter's number is known.
     pub(super) fn note_unnamed(&mut self) {
         self.is_uncertain = true;
     }
 
-    /// Notes an adapter's number. A name that has another number than before was loaded anew, perhaps from another path: then the engine does
-    /// not use the blocks of before.
+    /// Notes an adapter's number. If a name has another number than before, its adapter was loaded anew, perhaps from another
+    /// path. The engine then doesn't use the earlier blocks, so adapters' blocks become uncertain.
     pub(super) fn note(&mut self, adapter: HashSeed, number: u64) {
         let is_full = self.numbers.len() >= ADAPTERS_MAX && !self.numbers.contains_key(&adapter);
         let before = match is_full {

@@ -1,4 +1,4 @@
-//! Questions of a mirror, which follows what a translator holds.
+//! Questions that a mirror asks a translator, whose held blocks it follows.
 
 use kvatlas_core::hash::SequenceHash;
 
@@ -9,17 +9,17 @@ use super::Translator;
 use super::tiers::TierIndex;
 
 impl Translator {
-    /// The doubt that lasts until the holder clears; none where nothing was lost.
+    /// The doubt that lasts until the holder clears; `None` if there is no such doubt.
     pub fn lasting_doubt(&self) -> Option<Reason> {
         self.doubt
     }
 
-    /// Tells whether blocks of the group are those of main attention, as far as is known.
+    /// Tells whether the group is one of main attention, as far as is known.
     pub(crate) fn counts(&self, group: Group) -> bool {
         self.groups.counts(self.stated(group))
     }
 
-    /// The block that `name` stands for, or did before batches were lost.
+    /// The sequence hash of the block that `name` stands for, or stood for before batches were lost.
     pub(crate) fn sequence_named(&self, name: u64) -> Option<SequenceHash> {
         let held = self.groups.find_any(name).and_then(|slot| self.chain.get(slot));
         held.map(|block| block.sequence)

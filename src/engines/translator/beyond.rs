@@ -1,11 +1,13 @@
-//! Tiers beyond the device. Who tells of them is often another than who tells of the device, and says less:
+//! Tiers beyond the device: host, disk, remote storage. Their events often come from another component than the device's
+//! events, and tell less:
 //!
-//! - A block may come by its name alone. What the name stands for is known from the device, now or a while ago.
-//! - What else than tokens tells blocks apart is left out: what a name is known to stand for counts before what the event's tokens say.
+//! - A block may come by its name alone. The block of that name is known from the device, now or a while ago.
+//! - Events leave out everything but tokens that tells blocks apart. So the known block of a name takes precedence over the
+//!   event's tokens.
 //! - Children may come before their parents, within a batch.
-//! - One event, or one name, may be a chunk of several blocks, which can be loaded as a whole only.
+//! - One event, or one name, may stand for a chunk of several blocks, which can be loaded only as a whole.
 //!
-//! What can't be placed can only add blocks to its own tier, so it leaves that tier in doubt and no other.
+//! An event that can't be placed could only add blocks to its own tier. So it leaves that tier in doubt and no other.
 
 mod saved;
 
@@ -27,26 +29,26 @@ use super::{HashMode, Start, Translator};
 /// The knowledge of tiers beyond the device, beside their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
-    /// Why what each tier has is not known for certain.
+    /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// A multiple of the blocks in a chunk for each tier, as far as chunks have shown it. 0 before the first.
+    /// For each tier, a multiple of the number of blocks in a chunk, as far as chunks have shown it. 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
-    /// Whether something has come of such a tier.
+    /// Whether a stored event about a tier beyond the device has come.
     is_used: bool,
     /// Whether a block was told by its name alone.
     has_ends: bool,
     /// Whether a name stands for several blocks.
     has_parts: bool,
-    /// Whether some blocks have salts, or objects.
+    /// Whether some blocks have salts. `has_objects` is the same for objects.
     has_salts: bool,
     has_objects: bool,
-    /// The blocks of one event at a time.
+    /// The blocks of the event that is being placed.
     named: Vec<Named>,
 }
 
-/// Stored events of a batch that wait for what may come later in it, and the removals behind them.
+/// Stored events that wait for later events of their batch, and the removals that came after them.
 #[derive(Debug, Default)]
 struct Late {
     stored: Vec<EngineStored>,
@@ -62,7 +64,7 @@ impl Late {
     }
 }
 
-/// A block of an event.
+/// A block of an event, with the engine's name for it.
 #[derive(Debug, Clone, Copy)]
 struct Named {
     name: u64,
@@ -72,9 +74,9 @@ struct Named {
 
 /// Why an event can't be placed.
 enum Unplaced {
-    /// For this reason until this name is known.
+    /// The block of this name is not known yet. If it never is, the event is left out for this reason.
     Until(u64, Reason),
-    /// For this reason, whatever comes.
+    /// The event is left out for this reason, whatever comes.
     Ever(Reason),
 }
 
@@ -85,7 +87,7 @@ impl From<Reason> for Unplaced {
 }
 
 impl Beyond {
-    /// Notes what tells blocks of a stored event apart, beside their tokens.
+    /// Notes whether a stored event has a salt or objects.
     pub(super) fn note_keys(&mut self, stored: &EngineStored) {
         self.has_salts |= stored.cache_salt.is_some();
         self.has_objects |= !stored.objects.is_empty();
@@ -104,7 +106,8 @@ impl Beyond {
         }
     }
 
-    /// The engine has cleared the tiers up to `up_to`. The others of those that `held` something may have it still.
+    /// Notes that the engine has cleared the tiers up to `up_to`. A farther tier that `held` blocks may hold them still, so
+    /// it is in doubt.
     pub(super) fn clear(&mut self, mut held: [bool; TIERS], up_to: Tier) {
         for stored in &self.late.stored {
             if let Some(held) = TierIndex::of(stored.tier).and_then(|tier| held.get_mut(tier.place())) {
@@ -129,15 +132,15 @@ fn gcd(mut one: u32, mut other: u32) -> u32 {
     one
 }
 
-/// The name of a block within a chunk that has one name for all: no engine's own.
+/// A made-up name for block number `part` of a chunk, whose only name is `name`. No engine uses it.
 fn part_name(name: u64, part: u32) -> u64 {
     let part = BlockHash::from(u64::from(part));
     u64::from(next_sequence_hash(Some(SequenceHash::from(name)), part))
 }
 
 impl Translator {
-    /// The tiers beyond the device of which it is in doubt what they have, and the first reason of each. Some of these doubts outlast a clear: it
-    /// may have been one of the device alone.
+    /// The tiers beyond the device whose blocks are in doubt, each with its first reason. Some of these doubts outlast a
+    /// clear, which may have emptied the device alone.
     pub fn tier_doubts(&self) -> impl Iterator<Item = (Tier, Reason)> + '_ {
         let doubted = |tier: TierIndex| Some((tier.tier(), self.tier_doubt(tier)?));
         TierIndex::BEYOND.into_iter().filter_map(doubted)
@@ -165,7 +168,7 @@ impl Translator {
         }
     }
 
-    /// Counts what was left out of an event about `tier`, or about all where that is absent.
+    /// Counts the reason why an event about `tier` was left out; `None` stands for all tiers.
     pub(super) fn count_in(&mut self, tier: Option<TierIndex>, reason: Reason, output: &mut Translation) {
         match tier {
             Some(tier) if tier.is_beyond_device() => {
@@ -183,12 +186,12 @@ impl Translator {
         self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
     }
 
-    /// The block that `name` stands for, or did a while ago.
+    /// The block that `name` stands for, or stood for a while ago.
     pub(super) fn known(&self, lane: LaneId, name: u64) -> Option<Block> {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
-    /// Remembers what `name` stood for, which no block has any more.
+    /// Remembers the block that `name` stood for, whose last copy has gone.
     pub(super) fn remember(&mut self, name: u64, slot: Slot) {
         if self.beyond.is_used
             && let Some(block) = self.chain.get(slot)
@@ -197,7 +200,7 @@ impl Translator {
         }
     }
 
-    /// Appends to `output` what a stored event about a tier beyond the device changes. One that can't be placed waits for the rest of its batch.
+    /// Translates a stored event about a tier beyond the device. An event that can't be placed yet waits for the rest of its batch.
     pub(super) fn store_beyond(
         &mut self,
         batch: &EngineBatch,
@@ -215,7 +218,7 @@ impl Translator {
         }
     }
 
-    /// Keeps removals of blocks for the end of the batch whose stored events wait.
+    /// Puts removals of blocks off to the end of the batch, if the stored events of the blocks wait.
     pub(super) fn remove_later(&mut self, lane: Option<LaneId>, names: &[u64], tiers: TierSet) {
         let late = &mut self.beyond.late;
         if late.stored.is_empty() {
@@ -233,7 +236,8 @@ impl Translator {
         late.removed.extend(waiting);
     }
 
-    /// Ends a batch: places the stored events that wait, each once what it waits for is known.
+    /// Ends a batch: places the waiting stored events, each once the name that it waits for is known. Then applies the
+    /// removals that were put off.
     pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
         if self.beyond.late.stored.is_empty() {
             return;
@@ -266,7 +270,7 @@ impl Translator {
         }
     }
 
-    /// Takes the blocks of a chunk that has one name for all, but for the last, which goes by the name itself.
+    /// Removes the blocks of a chunk that has a single name, except for the last block, which has that name itself.
     pub(super) fn remove_parts(
         &mut self,
         lane: Option<LaneId>,
@@ -304,7 +308,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Number of the contract's blocks in a chunk, which is one block of the event.
+    /// Number of the contract's blocks in one block of the event, which is a chunk if there are several.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {
@@ -319,7 +323,7 @@ impl Translator {
             _ if told > size && told.is_multiple_of(size) && has_all => {
                 u32::try_from(told / size).map_err(|_| Reason::BlockSize)
             }
-            // As on the device: a part ends a sequence.
+            // As on the device: an incomplete block ends a sequence.
             _ if told < size && stored.names.len() == 1 => Err(match stored.parent {
                 Some(parent) if !self.groups.has_name(parent) => Reason::BlockSize,
                 _ => Reason::PartOfBlock,
@@ -328,7 +332,7 @@ impl Translator {
         }
     }
 
-    /// Finds what the names of an event stand for: from their names as far as those are known, and else from their content.
+    /// Finds the blocks that an event's names stand for: by name as long as the names are known, then from the content.
     fn name_blocks(
         &mut self,
         batch: &EngineBatch,
@@ -356,14 +360,14 @@ impl Translator {
         Ok(())
     }
 
-    /// Notes what an event shows of the blocks in a chunk, whose blocks have been named.
+    /// Notes the size of a chunk, as far as an event shows it. The event's blocks must be in `named`.
     fn note_chunk(&mut self, stored: &EngineStored, tier: TierIndex) {
         if !self.settings.has_connector {
             return;
         }
         let mut named = std::mem::take(&mut self.beyond.named);
         if stored.content == Content::Absent {
-            // Each is the last block of a chunk.
+            // Each of these blocks is the last block of a chunk.
             self.beyond.has_ends = true;
             for Named { block, .. } in &named {
                 self.beyond.note_chunk(tier, block.position.saturating_add(1));
@@ -380,7 +384,7 @@ impl Translator {
         self.beyond.named = named;
     }
 
-    /// Computes the blocks of an event behind those that are `named`, of which `unknown` is the first.
+    /// Computes the blocks of an event that follow those in `named`, and appends them. `unknown` is the name of the first.
     fn compute_named(
         &mut self,
         batch: &EngineBatch,
@@ -395,7 +399,7 @@ impl Translator {
             return Err(Unplaced::Until(unknown, Reason::Placeholder));
         }
         if is_trusted || !stored.objects.is_empty() {
-            // All names, and objects by the number of their block.
+            // Trust takes all names, and objects go by the number of their block in the event: so all blocks are computed.
             named.clear();
         }
         self.check_untold(stored, named.is_empty())?;
@@ -420,7 +424,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Refuses content that may be another's: events of a connector leave out what else than tokens tells it apart.
+    /// Refuses content that may be another block's: a connector's events leave out everything but tokens that tells blocks apart.
     fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
         if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
             return Ok(());
@@ -432,7 +436,7 @@ impl Translator {
         let Content::Tokens { step, window, .. } = stored.content else {
             return Ok(());
         };
-        // What the names cover behind a block is left out, too.
+        // Tokens that the names cover behind a block are left out, too.
         match self
             .lookahead
             .is_none_or(|known| known == window.saturating_sub(step))
@@ -457,7 +461,8 @@ impl Translator {
             })
     }
 
-    /// Cuts the chunks of an event, of `parts` blocks each, into blocks of the contract. The last of each has its name.
+    /// Cuts the chunks of an event, of `parts` blocks each, into blocks of the contract. The last block of each chunk has the
+    /// chunk's name.
     fn name_parts(
         &mut self,
         batch: &EngineBatch,
@@ -482,7 +487,7 @@ impl Translator {
         let count = names.len() * parts as usize;
         let known = names.first().and_then(|name| self.known(lane, *name));
         match known {
-            // A known name says whose cache it is.
+            // A known name tells the salt and the adapter.
             Some(known) if known.position.checked_sub(parts - 1) == Some(start.position) => {
                 (start.seed, start.adapter) = (known.seed, known.adapter);
             }
@@ -510,7 +515,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Adds a copy of each named block, or of none.
+    /// Adds a copy of each named block, or of no block if one fails.
     fn hold_named(&mut self, lane: LaneId, tier: TierIndex) -> Result<(), Reason> {
         self.slots.clear();
         for place in 0..self.beyond.named.len() {
@@ -537,7 +542,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Emits that the named blocks are held, those that are not yet, and behind which of them a request can resume.
+    /// Emits the named blocks that are held and not published yet, and tells behind which of them a request can resume.
     fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
         let has_tree = self.chain.has_tree();
         let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);

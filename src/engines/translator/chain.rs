@@ -34,30 +34,30 @@ impl Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) sequence: SequenceHash,
-    /// The block before; none at position 0.
+    /// Sequence hash of the block before; `None` at position 0.
     pub(super) parent: Option<SequenceHash>,
     pub(super) position: u32,
     /// The seed of the sequence; children inherit it.
     pub(super) seed: HashSeed,
-    /// The adapter's part of it.
+    /// The seed of the same adapter without a salt.
     pub(super) adapter: HashSeed,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct KeptBlock {
     sequence: SequenceHash,
-    /// Without meaning at position 0.
+    /// Sequence hash of the block before; without meaning at position 0.
     parent: SequenceHash,
     seed: HashSeed,
     adapter: HashSeed,
     position: u32,
-    /// How many names stand for the block. One that has none is kept until its removal has been published.
+    /// Number of names that stand for the block. A block without names is kept until its removal has been published.
     names: u32,
-    /// The tiers that it was published as held in.
+    /// Bit set of the tiers in which the block was published as held.
     published: u8,
-    /// The tiers among them in which it was published as not resumable.
+    /// Bit set of the tiers among them in which the block was published as not resumable: no request can go on behind it.
     barred: u8,
-    /// The tiers in which it lies within a chunk, which can be loaded as a whole only.
+    /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a whole.
     inner: u8,
     is_free: bool,
 }
@@ -109,18 +109,18 @@ pub(super) struct Chain {
     kept: Vec<KeptBlock>,
     free: Vec<Slot>,
     by_sequence: HashMap<SequenceHash, Slot>,
-    /// Which follows which, for engines with several groups of layers.
+    /// The parent and children of each block, for engines with several groups of layers.
     tree: Option<Box<Tree>>,
-    /// With a tree: the block that came last. The next one mostly follows it.
+    /// With a tree: the block that came last. The next block mostly follows it.
     last: Option<Slot>,
-    /// With a tree: the blocks that have been published as held since that was last asked, in order.
+    /// With a tree: the blocks that have been published as held since the last [`Self::take_fresh`], in order.
     fresh: Vec<Slot>,
-    /// With a tree: the slots that have become free since that was last asked.
+    /// With a tree: the slots that have become free and were not given by [`Self::take_freed`] yet.
     freed: Vec<Slot>,
 }
 
 impl Chain {
-    /// The blocks by slot, and as what they were published.
+    /// The blocks by slot, each with the state in which it was published.
     pub(super) fn save(&self) -> SavedChain {
         let saved = |kept: &KeptBlock| SavedKept {
             block: kept.block().into(),
@@ -135,7 +135,7 @@ impl Chain {
         }
     }
 
-    /// The blocks that were saved, in the same slots. They have no names yet.
+    /// Restores saved blocks, in the same slots. They have no names yet.
     pub(super) fn restore(saved: SavedChain) -> Result<Self, SavedError> {
         let mut chain = Self::default();
         for (slot, saved) in (0..).map(Slot).zip(saved.kept) {
@@ -162,7 +162,7 @@ impl Chain {
         Ok(chain)
     }
 
-    /// The slot of this number, where it has a block.
+    /// The slot of this number, which must have a block.
     pub(super) fn slot_in_use(&self, number: u32) -> Result<Slot, SavedError> {
         let slot = Slot(number);
         let is_used = self.kept.get(slot.place()).is_some_and(|kept| !kept.is_free);
@@ -200,7 +200,7 @@ impl Chain {
         self.by_sequence.values().copied().collect()
     }
 
-    /// The blocks that were published as held in `tier`, and whether as resumable.
+    /// The blocks that were published as held in `tier`, each with whether it was published as resumable.
     pub(super) fn published(&self, tier: TierIndex) -> impl Iterator<Item = (Block, bool)> {
         self.kept
             .iter()
@@ -208,7 +208,7 @@ impl Chain {
             .map(move |kept| (kept.block(), kept.barred & tier.bit() == 0))
     }
 
-    /// The slot of `block`, which is kept from now on.
+    /// The slot of `block`, which is inserted if it is new.
     pub(super) fn slot_of(&mut self, block: Block) -> Result<Slot, Reason> {
         let vacant = match self.by_sequence.entry(block.sequence) {
             Entry::Occupied(entry) => {
@@ -266,7 +266,7 @@ impl Chain {
         self.tree.is_some()
     }
 
-    /// The block before the one in `slot`, where it is kept and there is a tree.
+    /// The slot of the block before the one in `slot`; `None` if that block is not kept or there is no tree.
     pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
         self.tree.as_ref()?.up(slot)
     }
@@ -275,7 +275,7 @@ impl Chain {
         self.tree.iter().flat_map(move |tree| tree.children(slot))
     }
 
-    /// Notes that what a group of layers has of the block has changed.
+    /// Notes that the block's state in a group of layers has changed.
     pub(super) fn touch(&mut self, slot: Slot) {
         if let Some(tree) = &mut self.tree {
             tree.touch(slot);
@@ -287,7 +287,7 @@ impl Chain {
         self.tree.as_ref().map_or(&[], |tree| tree.touched())
     }
 
-    /// Notes that what groups of layers have of new blocks may have changed, too.
+    /// Notes that the state of newly entered blocks may have changed, too.
     pub(super) fn touch_entered(&mut self) {
         if let Some(tree) = &mut self.tree {
             tree.touch_entered();
@@ -301,7 +301,7 @@ impl Chain {
         }
     }
 
-    /// Gives the blocks that have been published as held, in order, and forgets them.
+    /// Takes the list of blocks that have been published as held, in order. The list starts anew.
     pub(super) fn take_fresh(&mut self) -> Vec<Slot> {
         std::mem::take(&mut self.fresh)
     }
@@ -311,13 +311,13 @@ impl Chain {
         &self.fresh
     }
 
-    /// Keeps the memory of a list of them.
+    /// Gives back a list from [`Self::take_fresh`], so that its memory is used again.
     pub(super) fn keep_fresh(&mut self, mut list: Vec<Slot>) {
         list.clear();
         self.fresh = list;
     }
 
-    /// One of the slots that have become free, and may have got another block by now. Each is given once.
+    /// Takes one of the slots that have become free, each only once. The slot may have another block by now.
     pub(super) fn take_freed(&mut self) -> Option<Slot> {
         self.freed.pop()
     }
@@ -335,7 +335,7 @@ impl Chain {
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
-    /// Notes whether the block is published as resumable in `tier`. Returns the block where that is another than before.
+    /// Notes whether the block is published as resumable in `tier`. Returns the block's hash if that has changed.
     pub(super) fn set_resumable(
         &mut self,
         slot: Slot,
@@ -351,14 +351,14 @@ impl Chain {
         (kept.barred != before).then_some(kept.sequence)
     }
 
-    /// Whether the block lies within a chunk of `tier`, so that nothing can be loaded that ends there.
+    /// Whether the block lies within a chunk of `tier`, so that nothing can be loaded that ends with the block.
     pub(super) fn is_within_chunk(&self, slot: Slot, tier: TierIndex) -> bool {
         self.kept
             .get(slot.place())
             .is_some_and(|kept| kept.inner & tier.bit() != 0)
     }
 
-    /// Notes whether the block lies within a chunk of `tier`. One that can be loaded from there stays so.
+    /// Notes whether the block lies within a chunk of `tier`. A block that is published there already is not put into a chunk.
     pub(super) fn set_within_chunk(&mut self, slot: Slot, tier: TierIndex, is_within: bool) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
@@ -377,7 +377,7 @@ impl Chain {
         }
     }
 
-    /// Counts one name less.
+    /// Counts one name fewer of the block.
     pub(super) fn drop_name(&mut self, slot: Slot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names = kept.names.saturating_sub(1);

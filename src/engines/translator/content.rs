@@ -20,7 +20,7 @@ impl Contents {
         &self.chain
     }
 
-    /// Computes those of the first `count` blocks of the event's content.
+    /// Computes the sequence hashes of the first `count` blocks from the event's content.
     pub(super) fn compute(
         &mut self,
         batch: &EngineBatch,
@@ -41,7 +41,8 @@ impl Contents {
         Ok(())
     }
 
-    /// Computes the same in the chains of a scheme, behind `before`. `salt` is with the first block.
+    /// Computes the sequence hashes of the first `count` blocks in the chain of a hash scheme, which continues from `before`.
+    /// `salt` enters the first block's hash.
     pub(super) fn compute_in(
         &mut self,
         chains: SchemeSteps<'_>,
@@ -75,8 +76,9 @@ impl Contents {
         Ok(())
     }
 
-    /// Takes them from the engine's names, which have to be the hashes of a scheme. Those of `count` blocks that begin a sequence are computed, and
-    /// compared, where the event has their content.
+    /// Takes the sequence hashes of `count` blocks from the engine's names, which have to be hashes of a scheme. If the
+    /// blocks begin a sequence, computes the hashes from their tokens, too, and compares. Blocks with an adapter or objects
+    /// are not compared.
     pub(super) fn take_in(
         &mut self,
         chains: &SchemeChains,
@@ -87,7 +89,7 @@ impl Contents {
     ) -> Result<(), Reason> {
         let names = batch.hashes(stored.names);
         if names.len() != count {
-            // Each name is of a chunk of several blocks.
+            // Each name stands for a chunk of several blocks.
             return Err(Reason::BlockSize);
         }
         self.take_names(names);
@@ -96,7 +98,7 @@ impl Contents {
             Content::BlockHashes(_) | Content::Absent => return Err(Reason::NoContent),
             Content::Misfit => return Err(Reason::TokenCount),
         };
-        // How those of an adapter and of an image are named is not told.
+        // It is not documented how blocks with an adapter or an image are hashed.
         let is_adapters = stored.lora_name.is_some() || stored.lora_id.is_some_and(|number| number > 0);
         if !begins || is_adapters || !batch.objects(stored.objects).is_empty() {
             return Ok(());
@@ -116,13 +118,13 @@ impl Contents {
         }
     }
 
-    /// Takes them from the engine's names.
+    /// Takes the sequence hashes from the engine's names.
     pub(super) fn take_names(&mut self, names: &[u64]) {
         self.chain.clear();
         self.chain.extend(names.iter().copied().map(SequenceHash::from));
     }
 
-    /// Checks every `sample`th block against its content, where the event has it. `unchecked` counts blocks since the last check.
+    /// Checks every `sample`th block against its content, if the event has that. `unchecked` counts blocks since the last check.
     pub(super) fn check(
         &self,
         batch: &EngineBatch,
@@ -209,7 +211,7 @@ impl<'a> BlockHashes<'a> {
         })
     }
 
-    /// Passes over the objects up to those of the current block, and returns these.
+    /// Returns the objects of the current block, and goes on to the next block.
     fn take_objects(&mut self) -> &'a [BlockObject] {
         let count = self
             .objects
@@ -222,7 +224,7 @@ impl<'a> BlockHashes<'a> {
         own
     }
 
-    /// Goes on without computing a hash.
+    /// Goes on to the next block without computing a hash.
     fn pass(&mut self) {
         self.take_objects();
     }

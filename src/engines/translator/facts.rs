@@ -1,4 +1,4 @@
-//! Facts of an engine's groups of layers that its events don't tell, and somebody states.
+//! Facts about an engine's groups of layers that its events don't tell and its configuration states.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,26 +7,26 @@ use crate::batch::GroupKind;
 /// Most groups that can be stated.
 const GROUPS_MAX: usize = 256;
 
-/// Facts of an engine's groups of layers.
+/// Facts about an engine's groups of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
     /// Whether the events don't tell all that a request needs: SGLang's of a model with windows or states, vLLM's with hits within blocks.
     pub is_hybrid: bool,
-    /// Whether hits are a block shorter than what is cached: speculative decoding with EAGLE and a KV connector.
+    /// Whether hits are a block shorter than the cached prefix: speculative decoding with EAGLE and a KV connector.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector takes what main attention has in tiers beyond the device, whatever other groups have there.
+    /// Whether a KV connector loads main attention's blocks from tiers beyond the device, whatever other groups have there.
     pub has_divergent_hits: bool,
 }
 
 impl GroupFacts {
-    /// Whether what a request can reuse can't be known.
+    /// Whether it can't be known how much a request can reuse.
     pub fn hide_hits(&self) -> bool {
         self.is_hybrid || self.has_eagle_drop
     }
 
-    /// How many groups beside main attention there are at least, in an engine that tells of several: one where nothing is stated.
+    /// Least number of groups beside main attention, in an engine that tells of several groups: one if nothing is stated.
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;
         match self.kinds.is_empty() {
@@ -35,11 +35,11 @@ impl GroupFacts {
         }
     }
 
-    /// The kinds of groups as people write them: `full`, `window:TOKENS` or `state`, in the order of their numbers.
+    /// Reads kinds of groups as people write them: `full`, `window:TOKENS` or `state`, in the order of their numbers.
     ///
     /// # Errors
     ///
-    /// Says what is wrong.
+    /// A text that says what is wrong.
     pub fn read_kinds<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<GroupKind>, String> {
         let kind = |word: &str| match word.split_once(':') {
             None if word == "full" => Ok(GroupKind::Main),

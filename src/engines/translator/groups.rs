@@ -1,7 +1,8 @@
-//! Groups of layers: which of them a prefix needs, and what each has.
+//! Groups of layers: which of them a prefix needs, and the blocks of each.
 //!
-//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix is held where all groups of main attention
-//! have it. Sliding windows and state-space layers need its end only: see [`super::windows`].
+//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix is held where all groups of
+//! main attention have it. Of sliding windows and state-space layers, a request needs only the prefix's end: see
+//! [`super::windows`].
 
 use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
@@ -13,27 +14,27 @@ use super::tiers::TierIndex;
 
 /// Most groups of main attention.
 const LANES_MAX: usize = 16;
-/// Most groups that are remembered as of an unknown kind.
+/// Most groups of unknown kinds that are remembered.
 const OTHERS_MAX: usize = 256;
 
 /// The number of a lane that stands in for main attention, in models that have none.
 pub(super) const STAND_IN: u32 = u32::MAX;
 
-/// A group that counts.
+/// The index of a lane: the state of a group whose blocks count as main attention's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneId(usize);
 
 /// All groups of a holder.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// The group's number and what it has. Events without a number have a lane of their own, which counts for all groups.
+    /// Each group's number and its lane. Events without a number have a lane of their own, which counts for all groups.
     lanes: Vec<(Option<u32>, Lane)>,
-    /// Groups of kinds that nobody here knows.
+    /// Numbers of groups of unknown kinds.
     others: Vec<u32>,
 }
 
 impl Groups {
-    /// The groups and what each has.
+    /// The groups and the blocks of each.
     pub(super) fn save(&self) -> SavedGroups {
         let lanes = self.lanes.iter().map(|(index, lane)| (*index, lane.save()));
         SavedGroups {
@@ -42,7 +43,7 @@ impl Groups {
         }
     }
 
-    /// The state that was saved, whose blocks are in `chain`.
+    /// Restores the saved state, whose blocks are in `chain`.
     pub(super) fn restore(saved: SavedGroups, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut groups = Self {
             lanes: Vec::new(),
@@ -60,38 +61,38 @@ impl Groups {
         }
     }
 
-    /// How many names there are in all groups.
+    /// Number of names in all groups.
     pub(super) fn names(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
-    /// The blocks that the names of main attention stand for, in all of its groups.
+    /// The names of main attention with their blocks, in all of its groups.
     pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.flat_map(|(_, lane)| lane.iter())
     }
 
-    /// Takes everything away. What the groups are stays known.
+    /// Forgets all blocks. The groups themselves stay known.
     pub(super) fn clear(&mut self) {
         self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());
     }
 
-    /// How many names stand for a block that another name of the same group stands for too.
+    /// Number of names beyond the first name of each block in each group.
     pub(super) fn aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
     }
 
-    /// As [`Self::aliases`], of blocks that have both names on the device.
+    /// As [`Self::aliases`], for names on the device only.
     pub(super) fn device_aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
 
-    /// How many blocks may have gone from the device.
+    /// Number of names whose copies on the device may all be mere reports, so that the block may have gone from there.
     pub(super) fn unclear(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
     }
 
-    /// Notes that the copies on the device that were added last may be none, of blocks that have others.
+    /// Notes that the last added copies of `names` on the device may be mere reports. A first copy is genuine.
     pub(super) fn doubt_copies(&mut self, lane: LaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             for name in names {
@@ -100,12 +101,12 @@ impl Groups {
         }
     }
 
-    /// Whether a group has a block in `tier`.
+    /// Whether any group has a block in `tier`.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
     }
 
-    /// Whether blocks of the group count, as far as is known before [`Self::learn`].
+    /// Whether blocks of the group count as main attention's, as far as is known before [`Self::learn`].
     pub(super) fn counts(&self, group: Group) -> bool {
         match (group.index, group.kind) {
             (_, Some(kind)) => kind == GroupKind::Main,
@@ -115,7 +116,7 @@ impl Groups {
         }
     }
 
-    /// Whether a group has a block of this name.
+    /// Whether any group has a block of this name.
     pub(super) fn has_name(&self, name: u64) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
     }
@@ -124,7 +125,7 @@ impl Groups {
         self.lanes.iter().position(|(lane, _)| *lane == index).map(LaneId)
     }
 
-    /// Learns from a stored event what its group is. Returns its lane, and whether what is held may have changed.
+    /// Learns the kind of a stored event's group. Returns the group's lane, and whether the held blocks may have changed.
     pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<LaneId, Reason>, bool) {
         match (group.index, group.kind) {
             (Some(index), Some(GroupKind::Main)) => {
@@ -153,7 +154,7 @@ impl Groups {
         }
     }
 
-    /// Forgets a group of main attention, which has turned out to be something else. Returns whether there was one.
+    /// Forgets a group of main attention, which has turned out to be another kind. Returns whether there was such a group.
     pub(super) fn drop_lane(&mut self, index: u32, chain: &mut Chain) -> bool {
         let Some(LaneId(place)) = self.lane_with(Some(index)) else {
             return false;
@@ -175,7 +176,7 @@ impl Groups {
         (Ok(LaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane of a removed event's group; none where the event doesn't say.
+    /// The lane of a removed event's group; `None` if any lane may be meant: the event tells no group, or a group 0 that has no lane.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<LaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -189,7 +190,7 @@ impl Groups {
         }
     }
 
-    /// The lane itself, or those that have `name`: the one without a number before all others.
+    /// The lane itself, if it is given. Else the lane without a number, if it has `name`; else all lanes that have `name`.
     pub(super) fn lanes_with(&self, lane: Option<LaneId>, name: u64) -> impl Iterator<Item = LaneId> + use<> {
         let has = |lane: &(Option<u32>, Lane)| lane.1.find(name).is_some();
         let ungrouped = || self.lanes.iter().position(|lane| lane.0.is_none() && has(lane));
@@ -206,7 +207,7 @@ impl Groups {
             .map(LaneId)
     }
 
-    /// The block that `name` stands for in the lane, or else in any.
+    /// The block that `name` stands for in the lane, or else in any lane.
     pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
@@ -221,7 +222,7 @@ impl Groups {
         self.lanes.iter().any(|(index, _)| *index != Some(STAND_IN))
     }
 
-    /// Whether there is a group of a kind that nobody here knows.
+    /// Whether there is a group of an unknown kind.
     pub(super) fn has_others(&self) -> bool {
         !self.others.is_empty()
     }
@@ -236,7 +237,7 @@ impl Groups {
             .is_some_and(|(_, lane)| lane.has_copy(name, tier))
     }
 
-    /// Sets how many copies a tier has of a block, where it has one.
+    /// Sets how many copies a tier has of a block, at least one. Does nothing if the tier has no copy.
     pub(super) fn set_copies(&mut self, lane: LaneId, name: u64, tier: TierIndex, count: u16) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             lane.set_copies(name, tier, count);
@@ -260,7 +261,7 @@ impl Groups {
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
-    /// Whether a prefix with the block can be used from `tier`: all groups have it there.
+    /// Whether the block is held in `tier`: all groups with a number have it there, or the lane without a number has.
     pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);

@@ -1,4 +1,4 @@
-//! The state of one group of layers: the engine's names, and how many copies each tier has of a block.
+//! Lanes: the state of one group of layers, that is, the engine's names, and how many copies each tier has of a block.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -13,12 +13,12 @@ use super::tiers::{TIERS, TierIndex};
 struct Name {
     slot: Slot,
     copies: [u16; TIERS],
-    /// How many of the copies on the device may be none.
+    /// Number of the copies on the device that may be mere reports.
     reported: u16,
 }
 
 impl Name {
-    /// Whether none of the copies on the device is certain.
+    /// Whether there are copies on the device, and no copy there is certain.
     fn is_unclear(&self) -> bool {
         let [on_device, ..] = self.copies;
         on_device > 0 && self.reported >= on_device
@@ -36,11 +36,11 @@ pub(super) struct Added {
 /// The outcome of taking a copy away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// There was none.
+    /// There was no copy.
     Nothing,
-    /// A copy of this block. The name has others.
+    /// A copy of this block was taken. The name has other copies.
     Copy(Slot),
-    /// The last copy, and the name with it.
+    /// The last copy of this block under the name was taken, and the name with it.
     Name(Slot),
 }
 
@@ -48,15 +48,15 @@ pub(super) enum Taken {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     names: HashMap<u64, Name>,
-    /// By the place of a slot: how many names have a copy of its block in each tier.
+    /// By the place of a slot: number of names that have a copy of the slot's block in each tier.
     held: Vec<[u16; TIERS]>,
-    /// How many names there are beside the first of their block.
+    /// Number of names beyond the first name of each block.
     aliases: usize,
-    /// How many of the names that a block has on the device are beside its first there.
+    /// Number of names on the device beyond the first name of each block there.
     device_aliases: usize,
-    /// How many names have a copy in each tier.
+    /// Number of names that have a copy in each tier.
     names_in: [usize; TIERS],
-    /// How many names have copies on the device of which none is certain.
+    /// Number of names with copies on the device of which no copy is certain.
     unclear: usize,
 }
 
@@ -69,7 +69,7 @@ impl Lane {
         self.names.iter().map(saved).collect()
     }
 
-    /// The names that were saved, whose blocks are in `chain`.
+    /// Restores saved names, whose blocks are in `chain`.
     pub(super) fn restore(saved: Vec<SavedName>, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut lane = Self::default();
         for SavedName(name, slot, copies, reported) in saved {
@@ -110,12 +110,13 @@ impl Lane {
         self.names_in = [0; TIERS];
     }
 
-    /// How many blocks may have gone from the device.
+    /// Number of names whose copies on the device may all be mere reports, so that the block may have gone from there.
     pub(super) fn unclear(&self) -> usize {
         self.unclear
     }
 
-    /// Notes that the copy on the device that was added last may be none. The first of a block is one: it was not known before.
+    /// Notes that the copy on the device that was added last may be a mere report. A name's first copy is genuine: the name
+    /// was not known before.
     pub(super) fn doubt_copy(&mut self, name: u64) {
         if let Some(name) = self.names.get_mut(&name) {
             let was_unclear = name.is_unclear();
@@ -135,12 +136,12 @@ impl Lane {
         self.device_aliases
     }
 
-    /// Whether the tier has a block.
+    /// Whether the tier has any block.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
     }
 
-    /// Sets how many copies a tier has of a block, where it has one.
+    /// Sets how many copies a tier has of a block, at least one. Does nothing if the tier has no copy.
     pub(super) fn set_copies(&mut self, name: u64, tier: TierIndex, count: u16) {
         let Some(name) = self.names.get_mut(&name) else {
             return;
@@ -167,7 +168,7 @@ impl Lane {
         copies.is_some_and(|copies| *copies > 0)
     }
 
-    /// Whether the group has the block in `tier`, under whichever name.
+    /// Whether the group has the block in `tier`, under any name.
     pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
         let held = self
             .held
@@ -180,7 +181,7 @@ impl Lane {
         TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier))
     }
 
-    /// Adds a copy of `block`, which the engine calls `name`. Changes nothing where that fails.
+    /// Adds a copy of `block`, which the engine calls `name`. An error changes nothing.
     pub(super) fn add(
         &mut self,
         name: u64,

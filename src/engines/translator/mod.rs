@@ -1,16 +1,16 @@
-//! From an [`EngineBatch`] to events of the contract, for one holder.
+//! Translates an [`EngineBatch`] into events of the contract, for one holder.
 //!
-//! A translator computes the contract's sequence hash of each block and remembers what the engine calls it. Its events name
+//! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events name
 //! blocks by the contract's hashes alone, so a daemon needs no table of names for the holder. Its promises:
 //!
-//! 1. In each tier its events say the same as the engine's events, copies counted. A block is stored with its first copy and
+//! 1. In each tier its events tell the same as the engine's events, copies counted. A block is stored with its first copy and
 //!    removed with its last. Test: `oracle::events_add_up_to_the_cache`.
-//! 2. It never says more. An event that contradicts itself or what came before is left out as a whole, and counted. Test:
-//!    `rules::contradictions_are_left_out`.
-//! 3. The full state is what its events so far add up to, parents before children. Test: `oracle::events_add_up_to_the_cache`.
+//! 2. Its events never tell more than the engine's. An engine's event that contradicts itself or earlier events is left out
+//!    as a whole, and counted. Test: `rules::contradictions_are_left_out`.
+//! 3. The full state equals the sum of its events so far, parents before children. Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
-//! 5. One that was saved and restored between any two batches says the same as one that was not. Tests: `oracle::events_add_up_to_the_cache`,
-//!    `groups::what_a_request_reuses_is_what_all_groups_have`.
+//! 5. A translator that is saved and restored between any two batches emits the same events as one that is not. Tests:
+//!    `oracle::events_add_up_to_the_cache`, `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beside;
@@ -72,7 +72,7 @@ pub struct Translator {
     sizes: Sizes,
     adapters: Adapters,
     untold: Untold,
-    /// Tokens behind each block that its name covers; none before the first block with tokens.
+    /// Number of tokens behind a block that the block's name covers; `None` before the first block with tokens.
     lookahead: Option<usize>,
     slots: Vec<Slot>,
     doubt: Option<Reason>,
@@ -99,7 +99,7 @@ impl Start {
         }
     }
 
-    /// The blocks of a chain that begins here.
+    /// The blocks of a chain of sequence hashes that begins here.
     fn blocks<'a>(&self, chain: &'a [SequenceHash]) -> impl Iterator<Item = Block> + use<'a> {
         let Self {
             parent,
@@ -119,7 +119,7 @@ impl Start {
 }
 
 impl Translator {
-    /// A translator of a holder that has nothing.
+    /// A translator of a holder without blocks.
     pub fn new(settings: TranslatorSettings) -> Self {
         Self {
             windows: Windows::new(settings.block_size.as_u32()),
@@ -141,9 +141,10 @@ impl Translator {
         }
     }
 
-    /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears. Some doubts end
-    /// earlier: that about the block size with a block of that size, that about names when no block has two, that about reports when each
-    /// block that is held has a copy that is none.
+    /// The reason why the holder's blocks are not known for certain; `None` while they are. The first reason stays until the
+    /// engine clears. Three doubts end earlier. The doubt about the block size ends with a block of the registered size. The
+    /// doubt about names ends when no block on the device has two. The doubt about reports ends when each block on the device
+    /// has a copy that is no mere report.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
@@ -153,7 +154,7 @@ impl Translator {
             .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 
-    /// The facts that the engine's events cannot tell: nothing is certain for queries that ask for them.
+    /// The facts that the engine's events cannot tell. For queries that ask for such a fact, nothing is certain.
     pub fn untold(&self) -> Untold {
         self.untold.or(Untold {
             adapters: self.adapters.is_uncertain(),
@@ -166,7 +167,8 @@ impl Translator {
         self.lookahead.is_some_and(|tokens| tokens > 0)
     }
 
-    /// Whether what a request can reuse is not known, though what main attention has is: of groups beside it something is not told.
+    /// Whether it is unknown how much a request can reuse, though the blocks of main attention are known. The events then
+    /// don't tell all about the groups beside main attention.
     pub fn hides_groups(&self) -> bool {
         let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
         self.settings.groups.hide_hits()
@@ -176,7 +178,8 @@ impl Translator {
             || self.windows.has_unlisted()
     }
 
-    /// Which layers there are beside full attention, as far as events have told: `windows`, `states` or `windows+states`.
+    /// The kinds of layers beside full attention, as far as events have told: `windows`, `states` or `windows+states`. `None`
+    /// if there are none.
     pub fn layers(&self) -> Option<&'static str> {
         self.windows.layers()
     }
@@ -186,12 +189,12 @@ impl Translator {
         self.doubt.get_or_insert(reason);
     }
 
-    /// How many blocks are held, in whichever tier.
+    /// Number of blocks that are held, in any tier.
     pub fn blocks(&self) -> usize {
         self.chain.len()
     }
 
-    /// How many names are kept.
+    /// Number of the engine's names that are kept.
     pub fn names(&self) -> usize {
         self.groups.names() + self.windows.names()
     }
@@ -211,13 +214,13 @@ impl Translator {
         (self.doubt, self.hides_groups) = (None, false);
     }
 
-    /// Appends to `output` what all of `batch` changes. For batches about one holder.
+    /// Translates all events of `batch`, and appends their changes to `output`. For batches about one holder.
     pub fn translate(&mut self, batch: &EngineBatch, output: &mut Translation) {
         self.translate_some(batch, |_| true, output);
     }
 
-    /// Appends to `output` what those events of `batch` change for which `is_ours` holds. What could not be read may be about any holder: its
-    /// doubts stand at their places among the events.
+    /// Translates the events of `batch` for which `is_ours` holds, and appends their changes to `output`. Unread parts may be
+    /// about any holder, so all doubts of the batch apply, each at its place among the events.
     pub fn translate_some(
         &mut self,
         batch: &EngineBatch,
@@ -240,18 +243,18 @@ impl Translator {
         doubts.for_each(|doubt| self.note_placed(*doubt));
         self.settle(batch, output);
         self.finish_step(batch, begun, output);
-        // Where among the events they were left out is not known: a clear may have come before.
+        // The places of these reasons among the events are unknown, so a clear in the batch does not end them.
         self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Counts what was left out of a batch of which nothing is applied.
+    /// Counts the reasons of a batch of which nothing is applied, and takes over their doubts.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
         self.hides_groups |= reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Appends to `output` what one event of `batch` changes, as far as that doesn't wait for the others.
+    /// Translates one event of `batch` and appends its changes to `output`, unless the event has to wait for later ones.
     fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
         match self.defer(&event.change) {
             Ok(false) => {}
@@ -315,7 +318,8 @@ impl Translator {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
         let group = self.stated(stored.group);
         if self.groups.counts(group) {
-            // A group is needed from its first block on: one of which all blocks are left out is not.
+            // A group counts as needed from its first block on. These checks come first, so that a group whose blocks are all
+            // left out is not needed.
             self.check_block_size(stored)?;
             self.check_lookahead(stored)?;
             self.check_adapter(batch, stored)?;
@@ -350,8 +354,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether copies of the blocks may be none: vLLM tells of a request's whole prefix again where the request wants that. Genuine copies of a
-    /// prefix that is held are rare, unless another group of layers lacks it.
+    /// Whether the event may be a mere report, and its blocks no new copies. vLLM reports a request's whole prefix again as
+    /// stored, if the request asks for that. Genuine new copies of a held prefix are rare, unless another group of layers
+    /// lacks it.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: LaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
@@ -370,7 +375,7 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Refuses names that cover more tokens behind a block than queries are hashed with, or not as many as those before.
+    /// Refuses names that cover more tokens behind a block than queries are hashed with, or not as many as earlier names.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let Content::Tokens { window, .. } = stored.content else {
             return Ok(());
@@ -378,7 +383,7 @@ impl Translator {
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         let known = *self.lookahead.get_or_insert(ahead);
-        // Most schemes take a block's own tokens alone.
+        // Most hash schemes cover a block's own tokens only.
         let chains = self.settings.chains.as_ref();
         let ahead_max = usize::from(chains.is_none_or(SchemeChains::may_look_ahead));
         match known == ahead && ahead <= ahead_max {
@@ -387,7 +392,7 @@ impl Translator {
         }
     }
 
-    /// Notes whose the blocks are, where that is known.
+    /// Notes the adapter's name and number. Refuses blocks of an adapter that has a number but no known name.
     fn check_adapter(&mut self, batch: &EngineBatch, stored: &EngineStored) -> Result<(), Reason> {
         let name = self.lora_name(batch, stored);
         match (name, stored.lora_id) {
@@ -404,7 +409,8 @@ impl Translator {
         Ok(())
     }
 
-    /// The lane of a stored event's group. A group that turns out to be needed, or not to be, changes what counts as held.
+    /// The lane of a stored event's group, that is, the state of one group of main attention. If the group turns out to be
+    /// needed, or not to be, emits the changes to the held blocks.
     fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<LaneId, Reason> {
         let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);
@@ -441,7 +447,7 @@ impl Translator {
         };
         let start = match (known, self.settings.mode, stored.position) {
             (Some(block), _, _) => Start::behind(&block),
-            // The contract's hash names the prefix, whether or not the holder has it.
+            // The parent's name is a hash of the contract, which stands for the prefix whether or not the holder has it.
             (None, HashMode::Trust { .. }, Some(position @ 1..)) => Start {
                 parent: Some(SequenceHash::from(parent)),
                 position: u32::try_from(position).map_err(|_| Reason::OutOfRange)?,
@@ -465,7 +471,7 @@ impl Translator {
         Ok(start)
     }
 
-    /// The name of the adapter of a stored event's blocks; none where they have none.
+    /// The name of the adapter of a stored event's blocks; `None` if they have no adapter.
     pub(crate) fn lora_name<'a>(
         &'a self,
         batch: &'a EngineBatch,
@@ -476,7 +482,7 @@ impl Translator {
             (None, None) => Ok(None),
             (None, Some(number)) => match (self.settings.lora_names.get(&number), number) {
                 (Some(name), _) => Ok(Some(name)),
-                // As elsewhere, no adapter.
+                // Number 0 stands for no adapter.
                 (None, 0) => Ok(None),
                 (None, _) => Err(Reason::UnnamedAdapter),
             },
@@ -531,7 +537,7 @@ impl Translator {
         self.contents.compute_in(steps, batch, stored, before, count)
     }
 
-    /// Adds a copy of each block, or of none. Returns whether a block is held under another name already.
+    /// Adds a copy of each block, or of no block if one fails. Returns whether a block is held under another name already.
     fn insert(
         &mut self,
         names: &[u64],
@@ -563,7 +569,7 @@ impl Translator {
         Ok(is_alias)
     }
 
-    /// A name that stands for another block already: a cycle where that block is an ancestor.
+    /// The exact reason why `name` could not be added. A name conflict is a cycle if the name's known block is an ancestor.
     fn explain(&self, reason: Reason, name: u64, start: &Start, lane: LaneId) -> Reason {
         let known = self.groups.find(lane, name).and_then(|slot| self.chain.get(slot));
         match (reason, known, start.parent) {
@@ -574,7 +580,7 @@ impl Translator {
         }
     }
 
-    /// Emits what the blocks in `slots` are held in by now, and were not before.
+    /// Emits the blocks in `slots` that are held in `tier` and were not published there before.
     fn publish_stored(&mut self, tier: TierIndex, output: &mut Translation) {
         for slot in self.slots.drain(..) {
             if self.groups.holds(slot, tier) {
@@ -583,7 +589,7 @@ impl Translator {
         }
     }
 
-    /// Emits every difference between what is held and what was published.
+    /// Emits every difference between the held blocks and the published ones.
     fn publish_all(&mut self, output: &mut Translation) {
         for slot in self.chain.slots() {
             for tier in TierIndex::ALL {

@@ -19,18 +19,18 @@ pub struct TranslationPart {
     pub events: Vec<Event>,
 }
 
-/// Events of the contract, in order, by tier; and what was left out.
+/// Events of the contract, in order and by tier, with counts of the parts that were left out.
 #[derive(Debug, Clone, Default)]
 pub struct Translation {
     /// The parts, to be published one after the other.
     pub parts: Vec<TranslationPart>,
     /// Counts of the parts of the engine's batch that are not among the events, by reason.
     pub reasons: ReasonCounts,
-    /// How many events of the last part are finished: what follows begins a new one.
+    /// Number of finished events in the last part. Later blocks are not added to them, but begin a new event.
     sealed: usize,
     /// Whether one of the events clears.
     has_cleared: bool,
-    /// Lists for further events, so that a steady stream takes no new memory.
+    /// Empty lists for further events, so that a steady stream takes no new memory.
     spare: Vec<Vec<SequenceHash>>,
     spare_parts: Vec<Vec<Event>>,
 }
@@ -65,7 +65,7 @@ impl Translation {
         self.has_cleared
     }
 
-    /// Takes back the lists of events that nobody needs any more.
+    /// Keeps the lists of events that are no longer needed.
     fn recycle(&mut self, mut events: Vec<Event>) {
         for event in events.drain(..) {
             self.keep_spare(event);
@@ -127,7 +127,7 @@ impl Translation {
         }
     }
 
-    /// Finishes all events: what follows begins a new one.
+    /// Finishes all events, so that later blocks begin a new event.
     pub(crate) fn seal(&mut self) {
         self.sealed = self.mark().events;
     }
@@ -145,14 +145,15 @@ impl Translation {
             })
     }
 
-    /// The parts since `mark`, and the number of the first event of each that is newer.
+    /// The parts since `mark`, each with the number of its first event since then.
     fn since(&mut self, mark: Mark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
         let from = mark.parts.saturating_sub(1);
         let parts = self.parts.iter_mut().enumerate().skip(from);
         parts.map(move |(number, part)| (part, if number < mark.parts { mark.events } else { 0 }))
     }
 
-    /// Sets in each stored event since `mark` which of its blocks are resumable, in the order in which they were stored.
+    /// Sets in each stored event since `mark` which of its blocks are resumable: behind such a block a request can go on.
+    /// Asks in the order in which the blocks were stored.
     pub(super) fn set_resumable(
         &mut self,
         mark: Mark,
@@ -170,7 +171,7 @@ impl Translation {
         }
     }
 
-    /// Appends, or inserts at `mark`, whether blocks that are held already are resumable.
+    /// Appends, or inserts at `mark`, an event that tells whether blocks that are held already are resumable.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,
@@ -191,7 +192,7 @@ impl Translation {
         }
     }
 
-    /// Appends that `block` is held, to the last event where it continues that.
+    /// Appends that `block` is held: to the last event if the block continues it, else in a new event.
     pub(super) fn push_stored(&mut self, tier: Tier, block: &Block) {
         if let Some(Event::Stored(StoredBlocks {
             names:
@@ -220,7 +221,7 @@ impl Translation {
         self.events(tier).push(Event::Stored(stored));
     }
 
-    /// Appends that the block is not held any more, to the last event where that is a removal too.
+    /// Appends that the block is not held any more: to the last event if that is a removal, else in a new event.
     pub(super) fn push_removed(&mut self, tier: Tier, block: SequenceHash) {
         if let Some(Event::Removed(removed)) = self.open(tier)
             && removed.hashes.len() < EVENT_BLOCKS_MAX

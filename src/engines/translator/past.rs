@@ -1,4 +1,5 @@
-//! Blocks that the engine has had, for events that name them later: a copy beyond the device can be told of when the device's has gone.
+//! Blocks that the engine no longer has, for later events that name them: a copy beyond the device may be told of after the
+//! device's copy has gone.
 
 use std::collections::VecDeque;
 
@@ -9,7 +10,7 @@ use super::chain::Block;
 /// Most names that are remembered: about two megabytes.
 const NAMES_MAX: usize = 1 << 14;
 
-/// The blocks that names stood for that the engine has no more. The latest are kept.
+/// Names that the engine no longer uses, each with the block that it stood for. Only the latest are kept.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     blocks: HashMap<u64, Block>,
@@ -22,7 +23,7 @@ impl Past {
         self.blocks.get(&name).copied()
     }
 
-    /// Remembers what `name` stood for.
+    /// Remembers the block that `name` stood for.
     pub(super) fn remember(&mut self, name: u64, block: Block) {
         if self.blocks.insert(name, block).is_some() {
             return;
@@ -35,7 +36,7 @@ impl Past {
         }
     }
 
-    /// All names with what they stood for, the oldest first.
+    /// All names with the blocks that they stood for, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Block)> {
         let kept = |name: &u64| Some((*name, *self.blocks.get(name)?));
         self.order.iter().filter_map(kept)

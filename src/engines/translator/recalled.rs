@@ -1,8 +1,9 @@
-//! Names from before batches were lost, and what they prove.
+//! Names from before batches were lost, and the held blocks that they prove.
 //!
-//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. Of such an engine, a stored block whose
-//! parent is known by name shows that all of the parent's ancestors are on the device at that moment. So a prefix of which no event is left comes back
-//! with the first block that is stored behind it. How many copies there are is not known, and what is held beside: the holder stays in doubt.
+//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. Of such an
+//! engine, a stored block whose parent is known by name shows that all of the parent's ancestors are on the device at that
+//! moment. So a prefix of which no event is left comes back with the first block that is stored behind it. The number of
+//! copies stays unknown, and so do other held blocks. So the holder stays in doubt.
 
 use hashbrown::HashMap;
 
@@ -15,7 +16,7 @@ use super::output::Translation;
 use super::saved::{SavedBlock, SavedError};
 use super::tiers::TierIndex;
 
-/// The blocks that names of main attention stood for.
+/// The blocks that names of main attention stood for before batches were lost.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
     blocks: HashMap<u64, Block>,
@@ -45,19 +46,20 @@ impl Recalled {
         Ok(Self::of(blocks.into_iter()))
     }
 
-    /// The block that `name` stood for.
+    /// The sequence hash of the block that `name` stood for.
     pub(super) fn sequence_named(&self, name: u64) -> Option<SequenceHash> {
         self.blocks.get(&name).map(|block| block.sequence)
     }
 
-    /// The block `name` and all before it with their names, from the start of the sequence on; none where one is not known.
+    /// The block `name` and all blocks before it, each with its name, from the start of the sequence on; `None` if one of
+    /// them is not known.
     fn path(&self, name: u64) -> Option<Vec<(u64, Block)>> {
         let last = *self.blocks.get(&name)?;
         let mut path = vec![(name, last)];
         let mut at = last;
         while let Some(parent) = at.parent {
             let name = *self.names.get(&parent)?;
-            // A step towards the start, or there might be no end.
+            // Each step has to go towards the start, or the walk might not end.
             let block = self
                 .blocks
                 .get(&name)
@@ -71,8 +73,9 @@ impl Recalled {
 }
 
 impl Translator {
-    /// Forgets what the holder has, as [`Self::reset`] does, and remembers what its names stood for: batches were lost, and it is in doubt. Where the
-    /// engine's events are no proof, the names are forgotten, too.
+    /// Forgets the holder's blocks, as [`Self::reset`] does, but remembers the block of each name. For a holder that is in
+    /// doubt because batches were lost. If the engine's stored events prove nothing about the blocks before them, the names
+    /// are forgotten, too.
     pub fn reset_but_names(&mut self) {
         let earlier = std::mem::take(&mut self.recalled);
         let mut recalled = Recalled::default();
@@ -91,8 +94,8 @@ impl Translator {
         self.recalled = recalled;
     }
 
-    /// Takes `parent` and all before it for held on the device, of which `blocks` blocks that were just stored are proof. Returns whether it is known
-    /// what they are.
+    /// Adds `parent` and all blocks before it as held on the device: the `blocks` blocks that were just stored behind it
+    /// prove that. Returns whether `parent` is known now.
     pub(super) fn recall(
         &mut self,
         lane: LaneId,

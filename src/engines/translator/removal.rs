@@ -1,4 +1,4 @@
-//! Blocks that go: from a tier, or to another one.
+//! Removals of blocks from a tier, and moves to another tier.
 
 use kvatlas_core::wire::Tier;
 
@@ -12,7 +12,7 @@ use super::output::Translation;
 use super::tiers::{TierIndex, TierSet};
 
 impl Translator {
-    /// Takes the copies away of which a removed event tells.
+    /// Applies a removed event: takes away the copies that it tells of.
     pub(super) fn remove(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
         let only = removed.tier.and_then(TierIndex::of);
         let lane = match self.groups.lane_of(removed.group) {
@@ -34,7 +34,7 @@ impl Translator {
             let was_held = self.remove_one(lane, *name, tiers, left, output);
             self.remove_parts(lane, *name, tiers, output);
             if !was_held {
-                // Copies that are left of a block that is not known are a contradiction.
+                // An event contradicts itself if copies of an unknown block are left.
                 let reason = left
                     .filter(|left| *left > 0)
                     .map_or(Reason::NotHeld, |_| Reason::Malformed);
@@ -43,7 +43,7 @@ impl Translator {
         }
     }
 
-    /// Takes a copy of a block from each of `tiers` that has one, or as many as leave `left`. Returns whether any had.
+    /// Takes a copy of a block from each of `tiers` that has one, or as many copies as leave `left`. Returns whether a tier had a copy.
     pub(super) fn remove_one(
         &mut self,
         lane: Option<LaneId>,
@@ -97,7 +97,7 @@ impl Translator {
         if !self.groups.has_copy(lane, name, from) {
             return Err(Reason::NotHeld);
         }
-        // Stored first: at no time is it nowhere.
+        // The new copy is added first, so that the block is never without a copy.
         self.groups.add(lane, name, block, to, &mut self.chain)?;
         self.slots.clear();
         self.slots.push(slot);

@@ -1,9 +1,11 @@
-//! The end of a step: what groups beside main attention have changed, and which blocks a request can resume behind by now.
+//! The end of a step: applies the changes of groups beside main attention, and tells behind which blocks a request can resume
+//! (go on) by now.
 //!
-//! A batch of an engine is one step. The events of windows and states come before or behind that of main attention, which says where their names stand.
-//! So they wait for the end of the batch. The names of kept blocks are those of main attention. Where a group's blocks are smaller, some names are
-//! its own. An event that skips no block says by its parent and its tokens where they stand. In one that does, those before a name that main
-//! attention knows are the blocks just before it, in a row.
+//! A step is one batch of an engine. Events of windows and states come before or behind the event of main attention that
+//! tells where their names stand. So they wait for the end of the batch. The names of kept blocks are main attention's. If a
+//! group's blocks are smaller, some names are its own. An event that skips no block shows by its parent and its tokens where
+//! these names stand. In an event that skips blocks, the names before a name that main attention knows are the blocks just
+//! before that block, in a row.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -31,11 +33,12 @@ use super::{Start, Translator};
 pub(super) struct Step {
     /// The changes of groups beside main attention.
     waiting: Vec<EngineChange>,
-    /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until its end.
+    /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until
+    /// the step's end.
     gone: Vec<(u64, Slot)>,
-    /// The same by name. Few steps ask.
+    /// The list `gone` as a table by name, made when it is first needed: few steps need it.
     gone_by_name: OnceCell<HashMap<u64, Slot>>,
-    /// Whether what a request needs has changed, so that every block has to be looked at.
+    /// Whether a new group has changed the needs of requests, so that every block has to be looked at.
     has_new_rules: bool,
     /// Lists for the computation, kept for the next step.
     touched: Vec<(Reverse<u32>, Slot)>,
@@ -45,14 +48,14 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Forgets what came before a clear.
+    /// Forgets the changes and removals of the step so far, at a clear.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.gone.clear();
         self.gone_by_name.take();
     }
 
-    /// The block that `name` stood for before it was removed in this step. To be asked when no more names go.
+    /// The block that `name` stood for before it was removed in this step. Call it after the last removal of the step.
     fn gone(&self, name: u64) -> Option<Slot> {
         let by_name = || self.gone.iter().copied().collect();
         self.gone_by_name.get_or_init(by_name).get(&name).copied()
@@ -60,7 +63,7 @@ impl Step {
 }
 
 impl Translator {
-    /// A group, with the kind that the settings state where its event says none.
+    /// The group of an event. If the event doesn't tell its kind, the settings may.
     pub(super) fn stated(&self, group: Group) -> Group {
         let kinds = &self.settings.groups.kinds;
         let stated = || match Component::of(group) {
@@ -76,7 +79,7 @@ impl Translator {
         }
     }
 
-    /// The number and the kind of the group that a change is about, if that is beside main attention.
+    /// The number and the kind of the group that a change is about; `None` if the group is not known to be beside main attention.
     fn beside_main(&self, change: &EngineChange) -> Option<(u32, GroupKind)> {
         let (EngineChange::Stored(EngineStored { group, .. })
         | EngineChange::Removed(EngineRemoved { group, .. })) = change
@@ -89,8 +92,8 @@ impl Translator {
         matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
     }
 
-    /// Learns of the groups beside main attention that a step's events are about, before the blocks of main attention come. A group that is new
-    /// changes where a request can resume.
+    /// Learns of the groups beside main attention that a step's events are about, before the blocks of main attention come. A
+    /// new group changes where a request can resume.
     pub(super) fn learn_windows<'a>(
         &mut self,
         events: impl Iterator<Item = &'a EngineEvent>,
@@ -120,7 +123,8 @@ impl Translator {
         }
     }
 
-    /// Keeps a change of a group beside main attention for the end of the step. Returns whether it is one.
+    /// Puts a change of a group beside main attention off to the end of the step. Returns true if the caller has nothing left
+    /// to do for the change.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
             return Ok(self.defer_of_all(change));
@@ -133,25 +137,26 @@ impl Translator {
         Ok(true)
     }
 
-    /// Keeps a removal for the end of the step that is about SGLang's components. Returns whether it is about none of main attention.
+    /// Puts a removal from all of SGLang's components off to the end of the step, beside its effect on main attention.
+    /// Returns true if the caller has nothing left to do for the change.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
         };
         match Component::of(removed.group) {
-            // All of them, where a tree has several.
+            // The removal is from all components.
             None if removed.group == Group::default() && self.windows.are_components() => {
                 self.step.waiting.push(*change);
                 false
             }
-            // One that no stored event has named: nothing of it is known to be there.
+            // No stored event has named this component, so it has no known blocks.
             Some(Component::Window) => true,
             _ => false,
         }
     }
 
-    /// Forgets the block that `name` of main attention stood for, if it has no other. With groups beside main attention it is kept as long as the
-    /// step lasts: events of theirs may name it.
+    /// Forgets the block that `name` of main attention stood for, if it has no other name. With groups beside main attention
+    /// the block is kept until the end of the step, because their events may name it.
     pub(super) fn free_later(&mut self, name: u64, slot: Slot) {
         match self.chain.has_tree() {
             true => {
@@ -162,8 +167,8 @@ impl Translator {
         }
     }
 
-    /// Lists of which small blocks the event's blocks consist, where that is told. Of a block with an image it is not: its name says which, but
-    /// not from which token on.
+    /// Lists the small blocks of each of the event's blocks, if the event tells their tokens. A block with an image is left
+    /// out: its event tells which image it is, but not from which token on.
     pub(super) fn list_small_blocks(&mut self, batch: &EngineBatch, stored: &EngineStored, start: &Start) {
         let size = self.settings.block_size.as_usize();
         let Content::Tokens { tokens, step, window } = stored.content else {
@@ -189,7 +194,7 @@ impl Translator {
         }
     }
 
-    /// Ends the step that began at `begun`: appends to `output` where a request can resume by now.
+    /// Ends the step that began at `begun`: appends to `output` behind which blocks a request can resume by now.
     pub(super) fn finish_step(&mut self, batch: &EngineBatch, begun: Mark, output: &mut Translation) {
         if !self.chain.has_tree() {
             return;
@@ -224,7 +229,8 @@ impl Translator {
         output.seal();
     }
 
-    /// Notes which blocks of the device don't list their small blocks: of those that have come in this step, or of all once a group has.
+    /// Notes which blocks on the device don't list their small blocks: among the blocks of this step, or among all blocks if
+    /// a group is new.
     fn note_unlisted(&mut self) {
         if !self.windows.has_small_blocks() {
             return;
@@ -237,8 +243,8 @@ impl Translator {
         }
     }
 
-    /// Lets a window whose events skip no block stand in for main attention where a model has none. What a request reuses is not known
-    /// then: blocks behind the window may be gone, and it needs none of them.
+    /// Lets a window whose events skip no block stand in for main attention, in a model that has none. How much a request
+    /// reuses is then unknown: blocks that have left the window may be gone, though the request needs none of them.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
         let is_first = stored
             .group
@@ -267,10 +273,10 @@ impl Translator {
         let is_component = Component::of(stored.group).is_some();
         if TierIndex::of(stored.tier) != Some(TierIndex::DEVICE) {
             if is_component {
-                // It is loaded from there for requests that resume behind it.
+                // Requests that resume behind such a block load it from that tier.
                 return self.count(Reason::OtherGroup, output);
             }
-            // Elsewhere no block is called resumable.
+            // This group's blocks beyond the device don't decide which blocks are resumable.
             return output.reasons.count(Reason::OtherGroup);
         }
         if self.names() + names.len() > self.settings.blocks_max {
@@ -283,7 +289,7 @@ impl Translator {
             let place = self.place(id, *name, *walked, behind);
             behind = place.filter(|place| self.windows.fits(id, *place, &self.chain));
             let added = match behind {
-                // A tree has each block once, and says again what it has.
+                // SGLang's tree has each block once, and may tell of it again.
                 Some(_) if is_component && self.windows.place_of(id, *name).is_some() => Ok(()),
                 Some(place) => self.windows.add(id, *name, place, &mut self.chain),
                 None => Err(Reason::UnplacedName),
@@ -295,7 +301,7 @@ impl Translator {
         self.step.places = places;
     }
 
-    /// The block that ends where main attention, or a group whose blocks are not smaller, has the block `name`.
+    /// The block of the contract that ends where the block `name` ends, in main attention or in a group whose blocks are not smaller.
     fn end_named(&self, name: u64) -> Option<Slot> {
         self.groups
             .find_any(name)
@@ -303,8 +309,8 @@ impl Translator {
             .or_else(|| self.step.gone(name))
     }
 
-    /// The place where the block `name` of a group ends. `walked` is where the tokens say that it does, `behind` where the next one of its
-    /// event does.
+    /// The place where the block `name` of a group ends. `walked` is its place according to the tokens. `behind` is the place
+    /// of the event's next block.
     fn place(&self, id: WindowId, name: u64, walked: Option<Place>, behind: Option<Place>) -> Option<Place> {
         self.windows
             .place_of(id, name)
@@ -313,8 +319,8 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block, and says where each of its small blocks ends, as far as that is known: main
-    /// attention need not have the blocks that they lie in.
+    /// Walks along the tokens of an event that skips no block. Writes to `places` where each of its small blocks ends, as far
+    /// as known. Main attention need not have the blocks in which they lie.
     fn walk(
         &self,
         id: WindowId,
@@ -404,24 +410,26 @@ impl Translator {
             if let Some(slot) = slot {
                 self.chain.free_unnamed(slot);
             }
-            // Components say of all blocks what they have not.
+            // Components tell of all blocks that they lack, whether or not they had them.
             if !had_copy && !is_component {
                 output.reasons.count(Reason::NotHeld);
             }
         }
     }
 
-    /// Computes the runs of all blocks that a change reaches: those that were touched, and what follows them until nothing changes.
+    /// Computes the runs of all blocks that a change reaches: the touched blocks, and the blocks that follow them until a run
+    /// stays the same.
     fn recompute(&mut self) {
         let (mut stack, mut changed) = (
             std::mem::take(&mut self.step.stack),
             std::mem::take(&mut self.step.changed),
         );
-        // Of a new block no group has anything, unless it is touched, or within a block of the group that began before.
+        // No group has blocks in a new block, unless it is touched, or lies within a wider block of a group that began before it.
         if self.windows.has_wide_blocks() {
             self.chain.touch_entered();
         }
-        // Parents come first: what follows is computed once. One that has many small blocks is touched for each of them.
+        // Parents come first, so that their children are computed once. A block with many small blocks is touched once for
+        // each of them.
         let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
         let touched = &mut self.step.touched;
         touched.extend(
@@ -447,7 +455,7 @@ impl Translator {
         (self.step.stack, self.step.changed) = (stack, changed);
     }
 
-    /// Whether a request can resume behind the block from what `tier` and those nearer have.
+    /// Whether a request can resume behind the block with the blocks of `tier` and of nearer tiers.
     pub(super) fn is_resumable(&self, slot: Slot, tier: TierIndex) -> bool {
         if self.chain.is_within_chunk(slot, tier) {
             return false;
@@ -462,7 +470,7 @@ impl Translator {
         block.is_some_and(|block| self.windows.allow(slot, block.position))
     }
 
-    /// Says with the blocks that this step has stored whether they are resumable.
+    /// Sets in the stored events of this step which of their blocks are resumable.
     fn tell_stored(&mut self, begun: Mark, output: &mut Translation) {
         let fresh = self.chain.take_fresh();
         let mut slots = fresh.iter().copied();
@@ -470,7 +478,7 @@ impl Translator {
             let (Some(slot), Some(tier)) = (slots.next(), TierIndex::of(tier)) else {
                 return false;
             };
-            // A block that has gone again in the same step, or whose slot has another by now.
+            // The block may have gone again in the same step, and its slot may have another block by now.
             let is_there = self
                 .chain
                 .get(slot)
@@ -485,8 +493,8 @@ impl Translator {
         self.chain.keep_fresh(fresh);
     }
 
-    /// Says which of the other blocks are resumable by now and were not, or the other way about. What can't be resumed any more is told at
-    /// `begun`, before all else, where that is given.
+    /// Tells which of the other blocks have become resumable, or are so no longer. Blocks that are no longer resumable are
+    /// told at `begun`, before all else, if that is given.
     fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {

@@ -1,7 +1,8 @@
 //! A translator in a form that can be written down, so that the next process goes on where this one ends.
 //!
-//! Kept is what cannot be computed again: blocks, names and copies, what groups of layers have, doubts. All else (how many names a block has, which
-//! block follows which) is computed from that. So a form that contradicts itself is refused, and can't make a translator count wrong.
+//! The form keeps only what cannot be computed again: blocks, names and copies, the blocks of groups of layers, doubts.
+//! Everything else (how many names a block has, which block follows which) is computed from that. A form that contradicts
+//! itself is refused, so that it can't make a translator count wrong.
 
 use std::num::NonZeroU64;
 
@@ -22,7 +23,7 @@ use super::sizes::Sizes;
 use super::tiers::TIERS;
 use super::windows::Windows;
 
-/// Why a form is no translator's.
+/// Why a translator can't be restored from a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SavedError {
     /// The blocks have another size.
@@ -36,12 +37,12 @@ pub enum SavedError {
     /// More names than may be kept.
     #[error("it has {names} names of blocks; {names_max} are allowed")]
     TooMany {
-        /// How many there are.
+        /// Number of names in the form.
         names: usize,
-        /// How many may be.
+        /// Largest number of names allowed.
         names_max: usize,
     },
-    /// A part contradicts another one, or what is possible.
+    /// A part contradicts another part, or is impossible.
     #[error("it contradicts itself: {0}")]
     Contradiction(&'static str),
 }
@@ -102,7 +103,7 @@ impl SavedBlock {
     }
 }
 
-/// A block that is kept, and as what it was published.
+/// A block that is kept, and the state in which it was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedKept {
     pub(super) block: SavedBlock,
@@ -118,7 +119,8 @@ pub(super) struct SavedChain {
     pub(super) has_tree: bool,
 }
 
-/// A name of main attention: the slot of its block, its copies in each tier, and how many of those on the device may be none.
+/// A name of main attention: the slot of its block, its copies in each tier, and how many of its copies on the device may be
+/// mere reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,
@@ -133,11 +135,11 @@ pub(super) struct SavedGroups {
     pub(super) others: Vec<u32>,
 }
 
-/// A name of another group that ends with a block of the contract: its slot, and its copies.
+/// A name in another group, whose block ends with a block of the contract: the latter's slot, and the number of copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
 
-/// A name of a small block: its spot, its copies, and how many follow it within a block of the contract.
+/// A name of a small block: the block's spot, its copies, and how many small blocks follow it within a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSmall(
     pub(super) u64,
@@ -149,7 +151,7 @@ pub(super) struct SavedSmall(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSpots {
     pub(super) names: Vec<SavedSmall>,
-    /// By slot, as many of each as matter.
+    /// The spots of small blocks, by slot, as many for each slot as matter.
     pub(super) cells: Vec<Option<NonZeroU64>>,
 }
 
@@ -184,7 +186,7 @@ pub(super) struct SavedBeyond {
 }
 
 impl SavedTranslator {
-    /// How many names of blocks it has.
+    /// Number of names of blocks in the form.
     pub fn names(&self) -> usize {
         let of_main = self.groups.lanes.iter().map(|(_, names)| names.len());
         let small = |spots: &SavedSpots| spots.names.len();
@@ -198,9 +200,9 @@ impl SavedTranslator {
 }
 
 impl Translator {
-    /// All that is known by now. To be called between two batches.
+    /// Returns all that the translator knows. Call it between two batches.
     ///
-    /// Takes time and memory in proportion to what is held.
+    /// Takes time and memory in proportion to the held blocks.
     pub fn save(&self) -> SavedTranslator {
         SavedTranslator {
             block_size: self.settings.block_size.as_u32(),
@@ -219,11 +221,11 @@ impl Translator {
         }
     }
 
-    /// A translator that goes on where `saved` was taken. It has told what that one had told.
+    /// A translator that goes on where `saved` was taken. It does not emit again what the saved translator had emitted.
     ///
     /// # Errors
     ///
-    /// [`SavedError`] where the form is none of a translator with these settings.
+    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings.
     pub fn restore(settings: TranslatorSettings, saved: SavedTranslator) -> Result<Self, SavedError> {
         let (found, expected) = (saved.block_size, settings.block_size.as_u32());
         if found != expected {

@@ -1,4 +1,4 @@
-//! The settings that a translator has to know of its engine.
+//! Settings of a translator, which depend on the engine.
 
 use std::collections::HashMap;
 
@@ -15,22 +15,22 @@ pub enum HashMode {
     /// The contract's hashes are computed from the content of each block.
     #[default]
     Recompute,
-    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, where the
-    /// event has it; 0 checks none.
+    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, if
+    /// the event has that; 0 checks none.
     Trust {
-        /// How many blocks pass for one that is checked.
+        /// One block in this many is checked.
         sample: u32,
     },
 }
 
-/// The settings that a translator has to know of the engine.
+/// The settings of a translator: facts about its engine.
 #[derive(Debug, Clone)]
 pub struct TranslatorSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
-    /// The hashes that count.
+    /// The hashes by which blocks are published.
     pub mode: HashMode,
-    /// The chains in which hashes are computed; none for the contract's.
+    /// The chains of the hash scheme in which hashes are computed; `None` for the contract's.
     pub chains: Option<SchemeChains>,
     /// Most names that are kept; a block with several groups of layers has one for each.
     pub blocks_max: usize,
@@ -38,18 +38,18 @@ pub struct TranslatorSettings {
     pub lora_names: HashMap<u64, String>,
     /// Whether each removal is of one copy of a block. Otherwise the engine's events are about sets: a removal takes all copies.
     pub counts_copies: bool,
-    /// Whether a connector tells of tiers beyond the device. Its events leave out what else than tokens tells blocks apart, and each is about a
-    /// chunk, which can be loaded as a whole only.
+    /// Whether a KV connector tells of tiers beyond the device. Its events leave out everything but tokens that tells blocks
+    /// apart. Each event is about a chunk, which can be loaded only as a whole.
     pub has_connector: bool,
-    /// Whether requests may ask the engine to tell of blocks again that it has already, in the form of stored ones.
+    /// Whether requests may ask the engine to report blocks that it already has, in the form of stored events.
     pub has_reports: bool,
     /// Whether a block is stored on the device only while all blocks before it are held there.
     pub proves_ancestors: bool,
-    /// The last tier that a clear is known to empty, with those before it.
+    /// The farthest tier that a clear is known to empty, with all nearer tiers.
     pub clears_up_to: Tier,
-    /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
+    /// Whether the engine's blocks are told apart by more than its events tell. Its blocks are then in doubt, whatever comes.
     pub is_untold: bool,
-    /// Facts of the engine's groups of layers that its events don't tell.
+    /// Facts about the engine's groups of layers that its events don't tell.
     pub groups: GroupFacts,
 }
 
@@ -79,7 +79,7 @@ impl TranslatorSettings {
             counts_copies: format.counts_copies(),
             has_connector: format.has_connector(),
             has_reports: format == Format::Vllm,
-            // The request that computes it refers to them: see the scenario `evidence` of tests/engines.
+            // The request that computes a block refers to the blocks before it: see the scenario `evidence` of tests/engines.
             proves_ancestors: format == Format::Vllm,
             clears_up_to: format.clears_up_to(),
             ..Self::default()

@@ -1,27 +1,28 @@
-//! The needs of a group of layers beside main attention, in blocks of its own.
+//! The blocks that a request needs of a group of layers beside main attention.
 
 use crate::batch::GroupKind;
 
 use super::spots::Spots;
 
-/// Most of a group's blocks within one of the contract: as many as a mask has bits.
+/// Largest number of a group's blocks in a block of the contract: as many as a mask has bits.
 const FAN_MAX: u64 = 64;
-/// Longest window, in blocks of its own.
+/// Longest window, in the group's own blocks.
 const NEED_MAX: u64 = 1 << 24;
 
-/// The needs of a group of layers.
+/// The needs of a group of layers, and the size of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// How many blocks of its own, in a row.
+    /// Number of the group's own blocks in a row that a request needs.
     pub(super) need: u32,
-    /// How many of them are in a block of the contract, at least one.
+    /// Number of the group's blocks in a block of the contract, at least one.
     pub(super) fan: u32,
-    /// How many blocks of the contract one of them spans, at least one.
+    /// Number of the contract's blocks that one of the group's blocks spans, at least one.
     pub(super) step: u32,
 }
 
 impl Shape {
-    /// The shape; none where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
+    /// The shape of a group with blocks of `block` tokens, where the contract's blocks have `size`. `None` if the two kinds
+    /// of blocks don't end together, if a number is too large, and for kinds other than windows and states.
     pub(super) fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         if block == 0 || size == 0 {
@@ -45,14 +46,14 @@ impl Shape {
         })
     }
 
-    /// A table for the group's small blocks of so many tokens, if they are small.
+    /// A table for the group's blocks of `block` tokens, if these are smaller than the contract's.
     pub(super) fn spots(self, block: u64) -> Option<Spots> {
         let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
         Some(Spots::new(block, self.fan, self.need))
     }
 }
 
-/// The least common multiple; none beyond 64 bits.
+/// The least common multiple; `None` beyond 64 bits.
 pub(super) fn lcm(one: u64, other: u64) -> Option<u64> {
     let (mut a, mut b) = (one, other);
     while b != 0 {

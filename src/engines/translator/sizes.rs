@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
 
-/// The facts that the sizes of an engine's blocks have shown.
+/// The facts that the block sizes in an engine's events have shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Sizes {
     /// Whether a block of the registered size has come.
     is_proven: bool,
-    /// Whether pieces follow each other that may be the engine's blocks.
+    /// Whether smaller blocks follow each other, so that they may be the engine's whole blocks.
     is_doubted: bool,
 }
 
@@ -21,15 +21,17 @@ impl Sizes {
         self.is_doubted
     }
 
-    /// The engine has cleared. Its size stays proven.
+    /// Notes that the engine has cleared. A proven size stays proven.
     pub(super) fn clear(&mut self) {
         self.is_doubted = false;
     }
 
-    /// Judges blocks of `told` tokens in a cache of blocks of `size`. `follows_unknown` says that they have a parent which is not held.
+    /// Judges an event with `blocks` blocks of `told` tokens, where `size` is registered. `follows_unknown` tells that their
+    /// parent is not held.
     ///
-    /// A single smaller block is a part, at the end of a sequence. Nothing follows a part: a piece behind something that is not held either
-    /// follows another piece, so that the engine's blocks are smaller, or is of a cache beside that of whole blocks.
+    /// A single smaller block is an incomplete block, at the end of a sequence. Nothing follows an incomplete block. So a
+    /// smaller block behind an unknown parent has one of two causes. Either the parent is a smaller block, too, and the
+    /// engine's blocks are smaller than registered. Or the block is of a cache beside that of whole blocks.
     pub(super) fn judge(
         &mut self,
         told: u64,

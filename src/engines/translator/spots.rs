@@ -1,12 +1,15 @@
-//! Blocks of a window that are smaller than those of main attention: which of them there are, and in which blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which are held, and in which
+//! blocks of the contract they lie.
 //!
-//! The engine's name of a small block is a hash of the prefix that it ends. Blocks of main attention that begin alike share that prefix, those that
-//! come later too; and a small block may be there before any of them. So a small block is known by its content, its *spot*: the hash of the block
-//! of the contract before, and the tokens from there on. Blocks of the contract list the spots that matter, and each spot the blocks that have it.
+//! The engine's name of a small block is a hash of the prefix that the small block ends. Blocks of main attention that begin
+//! alike share that prefix, also blocks that come later. A small block may even come before any of them. So a small block is
+//! known by its content, its *spot*: a hash of the block of the contract before it, and the tokens from there on. Each block
+//! of the contract lists the spots that matter. Each spot lists the blocks of the contract that have it.
 //!
-//! A request needs `need` small blocks before the end of a block of the contract, so of each block the last min(`need`, `fan`) matter. The very last
-//! ends with the block and is known by that. Each of the others takes 16 bytes here and about 30 in the table of spots. With the windows of
-//! DeepSeek-V4 these are 18 for a block of 256 tokens: about three bytes a token.
+//! A request needs `need` small blocks before the end of a block of the contract. A block of the contract consists of `fan`
+//! small blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very last one ends with the block and
+//! is known by that. Each of the other small blocks takes 16 bytes here and about 30 in the table of spots. With the windows
+//! of DeepSeek-V4, 18 small blocks of a block of 256 tokens take that: about three bytes a token.
 
 use std::num::NonZeroU64;
 
@@ -20,10 +23,10 @@ use crate::reason::Reason;
 use super::chain::Slot;
 use super::saved::{SavedError, SavedSmall, SavedSpots};
 
-/// No cell.
+/// Number that stands for no cell.
 const NONE: u32 = u32::MAX;
 
-/// The content of a prefix that ends within a block of the contract.
+/// A hash of the content of a prefix that ends within a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Spot(NonZeroU64);
 
@@ -33,7 +36,7 @@ impl Spot {
     }
 }
 
-/// How far a prefix reaches: whole blocks of the contract, and so many small blocks of the next.
+/// A prefix: whole blocks of the contract, and `blocks` small blocks of the next.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     content: SequenceHash,
@@ -41,7 +44,7 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    /// The end of the block `sequence` of the contract.
+    /// The prefix that ends with the block `sequence` of the contract.
     pub(super) fn end_of(sequence: SequenceHash) -> Self {
         Self {
             content: sequence,
@@ -49,14 +52,14 @@ impl Reach {
         }
     }
 
-    /// The start of the sequences with this seed.
+    /// The empty prefix of sequences with this seed.
     pub(super) fn start_of(seed: HashSeed) -> Self {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// The end of the next small block, which has these tokens.
+    /// The prefix that ends with the next small block, which has these tokens.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
-        // What came before has the seed of the sequence in it.
+        // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
         Self {
             content: next_sequence_hash(Some(self.content), block),
@@ -65,16 +68,16 @@ impl Reach {
     }
 }
 
-/// The end of a small block that doesn't end with a block of the contract.
+/// The place of a small block that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
-    /// Its content. Known for all that matter.
+    /// The small block's content. It has to be known for small blocks that matter: see [`Spots::knows`].
     pub(super) spot: Option<Spot>,
-    /// How many small blocks follow it in the block of the contract, at least one.
+    /// Number of small blocks that follow it in the block of the contract, at least one.
     pub(super) before: u8,
 }
 
-/// A name, in 16 bytes.
+/// The entry of a small block's name, in 16 bytes.
 #[derive(Debug, Clone, Copy)]
 struct Name {
     spot: Option<Spot>,
@@ -91,7 +94,7 @@ impl Name {
     }
 }
 
-/// One small block of a block of the contract, in the list of those with the same spot.
+/// One small block of a block of the contract, in the doubly linked list of the small blocks with the same spot.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     spot: Option<Spot>,
@@ -107,7 +110,7 @@ impl Cell {
     };
 }
 
-/// Which names and which blocks of the contract have a spot: at least one of either.
+/// The users of a spot: the number of its names, and the first cell of its list. A spot has at least one name or cell.
 #[derive(Debug, Clone, Copy)]
 struct Users {
     names: u32,
@@ -128,16 +131,16 @@ pub(super) struct Spots {
     block: usize,
     /// Small blocks in a block of the contract.
     fan: u32,
-    /// How many of them matter, but for the last.
+    /// Number of small blocks that matter in a block of the contract, without the last. Each takes a cell.
     kept: u32,
     names: HashMap<u64, Name>,
     users: HashMap<Spot, Users>,
-    /// By slot, `kept` of each: the last small block first.
+    /// Cells by slot, `kept` of each slot: the one nearest to the block's end first.
     cells: Vec<Cell>,
 }
 
 impl Spots {
-    /// The names, in no order, and what blocks of the contract consist of.
+    /// The names, in no order, and the spots that blocks of the contract list.
     pub(super) fn save(&self) -> SavedSpots {
         let saved = |(name, known): (&u64, &Name)| {
             let spot = known.spot.map(|spot| spot.0);
@@ -149,7 +152,7 @@ impl Spots {
         }
     }
 
-    /// Takes over what was saved, of a chain with so many slots. To be called where there is nothing yet.
+    /// Restores the saved state, for a chain with `slots` slots. Call it on an empty table.
     pub(super) fn restore(&mut self, saved: SavedSpots, slots: usize) -> Result<(), SavedError> {
         let cells_max = slots.saturating_mul(self.kept as usize).min(NONE as usize);
         if saved.cells.len() > cells_max {
@@ -196,27 +199,27 @@ impl Spots {
         self.cells.clear();
     }
 
-    /// How many names there are of small blocks that don't end with a block of the contract.
+    /// Number of names of small blocks that don't end with a block of the contract.
     pub(super) fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// How many cells a block of the contract takes.
+    /// Number of cells that a block of the contract takes.
     pub(super) fn kept(&self) -> u32 {
         self.kept
     }
 
-    /// Whether the block in `slot` lists its spots, if any matter.
+    /// Whether the block in `slot` lists its spots. True if no spots matter.
     pub(super) fn is_listed(&self, slot: Slot) -> bool {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
-    /// Whether a small block there matters to nobody, or has a spot.
+    /// Whether a small block at this place doesn't matter, or has a spot.
     pub(super) fn knows(&self, at: Within) -> bool {
         u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
     }
 
-    /// The end of the small block that `reach` ends with, within a block of the contract.
+    /// The place of the small block that `reach` ends with; `None` if it doesn't end within a block of the contract.
     pub(super) fn within(&self, reach: Reach) -> Option<Within> {
         let before = self.fan.checked_sub(reach.blocks).filter(|before| *before > 0)?;
         Some(Within {
@@ -234,12 +237,12 @@ impl Spots {
         })
     }
 
-    /// The end of the small block `name`.
+    /// The place of the small block `name`.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
         self.names.get(&name).map(Name::at)
     }
 
-    /// The small block of the block in `slot` behind which `before` others follow.
+    /// The place in the block in `slot` that has `before` small blocks behind it.
     pub(super) fn at(&self, slot: Slot, before: u8) -> Within {
         let cell = self.cell(slot, before).and_then(|cell| self.cells.get(cell));
         Within {
@@ -255,7 +258,7 @@ impl Spots {
             .then(|| slot.place() * kept + before - 1)
     }
 
-    /// The blocks of the contract that have `spot`.
+    /// The slots of the blocks of the contract that have `spot`.
     pub(super) fn slots(&self, spot: Spot) -> impl Iterator<Item = Slot> {
         let first = self.users.get(&spot).map(|users| users.first);
         let next = |cell: &u32| self.cells.get(*cell as usize).map(|cell| cell.next);
@@ -264,8 +267,8 @@ impl Spots {
             .map(|cell| Slot::new(cell / self.kept.max(1)))
     }
 
-    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small blocks that are held,
-    /// or none where they are listed already.
+    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small
+    /// blocks that are held; `None` if the spots are listed already.
     pub(super) fn list(&mut self, slot: Slot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
@@ -295,7 +298,7 @@ impl Spots {
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
-    /// Puts a cell first in the list of `spot`. Returns whether that is held.
+    /// Puts a cell first in the list of `spot`. Returns whether the spot is held, that is, has a name.
     fn link(&mut self, cell: usize, spot: Spot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);
@@ -340,8 +343,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends there. Returns what is held from now on and was not. Changes nothing where that fails,
-    /// unless two names stand for one spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if its spot is held from now on and was not
+    /// before. An error changes nothing, except for [`Reason::HiddenKey`]: then the copy is added as a second name of its
+    /// spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
@@ -361,7 +365,7 @@ impl Spots {
                 };
                 let users = self.users.entry(spot).or_insert(Users::NONE);
                 users.names += 1;
-                // Two names for one place: the engine knows of a difference that events don't tell.
+                // Two names stand for one place: the engine knows of a difference that events don't tell.
                 match users.names {
                     1 => Ok(Some(at)),
                     _ => Err(Reason::HiddenKey),
@@ -370,7 +374,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away, if there is one. Returns whether there was, and what is held no longer.
+    /// Takes a copy of the small block `name` away, if there is one. Returns whether there was one, and the block's place if
+    /// its spot is held no longer.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);
@@ -390,7 +395,7 @@ impl Spots {
         (true, is_gone.then_some(at))
     }
 
-    /// The spot of a small block that matters.
+    /// The spot of the small block at `at`; `None` if it doesn't matter.
     fn mattering(&self, at: Within) -> Option<Spot> {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }

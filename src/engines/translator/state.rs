@@ -9,13 +9,13 @@ use super::chain::Block;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
-/// No block.
+/// Place that stands for no block.
 const NONE: usize = usize::MAX;
 
 impl Translator {
-    /// Appends to `output` everything that the holder has, as stored events only: tier by tier, parents before children.
+    /// Appends to `output` all blocks that the holder has, as stored events only: tier by tier, parents before children.
     ///
-    /// Takes time and memory in proportion to what is held.
+    /// Takes time and memory in proportion to the held blocks.
     pub fn full_state(&self, output: &mut Translation) {
         for tier in TierIndex::ALL {
             let blocks: Vec<(Block, bool)> = self.chain.published(tier).collect();
@@ -32,7 +32,7 @@ impl Translator {
     }
 }
 
-/// The blocks, each chain in one piece where it can be, parents before children.
+/// The blocks, parents before children, each chain in one piece as far as possible.
 fn in_order(blocks: &[(Block, bool)]) -> impl Iterator<Item = &(Block, bool)> {
     let places: HashMap<SequenceHash, usize> = blocks
         .iter()

@@ -15,7 +15,7 @@ impl TierIndex {
     /// All but the device.
     pub(super) const BEYOND: [Self; TIERS - 1] = [Self(1), Self(2), Self(3)];
 
-    /// The index of a tier; none for one that no engine uses.
+    /// The index of a tier; `None` for a tier that no engine uses.
     pub(super) fn of(tier: Tier) -> Option<Self> {
         Self::ALL.get(usize::from(tier.as_u8())).copied()
     }

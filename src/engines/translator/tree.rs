@@ -1,4 +1,4 @@
-//! Which blocks of a holder follow which, for engines with several groups of layers.
+//! The order of a holder's blocks as a forest, for engines with several groups of layers.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -7,13 +7,13 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::chain::{Block, Slot};
 
-/// No block.
+/// Number that stands for no block.
 const NONE: u32 = u32::MAX;
 
 /// The neighbours of one block.
 #[derive(Debug, Clone, Copy)]
 struct Links {
-    /// The parent; none at position 0, and where the parent is not kept.
+    /// The parent; `NONE` at position 0, and if the parent is not kept.
     up: u32,
     /// The first child.
     first: u32,
@@ -31,18 +31,18 @@ impl Links {
     };
 }
 
-/// The place where a parent that is not kept would stand. A block is nobody's parent by its hash alone: a position makes cycles impossible.
+/// Hash and position of a parent that is not kept. The hash alone makes no block a parent: with the position, cycles are impossible.
 type Missing = (SequenceHash, u32);
 
 /// The blocks as a forest, in doubly linked lists of siblings.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     links: Vec<Links>,
-    /// The first of those whose parent is not kept.
+    /// The first child of each parent that is not kept.
     orphans: HashMap<Missing, u32>,
-    /// Blocks that have got or lost their parent, or of which a group of layers has something else.
+    /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<Slot>,
-    /// Blocks that have been entered.
+    /// Blocks that have been entered, since the touched blocks were forgotten.
     entered: Vec<Slot>,
 }
 
@@ -63,7 +63,7 @@ impl Tree {
         }
     }
 
-    /// The parent of the block in `slot`, where it is kept.
+    /// The parent of the block in `slot`, if the parent is kept.
     pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
         Some(self.get(slot.number()).up)
             .filter(|up| *up != NONE)
@@ -89,7 +89,7 @@ impl Tree {
         &self.touched
     }
 
-    /// Counts those as touched that have been entered.
+    /// Counts the entered blocks as touched.
     pub(super) fn touch_entered(&mut self) {
         self.touched.append(&mut self.entered);
     }
@@ -169,7 +169,7 @@ impl Tree {
     }
 }
 
-/// The place where the parent of `block` stands.
+/// Hash and position of the parent of `block`; `None` at position 0.
 fn missing_parent(block: Block) -> Option<Missing> {
     Some((block.parent?, block.position.checked_sub(1)?))
 }

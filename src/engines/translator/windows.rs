@@ -1,10 +1,12 @@
 //! Groups of layers beside main attention: sliding windows and recurrent states.
 //!
-//! Such a group keeps few blocks of a prefix: those that a request needs that goes on behind it. A window of W tokens needs the ⌈(W − 1) / b⌉
-//! blocks before that place, where b is the size of the group's own blocks; a state is a window of one block. So each block of the contract has,
-//! for each group, a *run*: how many of the group's blocks are held in a row up to its end.
+//! Such a group keeps few blocks of a prefix: only those that a request needs to go on behind the prefix. A window of W
+//! tokens needs the ⌈(W − 1) / b⌉ blocks before that place, where b is the size of the group's own blocks. A state is a
+//! window of one block. So each block of the contract has, for each group, a *run*: the number of the group's blocks that are
+//! held in a row up to its end.
 //!
-//! The sizes differ: a group's block may span several blocks of the contract (`step`), or a part of one (of which it has `fan`).
+//! The sizes differ: a group's block may span several blocks of the contract (`step` of them). Or a block of the contract has
+//! several of the group's blocks (`fan` of them): these are called small blocks.
 
 use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
@@ -19,12 +21,12 @@ use super::saved::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::shape::{Shape, lcm};
 use super::spots::{Reach, Spots, Within};
 
-/// Most groups.
+/// Most groups beside main attention.
 const WINDOWS_MAX: usize = 32;
-/// Marks a run whose own block is held, for groups with one block or less for a block of the contract.
+/// Bit in a run: the group's block that ends with this block of the contract is held. For groups whose `fan` is 1.
 const HELD: u32 = 1 << 31;
 
-/// One of the groups.
+/// The index of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowId(usize);
 
@@ -33,7 +35,7 @@ pub(super) struct WindowId(usize);
 pub(super) enum Place {
     /// With this block of the contract.
     End(Slot),
-    /// Within each block of the contract that begins so. One of them is given where there is one and it is known.
+    /// Within each block of the contract that begins with the same tokens. The slot is of one such block, if one is known.
     Within(Within, Option<Slot>),
 }
 
@@ -51,13 +53,13 @@ struct Window {
     /// Tokens in a block.
     block: u64,
     shape: Shape,
-    /// Blocks that end with one of the contract.
+    /// Names of blocks that end with a block of the contract.
     names: HashMap<u64, Name>,
-    /// The others, where `fan` is above one.
+    /// The other blocks, which are small, if `fan` is above one.
     spots: Option<Spots>,
-    /// By slot, where `fan` is above one: which of the group's blocks in this block are held. The last has the lowest bit.
+    /// By slot, if `fan` is above one: a mask of the group's blocks in this block that are held. The last block has the lowest bit.
     masks: Vec<u64>,
-    /// By slot.
+    /// The run of each block, by slot.
     runs: Vec<u32>,
 }
 
@@ -73,17 +75,17 @@ pub(super) struct Learned {
 pub(super) struct Windows {
     /// Tokens in a block of the contract.
     size: u64,
-    /// Blocks of the contract in the least common multiple of all block sizes: where hits end.
+    /// Number of the contract's blocks in the least common multiple of all block sizes. Hits end at multiples of it.
     stride: u64,
     all: Vec<Window>,
-    /// Blocks of the contract on the device of which it is not known which small blocks they consist of.
+    /// Blocks of the contract on the device whose small blocks are not known.
     unlisted: HashSet<Slot>,
-    /// How many groups there have to be at least, where they are SGLang's components: such a tree tells of each when it first has something.
+    /// Least number of groups, if they are SGLang's components: its tree tells of a component only when that first has a block.
     expected: Option<usize>,
 }
 
 impl Windows {
-    /// The groups and what each has.
+    /// The groups and the blocks of each.
     pub(super) fn save(&self) -> SavedWindows {
         SavedWindows {
             all: self.all.iter().map(Window::save).collect(),
@@ -92,7 +94,7 @@ impl Windows {
         }
     }
 
-    /// The state that was saved, whose blocks of `size` tokens are in `chain`.
+    /// Restores the saved state, whose blocks of `size` tokens are in `chain`.
     pub(super) fn restore(size: u32, saved: SavedWindows, chain: &mut Chain) -> Result<Self, SavedError> {
         let mut windows = Self::new(size);
         windows.expected = saved.expected;
@@ -122,7 +124,7 @@ impl Windows {
         }
     }
 
-    /// Notes that the groups are SGLang's components, `count` at least beside main attention.
+    /// Notes that the groups are SGLang's components, of which at least `count` are beside main attention.
     pub(super) fn expect(&mut self, count: usize) {
         self.expected = Some(count);
     }
@@ -137,7 +139,7 @@ impl Windows {
         self.all.iter().map(|window| window.index).collect()
     }
 
-    /// The kinds of the groups, as a label says them.
+    /// The kinds of the groups in one word, as a label has them; `None` if there is no group.
     pub(super) fn layers(&self) -> Option<&'static str> {
         let has = |wanted: fn(&GroupKind) -> bool| self.all.iter().any(|window| wanted(&window.kind));
         let windows = has(|kind| matches!(kind, GroupKind::Window(_)));
@@ -149,7 +151,7 @@ impl Windows {
         }
     }
 
-    /// Whether there is no such group.
+    /// Whether there is no group beside main attention.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -164,13 +166,13 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether something is not known of what requests need: a group that has to come, or of a block of the contract on the device, which small
-    /// blocks it consists of.
+    /// Whether something that requests need is unknown: an expected group has not come, or the small blocks of a block on the
+    /// device are not known.
     pub(super) fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
-    /// Notes that the block in `slot` is on the device, or has been: it has to list its small blocks.
+    /// Notes that the block in `slot` is on the device, or has been, so that it has to list its small blocks.
     pub(super) fn note_on_device(&mut self, slot: Slot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
         if spots.any(|spots| !spots.is_listed(slot)) {
@@ -178,12 +180,12 @@ impl Windows {
         }
     }
 
-    /// How many names there are in all groups.
+    /// Number of names in all groups.
     pub(super) fn names(&self) -> usize {
         self.all.iter().map(Window::names).sum()
     }
 
-    /// Takes everything away. What the groups are stays known.
+    /// Forgets all blocks. The groups themselves stay known.
     pub(super) fn clear(&mut self) {
         self.unlisted.clear();
         for window in &mut self.all {
@@ -194,7 +196,7 @@ impl Windows {
         }
     }
 
-    /// Whether the group is the one that was learned first, and has no small blocks.
+    /// Whether the group was learned first, and has no small blocks.
     pub(super) fn is_first(&self, index: u32) -> bool {
         let first = self.all.first();
         first.is_some_and(|window| window.index == index && window.spots.is_none())
@@ -242,12 +244,12 @@ impl Windows {
         Ok(Learned { id, is_new: true })
     }
 
-    /// The kind that a group was said to be.
+    /// The kind of a group.
     pub(super) fn kind(&self, id: WindowId) -> Option<GroupKind> {
         self.all.get(id.0).map(|window| window.kind)
     }
 
-    /// The group's small blocks, if it has such.
+    /// The group's table of small blocks, if it has small blocks.
     pub(super) fn spots(&self, id: WindowId) -> Option<&Spots> {
         self.all.get(id.0)?.spots.as_ref()
     }
@@ -264,13 +266,13 @@ impl Windows {
         Some(Place::Within(at, slot))
     }
 
-    /// The block of the contract that ends where the block `name` of any of the groups ends.
+    /// The block of the contract that ends where the block `name` of any group ends.
     pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
         let found = |window: &Window| window.names.get(&name).map(|name| name.slot);
         self.all.iter().find_map(found)
     }
 
-    /// The place where the group's block before the one at `place` ends, as far as that is kept.
+    /// The place where the group's block before the one at `place` ends, as far as the blocks there are kept.
     pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {
@@ -287,7 +289,7 @@ impl Windows {
         Some(Place::End(slot))
     }
 
-    /// Whether a block of the group can end at `place`, and it is known which one that is.
+    /// Whether a block of the group can end at `place`, and the place is known well enough to keep the block.
     pub(super) fn fits(&self, id: WindowId, place: Place, chain: &Chain) -> bool {
         let Some(window) = self.all.get(id.0) else {
             return false;
@@ -300,7 +302,8 @@ impl Windows {
         }
     }
 
-    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. All groups together list `cells_max` at most.
+    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. Does nothing if all
+    /// groups together would need more than `cells_max` cells.
     pub(super) fn list(
         &mut self,
         slot: Slot,
@@ -330,7 +333,7 @@ impl Windows {
         self.unlisted.remove(&slot);
     }
 
-    /// Forgets what there was of blocks that are gone. Blocks that take their places begin with nothing.
+    /// Forgets the runs and small blocks of blocks that are gone. So blocks that take their slots begin with nothing.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
             if !self.unlisted.is_empty() {
@@ -348,7 +351,8 @@ impl Windows {
         }
     }
 
-    /// Adds a copy of the block that ends at `place`, which the engine calls `name`. Changes nothing where that fails.
+    /// Adds a copy of the block that ends at `place`, which the engine calls `name`. An error changes nothing, except for
+    /// [`Reason::HiddenKey`]: then the copy is added as a second name for the place.
     pub(super) fn add(
         &mut self,
         id: WindowId,
@@ -370,7 +374,8 @@ impl Windows {
         }
     }
 
-    /// Takes a copy away. Returns the slot of the block that went with its last copy, and whether there was a copy.
+    /// Takes a copy of the block `name` away. Returns whether there was a copy. If it was the last one of a block that ends
+    /// with a block of the contract, also returns the slot of the latter.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
@@ -397,7 +402,7 @@ impl Windows {
         (Some(slot), true)
     }
 
-    /// Computes the runs of the block at `position`. Returns whether one has changed.
+    /// Computes the runs of the block at `position`. Returns whether a run has changed.
     pub(super) fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {
         let mut has_changed = false;
         for window in &mut self.all {
@@ -406,7 +411,7 @@ impl Windows {
         has_changed
     }
 
-    /// Whether every group has what a request needs that goes on behind the block at `position`.
+    /// Whether every group has the blocks that a request needs to go on behind the block at `position`.
     pub(super) fn allow(&self, slot: Slot, position: u32) -> bool {
         let blocks = u64::from(position) + 1;
         blocks.is_multiple_of(self.stride) && self.all.iter().all(|window| window.allows(slot, blocks))
@@ -427,7 +432,7 @@ impl Window {
         }
     }
 
-    /// Takes over what was saved. To be called where there is nothing yet.
+    /// Restores the saved state. Call it on an empty window.
     fn restore(&mut self, saved: SavedWindow, chain: &mut Chain) -> Result<(), SavedError> {
         for SavedEnd(name, slot, copies) in saved.names {
             let slot = chain.slot_in_use(slot)?;
@@ -455,7 +460,7 @@ impl Window {
         self.names.len() + self.spots.as_ref().map_or(0, Spots::names)
     }
 
-    /// Adds a copy of a block that ends with the one of the contract in `slot`.
+    /// Adds a copy of a block that ends with the block of the contract in `slot`.
     fn add_end(&mut self, name: u64, slot: Slot, chain: &mut Chain) -> Result<(), Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
@@ -467,7 +472,7 @@ impl Window {
                 chain.add_name(slot);
                 let was_held = self.set_end(slot, true);
                 chain.touch(slot);
-                // Two names for one place: the engine knows of a difference that events don't tell.
+                // Two names stand for one place: the engine knows of a difference that events don't tell.
                 if was_held {
                     return Err(Reason::HiddenKey);
                 }
@@ -476,7 +481,7 @@ impl Window {
         Ok(())
     }
 
-    /// Says whether the block that ends with the one in `slot` is held. Returns whether it was.
+    /// Sets whether the group's block that ends with the block in `slot` is held. Returns whether it was held before.
     fn set_end(&mut self, slot: Slot, is_held: bool) -> bool {
         if self.spots.is_some() {
             let mask = self.mask(slot);
@@ -494,14 +499,14 @@ impl Window {
         was_held
     }
 
-    /// Says whether a small block is held, to all blocks of the contract that it lies in.
+    /// Sets whether a small block is held, in all blocks of the contract that have it.
     fn set_within(&mut self, at: Within, is_held: bool, chain: &mut Chain) {
         let (Some(spots), Some(spot)) = (&self.spots, at.spot) else {
             return;
         };
         let bit = 1_u64 << (at.before & 63);
         for slot in spots.slots(spot) {
-            // Blocks that list their small ones have a mask.
+            // Blocks that list their small blocks have a mask.
             if let Some(mask) = self.masks.get_mut(slot.place()) {
                 *mask = if is_held { *mask | bit } else { *mask & !bit };
             }
@@ -526,7 +531,7 @@ impl Window {
         self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
     }
 
-    /// How many of the group's blocks within the block are held, up to its end.
+    /// Number of the group's blocks within the block that are held in a row up to its end.
     fn own(&self, slot: Slot) -> u32 {
         if self.shape.fan == 1 {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();
@@ -539,7 +544,7 @@ impl Window {
         let Shape { need, fan, step } = self.shape;
         let above = up.map_or(0, |up| self.run(up));
         let run = match self.own(slot) {
-            // Within a block of the group: what the last whole one had.
+            // The block ends within a block of the group: the run of the group's last whole block applies.
             _ if !(position + 1).is_multiple_of(step) => above,
             own if own == fan => above.saturating_add(own).min(need),
             own => own.min(need),
@@ -557,7 +562,7 @@ impl Window {
         true
     }
 
-    /// Near the start of a sequence, all blocks there are suffice.
+    /// Whether the run of the block suffices for a request. Near the start of a sequence, all blocks that there are suffice.
     fn allows(&self, slot: Slot, blocks: u64) -> bool {
         let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
         u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)

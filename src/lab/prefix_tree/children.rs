@@ -1,4 +1,4 @@
-//! The children of a node. Most nodes have one, and then no table.
+//! The children of a node. Most nodes have one child, and then no table.
 
 use std::hash::Hash;
 
@@ -82,7 +82,7 @@ impl<K: Copy + Eq + Hash, G> Children<K, G> {
         nodes.map(|(_, node)| node)
     }
 
-    /// The bytes that they take beside their own size, without the nodes.
+    /// Number of bytes that the table takes on the heap, without the nodes.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::Few(_) => 0,

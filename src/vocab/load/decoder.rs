@@ -1,7 +1,8 @@
-//! The work of the decoder of a `tokenizer.json` on one token's text.
+//! Decoders of a `tokenizer.json`, applied to one token's text.
 //!
-//! A decoder is a sequence of steps. Only steps are known whose work on a token does not depend on the tokens beside it, but for the ends of
-//! the whole text. A file with any other step is refused: a mask from a wrong text allows what is forbidden.
+//! A decoder is a sequence of steps. Only those steps are supported whose work on a token does not depend on the tokens
+//! beside it, except at the ends of the whole text. A file with any other step is refused: a mask from a wrong text would
+//! allow forbidden tokens.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -26,7 +27,7 @@ pub(super) struct Component {
 }
 
 impl Component {
-    /// Whether it is of this kind, or has a part that is.
+    /// Whether the component, or a part of it, is of this kind.
     pub(super) fn has(&self, kind: &str) -> bool {
         let mut parts = self.decoders.iter().chain(&self.pretokenizers);
         // serde_json bounds the depth.
@@ -34,12 +35,12 @@ impl Component {
     }
 }
 
-/// One step.
+/// One step of a decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The alphabet of GPT-2, where all characters are of it; else the text as it is.
+    /// Turns a text in the alphabet of GPT-2 into bytes. A text with any other character stays as it is.
     ByteLevel,
-    /// `<0x0A>` is a byte.
+    /// Turns a text such as `<0x0A>` into that byte.
     ByteFallback,
     Replace {
         from: String,
@@ -51,7 +52,7 @@ pub(super) enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     steps: Vec<Step>,
-    /// Whether what follows works on the whole text.
+    /// Whether the steps from here on work on the whole text.
     is_fused: bool,
 }
 
@@ -69,7 +70,7 @@ impl Decoder {
         }
     }
 
-    /// The decoder that a file has.
+    /// Makes the decoder that a file describes.
     pub(super) fn new(component: &Component) -> Result<Self, LoadError> {
         let mut decoder = Self::default();
         decoder.add(component)?;
@@ -80,7 +81,7 @@ impl Decoder {
         let kind = component.kind.as_str();
         match kind {
             "Sequence" => return component.decoders.iter().try_for_each(|part| self.add(part)),
-            // On the whole text, it concerns the ends alone.
+            // On the whole text, this step concerns the ends alone.
             "Strip" if self.is_fused => {}
             "Fuse" => self.is_fused = true,
             "ByteLevel" if !self.is_fused => {
@@ -92,7 +93,7 @@ impl Decoder {
                 let from = component.pattern.get("String").and_then(Value::as_str);
                 self.replace(kind, from, component.content.as_deref())?;
             }
-            // What it does beside that concerns the first token alone.
+            // Everything else in this step concerns the first token alone.
             "Metaspace" => {
                 let from = component.replacement.as_deref().or(Some("▁"));
                 self.replace(kind, from, Some(" "))?;
@@ -106,7 +107,8 @@ impl Decoder {
         let (Some(from), Some(to)) = (from.filter(|from| !from.is_empty()), to) else {
             return Err(unknown(kind));
         };
-        // In the whole text, more than a character can lie in two tokens; and bytes that are no character by themselves make one together.
+        // In the whole text, a pattern of several characters can lie across two tokens. And bytes of two tokens can make one
+        // character together.
         let is_one = from.chars().count() == 1 && !self.steps.contains(&Step::ByteLevel);
         if self.is_fused && !is_one {
             return Err(unknown(kind));
@@ -141,7 +143,7 @@ impl Decoder {
     }
 }
 
-/// The byte of `<0x0A>`.
+/// The byte of a text such as `<0x0A>`; `None` for any other text.
 fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -1,8 +1,8 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! A token stands for what the file's decoder makes of it, an added token too. A file without a decoder is in the alphabet of GPT-2 if its
-//! pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank there, and `<0x0A>` is a byte where the model falls back to bytes, as
-//! SentencePiece has it.
+//! A token, also an added one, stands for the bytes that the file's decoder makes of its text. A file without a decoder is in
+//! the alphabet of GPT-2 if its pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank, as in SentencePiece, and `<0x0A>` is
+//! a byte if the model falls back to bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,7 +29,7 @@ struct Model {
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
-    /// Words that end, and parts of words that go on, where they are marked in the tokens themselves.
+    /// Mark of tokens that end a word. The prefix below marks tokens that continue a word.
     end_of_word_suffix: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
@@ -88,7 +88,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
             .try_for_each(|(id, (text, _))| insert(id, text))?,
     }
     for (id, token) in added {
-        // No text stands for a special one.
+        // No text stands for a special token.
         let bytes = if token.special {
             Vec::new()
         } else {
@@ -99,7 +99,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     Ok(builder.build()?)
 }
 
-/// The file's decoder; what is usual where it has none.
+/// The file's decoder, or the usual decoder if the file has none.
 fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
     if let Some(decoder) = &file.decoder {
         return Decoder::new(decoder);
@@ -117,7 +117,7 @@ fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
     Ok(Decoder::of_steps(steps))
 }
 
-/// The bytes of a token of the model. In a byte-level file each of its characters stands for a byte.
+/// The bytes of a token of the model. In a byte-level file each character of a token stands for a byte.
 fn bytes(id: u64, text: &str, decoder: &Decoder) -> Result<Vec<u8>, LoadError> {
     if decoder.is_byte_level()
         && let Some(character) = text.chars().find(|one| byte_level::byte_of(*one).is_none())

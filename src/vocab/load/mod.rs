@@ -27,7 +27,7 @@ pub const VOCABULARY_FILE_BYTES_MAX: u64 = 1 << 29;
 pub enum VocabularyFormat {
     /// Hugging Face `tokenizer.json`.
     HuggingFace,
-    /// Lines of a token in base64 and its rank, as tiktoken has them.
+    /// Files of tiktoken: each line has a token in base64 and its rank.
     Tiktoken,
     /// Mistral's `tekken.json`.
     Tekken,
@@ -57,7 +57,7 @@ impl FromStr for VocabularyFormat {
     }
 }
 
-/// Why a file gives no vocabulary.
+/// The reason why a file gives no vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -120,9 +120,9 @@ pub enum LoadError {
     /// The numbers of tekken's tokens contradict each other.
     #[error("the file has {special} special tokens in a vocabulary of {size}; check its `config`")]
     Config {
-        /// The special tokens it says it has.
+        /// Number of special tokens according to the file's `config`.
         special: u64,
-        /// The size it says it has.
+        /// Size of the vocabulary according to the file's `config`.
         size: u64,
     },
     /// The tokens make no vocabulary.
@@ -131,7 +131,7 @@ pub enum LoadError {
 }
 
 impl Vocabulary {
-    /// Reads a file; the format is found out unless given. Also says which it was.
+    /// Reads a vocabulary from a file. Finds out the format unless it is given, and returns it, too.
     ///
     /// # Errors
     ///
@@ -150,11 +150,11 @@ impl Vocabulary {
         Self::parse(&content, format)
     }
 
-    /// Reads the content of a file; the format is found out unless given. Also says which it was.
+    /// Reads a vocabulary from the content of a file. Finds out the format unless it is given, and returns it, too.
     ///
     /// # Errors
     ///
-    /// If it does not hold a vocabulary.
+    /// If the content does not hold a vocabulary.
     pub fn parse(
         content: &[u8],
         format: Option<VocabularyFormat>,

@@ -13,7 +13,7 @@ struct TekkenFile<'a> {
     config: TekkenConfig,
     #[serde(borrow)]
     vocab: Vec<TekkenToken<'a>>,
-    /// Names of special tokens, for which no text stands.
+    /// Names of special tokens. No text leads to a special token.
     #[serde(rename = "special_tokens")]
     _special_tokens: Option<IgnoredAny>,
 }

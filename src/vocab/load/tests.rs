@@ -1,4 +1,4 @@
-//! Files of each format, and files that are none.
+//! Files of each format, and files that are of no format.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! An allocator that counts what the current thread takes.
+//! An allocator that counts the memory that the current thread takes.
 
 #![allow(
     unsafe_code,

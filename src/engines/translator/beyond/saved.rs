@@ -1,11 +1,11 @@
-//! The knowledge of tiers beyond the device, in the form in which it is written down.
+//! Saves and restores the knowledge about tiers beyond the device.
 
 use super::super::past::Past;
 use super::super::saved::{SavedBeyond, SavedError};
 use super::Beyond;
 
 impl Beyond {
-    /// All that is known between two batches.
+    /// The knowledge between two batches, in the form in which it is written down.
     pub(in super::super) fn save(&self) -> SavedBeyond {
         SavedBeyond {
             doubts: self.doubts,
@@ -23,7 +23,7 @@ impl Beyond {
         }
     }
 
-    /// The state that was saved.
+    /// Restores saved knowledge.
     pub(in super::super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
         let mut past = Past::default();
         for (name, block) in saved.past {
