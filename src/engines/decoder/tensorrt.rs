@@ -213,8 +213,8 @@ struct Block {
     cache_salt: Option<Span>,
 }
 
-/// A stored event while it is read. Consecutive blocks of one level and adapter make one change; another level or adapter
-/// begins the next. The first salt applies to all blocks.
+/// A stored event while it is read. Consecutive blocks of one level, adapter and salt make one change; another level, adapter
+/// or salt begins the next. A block without a salt has that of the block before it.
 struct StoredEvent<'a> {
     head: &'a Head,
     parent: Option<u64>,
@@ -267,7 +267,12 @@ impl<'a> StoredEvent<'a> {
                 });
                 break;
             }
-            if self.blocks > 0 && (block.level, block.lora_id) != (self.level, self.lora_id) {
+            let own_salt = self.cache_salt.map(|salt| batch.text(salt));
+            let has_other_salt = block
+                .cache_salt
+                .is_some_and(|salt| own_salt != Some(batch.text(salt)));
+            let is_other = has_other_salt || (block.level, block.lora_id) != (self.level, self.lora_id);
+            if self.blocks > 0 && is_other {
                 self.begin_next(before, batch)?;
             }
             batch
@@ -275,7 +280,7 @@ impl<'a> StoredEvent<'a> {
                 .push(block.name.ok_or(DecodeError::Missing { field: "block_hash" })?);
             self.level = block.level;
             self.lora_id = block.lora_id;
-            self.cache_salt = self.cache_salt.or(block.cache_salt);
+            self.cache_salt = block.cache_salt.or(self.cache_salt);
             self.blocks += 1;
         }
         (0..rest).try_for_each(|_| reader.skip())?;

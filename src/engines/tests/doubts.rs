@@ -312,6 +312,27 @@ fn a_part_in_the_event_of_its_parent_is_a_part() {
 }
 
 #[test]
+fn a_block_behind_one_of_another_salt_is_a_conflict() {
+    let stored = |salts: &[Option<&str>]| {
+        let blocks: Vec<_> = (1..)
+            .zip(salts)
+            .map(|(name, _)| (json!(name), tokens(name * 100, 4)))
+            .collect();
+        let mut data = tensorrt_stored(None, &blocks);
+        for (place, salt) in salts.iter().enumerate() {
+            data["blocks"][place]["cache_salt"] = json!(salt);
+        }
+        let mut engine = Followed::new(Format::TensorRt);
+        let doubt = engine.hear(&[tensorrt(0, &data, &json!({}))]);
+        (doubt, engine.blocks())
+    };
+    assert_eq!(stored(&[Some("a"), Some("a")]), (None, 2));
+    assert_eq!(stored(&[Some("a"), None, Some("a")]), (None, 3));
+    assert_eq!(stored(&[Some("a"), Some("b")]), (Some(Reason::SaltConflict), 1));
+    assert_eq!(stored(&[None, Some("b")]), (Some(Reason::SaltConflict), 1));
+}
+
+#[test]
 fn layer_groups_have_blocks_of_their_own() {
     let mut engine = Followed::new(Format::TensorRt);
     let name = |number: u64| json!(format!("{:064x}", number));
