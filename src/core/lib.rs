@@ -1,4 +1,4 @@
-//! The ground that every part of kvatlas stands on: no I/O, no async, no clock.
+//! Core library, which every other part of kvatlas uses: no I/O, no async, no clock.
 //!
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.
