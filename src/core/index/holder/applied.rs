@@ -13,7 +13,7 @@ pub enum RejectReason {
     Moved,
     /// A position beyond what a lineage hash can carry.
     PositionOutOfRange,
-    /// The holder is full; or it was, or the index was, and the blocks follow one that was left out for that.
+    /// The holder is full. Or the blocks follow a block that was left out because the holder or the index was full.
     Capacity,
     /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
     MissingContent,
@@ -25,7 +25,8 @@ pub enum RejectReason {
     ParkingFull,
     /// Blocks were dropped because their parent did not come in time.
     ParkingExpired,
-    /// A block came under the name that others had given as their parent's sequence hash: they have been placed behind another block.
+    /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
+    /// placed behind another block.
     AmbiguousParent,
 }
 
@@ -44,7 +45,7 @@ impl RejectReason {
         Self::AmbiguousParent,
     ];
 
-    /// A stable word for metrics and logs.
+    /// Returns a stable word for metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::UnknownBlock => "unknown_block",
@@ -60,7 +61,7 @@ impl RejectReason {
         }
     }
 
-    /// The doubt that follows; none where nothing is lost.
+    /// Returns the doubt about the holder that follows; `None` if nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {
             Self::UnknownBlock | Self::ForeignChain => None,
@@ -94,18 +95,18 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// How many blocks met this fate.
+    /// Number of blocks that were rejected for this reason.
     pub fn rejected(&self, reason: RejectReason) -> u64 {
         self.rejected[reason as usize]
     }
 
-    /// Whether blocks were left out that are held nevertheless, or may be.
+    /// Whether blocks were left out that the engine has nevertheless, or may have.
     pub fn is_short(&self) -> bool {
         let is_short = |reason: &RejectReason| self.rejected(*reason) > 0 && reason.doubt().is_some();
         RejectReason::ALL.iter().any(is_short)
     }
 
-    /// Counts a block to be removed, that `was_held` in the tier.
+    /// Counts a block that was to be removed: as removed if it `was_held` in the tier, and otherwise as unknown.
     pub(super) fn count_removed(&mut self, was_held: bool) {
         match was_held {
             true => self.removed += 1,
