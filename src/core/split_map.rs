@@ -109,7 +109,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.len()
     }
 
-    /// The keys of one of the maps.
+    /// Returns the keys of one of the small maps.
     pub(crate) fn keys_of(&self, number: usize) -> impl Iterator<Item = &K> {
         self.maps.get(number).into_iter().flat_map(HashMap::keys)
     }

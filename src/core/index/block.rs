@@ -1,4 +1,4 @@
-//! The bits of hashes that blocks keep, and blocks to be stored.
+//! The bits of sequence hashes that lineage hashes keep, and blocks to be stored.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 

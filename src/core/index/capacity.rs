@@ -1,5 +1,5 @@
-//! Eviction: forgetting blocks when there are too many. Leaves go first, of these the least recently used, and a parent
-//! only after its last child (the lineage-aware eviction of KVBM, on runs instead of single blocks).
+//! Eviction: forgetting blocks when there are too many. The least recently used leaves go first, and a parent goes only
+//! after its last child. This is the lineage-aware eviction of KVBM, on runs instead of single blocks.
 //!
 //! # Shares
 //!
@@ -8,7 +8,7 @@
 //! count as one. A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in
 //! sum than the capacity, it is an equal part of that sum.
 //!
-//! # Who forgets
+//! # How blocks are taken
 //!
 //! The thread that evicts takes the blocks from one holder after the other, each under the holder's own lock. So the
 //! holder's state and the entries that queries see change in one step.
@@ -97,7 +97,7 @@ impl IndexShared {
             for victim in &victims {
                 runs.requeue(victim.run);
             }
-            // Others may have stored meanwhile: at least the victims' own blocks count.
+            // Other writers may have stored meanwhile: at least one block counts for each victim.
             let fewer = before.saturating_sub(self.runs.usage().blocks.load());
             drop(runs);
             gone += fewer.max(victims.len() as u64);

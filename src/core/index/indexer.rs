@@ -63,12 +63,12 @@ pub struct PositionalIndexer {
 }
 
 impl PositionalIndexer {
-    /// An empty index.
+    /// Makes an empty index.
     pub fn new(settings: NamespaceSettings, limits: IndexLimits) -> Self {
         Self::sharing(settings, limits, &Arc::new(TotalUsage::of(Capacity::UNBOUNDED)))
     }
 
-    /// An empty index whose size counts in `total`, too.
+    /// Makes an empty index whose size counts in `total`, too.
     pub fn sharing(settings: NamespaceSettings, limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
         let shared = IndexShared::new(settings, limits, total);
         Self { shared }

@@ -35,8 +35,8 @@
 //! 3. Tables move no entry while they can be read. A table is replaced as a whole, by a table with all entries that are
 //!    still there (copy on write). So a run that is there all the time is found. A run is marked as followed from
 //!    before the first run after it can be found until none can be found any more. So nothing need be looked up after a
-//!    run that is not marked. The filter bit of a run at position 0 is set before the run can be found, and cleared
-//!    after. (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
+//!    run that is not marked. A Bloom filter has the runs at position 0: the bit of such a run is set before the run
+//!    can be found, and cleared after. (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
 //! 4. Each run has a change counter, a seqlock. A step counts in the runs that it changes before its first change can
 //!    be seen, and again after its last. Steps take turns. So a search knows whether the holders' shares of a run were
 //!    the same from its first look at the run to its end. A run's summary of all its holders changes in the same steps.

@@ -17,7 +17,7 @@ pub enum Hashing {
 }
 
 impl Hashing {
-    /// The word in the configuration.
+    /// Returns the word for it in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Engine => "engine",

@@ -34,7 +34,7 @@ pub(crate) struct IndexShared {
 }
 
 impl IndexShared {
-    /// An empty index whose size counts in `total`, too.
+    /// Makes an empty index whose size counts in `total`, too.
     pub(super) fn new(
         settings: NamespaceSettings,
         limits: IndexLimits,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 pub(crate) struct HolderSlot(u16);
 
 impl HolderSlot {
-    /// The slot `index`, below 65,536.
+    /// Makes the slot `index`; `None` from 65,536 on.
     pub(crate) fn new(index: usize) -> Option<Self> {
         u16::try_from(index).ok().map(Self)
     }
@@ -37,7 +37,7 @@ pub(crate) trait SlotBits: Clone + Default {
     /// Returns the words of 64 slots each, from slot 0 on.
     fn words(&self) -> &[u64];
     fn words_mut(&mut self) -> &mut [u64];
-    /// Makes room for the slots of so many words, if this kind of set can have so many.
+    /// Makes room for the slots of `words` words, if this kind of set can have so many.
     fn grow(&mut self, words: usize);
 
     /// Makes the set of the slots in these words. Leaves out slots for which this kind of set has no room.

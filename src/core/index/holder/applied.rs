@@ -8,8 +8,8 @@ use crate::wire::{DegradedReason, DegradedReasons};
 pub enum RejectReason {
     /// A removed block was not held; nothing is lost by that.
     UnknownBlock,
-    /// A block lost its place or its name to another one: one name for two blocks, or one hash after two parents. Nobody can tell whether the
-    /// engine still has the first.
+    /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
+    /// Nobody can tell whether the engine still has the first block.
     Moved,
     /// A position beyond what a lineage hash can carry.
     PositionOutOfRange,
@@ -79,9 +79,9 @@ impl RejectReason {
 /// The outcome of applying events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
-    /// Blocks stored; those that were held already count too.
+    /// Number of blocks stored, including blocks that were held already.
     pub stored: u64,
-    /// Blocks removed; those that another tier still holds count too.
+    /// Number of blocks removed, including blocks that another tier still holds.
     pub removed: u64,
     /// Whether everything was cleared.
     pub cleared: bool,
@@ -89,7 +89,7 @@ pub struct Applied {
     pub doubted: Option<DegradedReasons>,
     /// Whether the holder said goodbye.
     pub goodbye: bool,
-    /// Stored events that began to wait for their parent.
+    /// Number of stored events that began to wait for their parent.
     pub parked: u64,
     rejected: [u64; RejectReason::ALL.len()],
 }

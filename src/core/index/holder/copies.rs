@@ -98,7 +98,7 @@ impl Copies {
         }
     }
 
-    /// Replaces the names of a block; the first is not kept here.
+    /// Replaces the names of a block. Of the first name only its tiers are kept here.
     pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
         let (first, rest) = names
             .split_first()

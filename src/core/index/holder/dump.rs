@@ -90,7 +90,7 @@ impl HolderState {
         let named: Vec<(u8, Option<Vec<u64>>)> = match form {
             Form::Nameless => vec![(tiers, None)],
             Form::Hash => {
-                // Where hashes are recomputed, what comes without names would have to come with its content.
+                // If the namespace recomputes hashes, an event without names would need the content of its blocks.
                 let names = || runs.view().hashes(run, from, end).collect();
                 vec![(tiers, (hashing == Hashing::Recompute).then(names))]
             }

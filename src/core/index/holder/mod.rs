@@ -72,7 +72,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Notes that there is no room for so many blocks.
+    /// Notes that `blocks` blocks were left out, because there is no room for them.
     fn reject_full(&mut self, blocks: usize) {
         self.applied.reject(RejectReason::Capacity, blocks);
     }
@@ -80,7 +80,7 @@ impl Work<'_> {
 
 /// Number of blocks from which on work is worth letting others have turns meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Most runs that are kept for a holder while others have turns.
+/// Most runs that are kept from being cut for a holder while others have turns.
 const KEPT_RUNS: usize = 8;
 
 /// The blocks of one holder.
@@ -109,7 +109,7 @@ pub(crate) struct HolderState {
     bytes: i64,
     aside: i64,
     waiting: i64,
-    /// Whether the engine names blocks; not all need have names.
+    /// Whether the engine gives names to blocks. Not all blocks need have names.
     uses_names: bool,
     /// Whether blocks without a name are refused.
     refuses_nameless: bool,

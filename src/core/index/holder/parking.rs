@@ -212,7 +212,7 @@ impl Parking {
         dropped
     }
 
-    /// Whether a block of an event that has waited was not removed meanwhile.
+    /// Whether a block of an event that has waited is still to be stored: it was not removed meanwhile.
     pub(super) fn keeps(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
         let is_removed = |removed| {
             let stamp = self.unplaced.get(&(event.tier, removed));

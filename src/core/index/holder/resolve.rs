@@ -18,7 +18,7 @@ use super::marks::Marks;
 use super::store::Sequence;
 use super::{HolderState, RejectReason};
 
-/// Why the blocks of an event have no place yet.
+/// Reason why an event's blocks cannot be stored, or not yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unresolved {
     UnknownParent(u64),

@@ -57,7 +57,7 @@ impl HolderState {
             let most = match is_short || work.runs.child(parent, position, wanted).is_some() {
                 // Known blocks can take much longer than new ones: each can get a further name.
                 true => TURN_BLOCKS,
-                // Where the holder is full, nothing is made that it cannot have.
+                // If the holder is full, no block is made that it cannot have.
                 false if sequence.kept.is_none() => room,
                 false => usize::MAX,
             };
@@ -148,7 +148,7 @@ impl HolderState {
             work.reject_full(1);
             return 1;
         }
-        // Blocks without a place may be at one of those after the first.
+        // Orphans may turn out to be one of the blocks after the first.
         let together = if self.orphans.len() > 0 { 1 } else { room };
         let wanted = usize::from(to - at.offset).min(together);
         let held = Attributes::new(tier_bit(work.tier), form, true);

@@ -204,8 +204,8 @@ impl Turn<'_> {
     /// Does what is due for blocks that have been evicted since the last turn.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
-            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
-            // meant: so such blocks go now, and are no longer taken.
+            // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
+            // know which block is meant. So such blocks go now, and are refused from now on.
             self.state.refuses_nameless = true;
             self.drop_nameless();
         }
@@ -422,7 +422,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Applies a resumable event, to blocks of events that wait, too.
+    /// Applies a resumable event, to the holder's blocks and to blocks of events that wait.
     pub(in crate::index) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
         self.work.tier = tier;
         let is_barred = !blocks.resumable;

@@ -1,4 +1,4 @@
-//! Walking over all blocks of an index, or over those below one block, while it changes.
+//! Walking over all blocks of an index, or over the blocks below one block, while the index changes.
 //!
 //! # Order
 //!
@@ -19,9 +19,9 @@
 //!
 //! The walk first lists the runs, in short turns. Then it looks at them one by one, in turns of their own. So neither
 //! queries nor lanes wait long for a walk. Each run is met as it was at one instant, but different runs at different
-//! instants. A run is not met if it comes after the list is made, if it goes before its turn, or if it follows a run
-//! that has gone. So the blocks that a walk finds of one holder need not be the holder's blocks at any instant. A
-//! caller that needs that must know what changed meanwhile.
+//! instants. A run is not met if it comes after the list is made, or goes before its turn, or follows a run that has
+//! gone. So the blocks that a walk finds of one holder need not be the holder's blocks at any instant. A caller that
+//! needs that must know what changed meanwhile.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl Listed {
         self.parent.map(|parent| parent.run)
     }
 
-    /// The offset in the parent of the block that this run follows.
+    /// Returns the offset in the parent of the block that this run follows.
     fn offset(&self) -> u16 {
         self.parent.map_or(0, |parent| parent.offset)
     }

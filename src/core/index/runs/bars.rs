@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! word 0: rows, words of a set, sets of an entry, entries     the numbers of the words of 64 slots that sets have
-//! then the entries: a set a step of tiers, or one for all steps where those are alike
+//! then the entries: a set for each step of tiers, or one set if all steps are alike
 //! then the rows, two a word: the first offset, and the number of the entry
 //! ```
 //!

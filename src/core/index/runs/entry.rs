@@ -65,7 +65,7 @@ impl Entry {
         self.count(step)
     }
 
-    /// Whether [`Self::reach`] is no less than `blocks`.
+    /// Whether [`Self::reach`] is at least `blocks`.
     #[inline]
     pub(crate) fn reaches(self, step: u32, blocks: usize) -> bool {
         // In a loop over many entries with the same bound, only the word changes.

@@ -179,7 +179,7 @@ impl RunWriter<'_> {
         places.find(hash & COMMON_MASK, check)
     }
 
-    /// How many places a hash has.
+    /// Returns whether a hash has one place at most, several places, or too many to find all.
     pub(crate) fn looked_up(&self, hash: u64) -> LookedUp {
         let equal = match self.all_places() {
             Some((places, 1..)) => equal_places(places, hash & COMMON_MASK, self.view()),
@@ -205,7 +205,7 @@ impl RunWriter<'_> {
     }
 }
 
-/// How many places a hash has.
+/// Number of places of a hash, as far as a query needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LookedUp {
     /// One, or none.

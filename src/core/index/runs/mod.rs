@@ -14,8 +14,8 @@
 //! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `name_map.rs`, `bucket.rs` | hash table for writers, from a name or hash to places; the word of a bucket that is compared first |
-//! | `places.rs` | finding blocks by their hashes, for writers |
-//! | `lookups.rs` | finding all blocks by their hashes, for queries |
+//! | `places.rs` | table from hashes to the places of blocks, for writers |
+//! | `lookups.rs` | table from the hashes of all blocks to their places, for queries |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 

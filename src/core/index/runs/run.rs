@@ -58,7 +58,7 @@ pub(crate) struct Run {
     pub(super) bars: Words,
     /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether another run after the same block begins with the same fragment.
+    /// Whether the run is a twin: when it was made, another block after the same block had the same fragment of a hash.
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the run's last block.
     pub(super) tops: AtomicU32,
@@ -95,7 +95,7 @@ pub(super) fn column_words(blocks: usize) -> usize {
 }
 
 impl<'g> Column<'g> {
-    /// The words of a run as a column.
+    /// Makes a column of the words of a run.
     #[inline]
     pub(super) fn of(run: &'g Run, words: &'g [AtomicU64]) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.

@@ -57,7 +57,7 @@ pub(super) struct Doubts {
     pub(super) unplaced: AtomicU64,
     /// Number of runs with blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
-    /// Number of twins: runs that begin after the same block, and with the same fragment of a hash, as another run.
+    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
     pub(super) twins: AtomicU64,
     /// How often the change counter of a run has wrapped around, to a value that it had before.
     pub(super) wraps: AtomicU64,
@@ -231,7 +231,7 @@ impl RunStore {
         found
     }
 
-    /// Number of twins: runs that begin after the same block, and with the same fragment of a hash, as another run.
+    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
     #[inline]
     pub(crate) fn twins(&self) -> u64 {
         self.doubts.twins.load(Ordering::Acquire)

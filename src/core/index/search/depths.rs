@@ -18,7 +18,7 @@ pub(crate) struct MatchGroup<S> {
 }
 
 impl<S: SlotBits> MatchGroup<S> {
-    /// Holders whose depth is known exactly.
+    /// Makes the group of holders whose depth is known exactly.
     fn of_depth(depth: u32, slots: S) -> Self {
         Self {
             matched_blocks: depth,

@@ -113,7 +113,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
         return Matches(None);
     };
     chain.prefetch();
-    // Holders that join later were not there when the query came, and their slots may have been others'.
+    // Holders that join later were not there when the query came, and their slots may have been other holders'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let usable_max = search.usable_max();
@@ -153,7 +153,7 @@ struct Start<'g, S> {
     head: Head<'g>,
     /// Number of wrap-arounds of change counters before the first run was found.
     wraps: u64,
-    /// No more blocks are usable.
+    /// Most blocks that count as usable.
     usable_max: u32,
 }
 
@@ -229,7 +229,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
-    /// No more blocks are usable.
+    /// Most blocks that count as usable.
     usable_max: u32,
     /// Whether the holders found are split by usable blocks already.
     is_split: bool,

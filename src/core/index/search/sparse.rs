@@ -130,7 +130,7 @@ struct SparseSearch<'a> {
     chain: &'a SparseChain<'a>,
     tiers: TierDepth,
     usable_max: u32,
-    /// Whether nothing contradicts that the hashes of this query stand for their prefixes.
+    /// Whether the hashes of this query stand for their prefixes, as far as is known.
     is_chain: bool,
     found: Groups<SlotSet>,
 }
@@ -223,7 +223,7 @@ impl SparseSearch<'_> {
         }
         let mut found = Groups::new();
         let mut rest = slots;
-        // Where hashes are no chain, nobody knows which blocks the others of the query are.
+        // If hashes are no chain, it is not known which blocks the query's other blocks are.
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {
