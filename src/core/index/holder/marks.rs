@@ -2,7 +2,7 @@
 
 use crate::wire::Resumable;
 
-/// Run lengths of the blocks to come, which are resumable and barred in turns.
+/// Run lengths of the blocks to come: resumable and barred stretches alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
     /// Run lengths behind the current one. Blocks behind the last are barred.
@@ -34,7 +34,7 @@ impl<'a> Marks<'a> {
         marks
     }
 
-    /// Passes so many blocks.
+    /// Passes the next `blocks` blocks.
     pub(super) fn skip(&mut self, mut blocks: usize) {
         while blocks >= self.alike {
             blocks -= self.alike;

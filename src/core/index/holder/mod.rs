@@ -102,7 +102,7 @@ pub(crate) struct HolderState {
     placed: usize,
     /// Whether all blocks of the holder can be found by lineage hash.
     is_keyed: bool,
-    /// Runs of which the holder has got more or less since readers were told.
+    /// Runs of which the holder's share has changed since it was last published.
     touched: Vec<RunId>,
     /// Bytes that are accounted for: in all (`bytes`), for state without a place among the runs (`aside`), and of the
     /// latter for events that wait (`waiting`).

@@ -94,9 +94,9 @@ impl HolderState {
         found
     }
 
-    /// Returns where the children begin of the block that an event names as a parent. The event gives the engine's name
-    /// for that block, or else its sequence hash. `position` is the position of the first child, if the event has it.
-    /// It matters because blocks of that name can stand elsewhere if hashes are no chain.
+    /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
+    /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
+    /// event has it. It matters because blocks of that name can stand elsewhere if hashes are no chain.
     pub(super) fn find_parent(
         &mut self,
         name: u64,
@@ -146,8 +146,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the block other than the one at `spot` that `name` means, if there is one. `form` is the form of the
-    /// name there.
+    /// Returns the block that `name` means, if that is another block than the one at `spot`. `form` is the form in
+    /// which the block at `spot` is to have the name.
     pub(super) fn find_other(
         &self,
         name: u64,

@@ -99,7 +99,7 @@ impl Attributes {
     }
 
     /// Returns for each step of tiers whether the blocks are not resumable in it: they are barred in all its classes in
-    /// which they lie. For a step in whose tiers the blocks do not lie it is false, and nobody asks.
+    /// which they lie. For a step in whose tiers the blocks do not lie it is false.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
@@ -178,8 +178,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// Returns the attributes at `from`, `None` for a hole, and the offset up to which they are the same, no further
-    /// than `to`.
+    /// Returns the offset up to which the attributes are the same as at `from`, `to` at most, and these attributes.
+    /// They are `None` for a hole.
     pub(super) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -309,8 +309,8 @@ impl Part {
         self.names.extend_from_slice(new);
     }
 
-    /// Returns the attributes at `from`, `None` for a hole, and the offset up to which they differ only in being
-    /// resumable, no further than `to`.
+    /// Returns the offset up to which the attributes differ from those at `from` only in being resumable, `to` at most,
+    /// and the attributes at `from`. They are `None` for a hole.
     pub(super) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {

@@ -16,7 +16,8 @@ use crate::index::runs::{AHEAD, RunView, Spot};
 /// Hash in a removed event that is no name, and whether an event that waits has a block of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes from `others` each hash that was a name before in its event, which removes all of `names`. Returns how many.
+/// Removes from `others` each hash that was still a name when it came earlier in the same event. `names` are all hashes
+/// of that event. Returns how many were removed.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // None was a name.
@@ -37,8 +38,8 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` each hash that names, once more in its event, a block of an event that waits. Its first
-/// occurrence is kept: because of that the waiting block does not come. Returns how many.
+/// Removes from `others` repeated mentions of blocks of events that wait. The first mention stays: because of it the
+/// waiting block does not come. Returns how many were removed.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();

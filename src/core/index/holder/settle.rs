@@ -130,8 +130,8 @@ impl HolderState {
         }
     }
 
-    /// Moves the orphan that turns out to be the block at `at` there, so that the block is held. Returns whether there
-    /// was such an orphan.
+    /// Moves an orphan to its place if it turns out to be the block at `at`, so that the holder has the block there.
+    /// Returns whether there was such an orphan.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {

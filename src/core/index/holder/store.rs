@@ -88,8 +88,8 @@ impl HolderState {
         false
     }
 
-    /// Stores, in a full holder, blocks of which it does not have the first. Only blocks that the holder has already,
-    /// as orphans or in places, can be stored again.
+    /// Stores, in a full holder, blocks of which it does not have the first. Only blocks that the holder has already
+    /// can be stored again. Without orphans, all are rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());
@@ -242,7 +242,8 @@ impl HolderState {
 
     /// Enters the names of blocks from `at` on into the holder's table. Takes the name of the first block, and the
     /// names after it as long as they are new and not the block's hash. Returns how many. `hashes` are the hashes of
-    /// the blocks. `is_other` tells whether a name means a block elsewhere that this table does not have.
+    /// the blocks. `is_other` tells that a name is not to be taken: it means a block elsewhere that this table does not
+    /// have, or its block has too many names.
     fn enter_names(
         &mut self,
         sequence: &Sequence<'_>,

@@ -86,7 +86,7 @@ fn list(shared: &IndexShared) -> Vec<Listed> {
     runs
 }
 
-/// Run that a walk has met, or the part of a run that is below the block at which the walk began.
+/// Run that a walk has met, or the part of it from the block on at which the walk began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
     /// Number of runs on the path to this one, itself included; at least 1.
