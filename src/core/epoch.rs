@@ -1,16 +1,16 @@
-//! The guard under which readers look at what writers may replace.
+//! Guard under which readers look at data that writers may replace.
 //!
-//! Epoch-based reclamation: what a writer takes out is freed when every guard held at that moment is gone. That holds among guards of one
-//! collector alone, and `crossbeam_epoch` lets anyone make another one, in safe code. A [`Guard`] is of the process's own collector,
-//! because nothing else makes one.
+//! This is epoch-based reclamation: what a writer takes out is freed when every guard held at that moment is gone. That
+//! is true only among guards of one collector, and `crossbeam_epoch` lets anyone make another collector, in safe code.
+//! A [`Guard`] is always of the process's own collector, because nothing else makes guards.
 
 use crossbeam_epoch::{Guard as Pinned, Shared};
 
-/// A reader's presence: while it lives, nothing that it can have found is freed.
+/// Presence of a reader: while the guard lives, nothing that the reader can have found is freed.
 #[derive(Debug)]
 pub(crate) struct Guard(Pinned);
 
-/// Makes the caller present.
+/// Returns a guard, which makes the caller present as a reader.
 #[inline]
 pub(crate) fn pin() -> Guard {
     Guard(crossbeam_epoch::pin())
@@ -23,13 +23,14 @@ impl Guard {
         &self.0
     }
 
-    /// As if dropped and taken anew: references that were taken under it are gone, because it is borrowed as a whole.
+    /// Does as if the guard were dropped and taken anew. No reference taken under it can be left, because the guard is
+    /// borrowed as a whole.
     #[inline]
     pub(crate) fn repin(&mut self) {
         self.0.repin();
     }
 
-    /// Gives what has waited to be freed a chance to be.
+    /// Frees some of the memory that waits to be freed, as far as no guard keeps it.
     pub(crate) fn flush(&self) {
         self.0.flush();
     }
@@ -38,18 +39,19 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// Nobody who takes a guard from now on can reach what `free` frees, and that can be sent to another thread.
+    /// No thread that takes a guard from now on can reach what `free` frees, and what it frees can be sent to another
+    /// thread.
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce()) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.
         unsafe { self.0.defer_unchecked(free) }
     }
 
-    /// As [`Self::defer`], for what an [`crossbeam_epoch::Owned`] was.
+    /// Frees what an [`crossbeam_epoch::Owned`] was, as [`Self::defer`] does.
     ///
     /// # Safety
     ///
-    /// As of [`Self::defer`].
+    /// The same as of [`Self::defer`].
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer_destroy<T>(&self, old: Shared<'_, T>) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.

@@ -1,10 +1,10 @@
-//! The ground that every part of kvatlas stands on: no I/O, no async, no clock.
+//! Core library, which every other part of kvatlas uses: no I/O, no async, no clock.
 //!
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`snapshot`]: the file format of snapshots.
-//! - [`stream`]: whether what is received can be trusted.
+//! - [`stream`]: whether the state that a stream of events gives can be trusted.
 //! - [`trie`]: flat tries in depth-first order.
 
 mod epoch;

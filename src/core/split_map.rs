@@ -1,18 +1,18 @@
-//! A hash map that never grows all at once: once it is large it consists of many small ones, each of which grows by itself.
+//! Hash map that never grows all at once. A large map consists of many small maps, each of which grows by itself.
 
 use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-/// Entries beyond which the map is cut.
+/// Number of entries from which on the map is split.
 const WHOLE_MAX: usize = 8192;
-/// Into how many maps.
+/// Number of small maps into which it is split.
 const SPLITS: usize = 256;
 
-/// The map.
+/// Hash map of one or of many small maps; see the module.
 #[derive(Debug)]
 pub(crate) struct SplitMap<K, V> {
-    /// One, or as many as [`SPLITS`].
+    /// No map, one map, or [`SPLITS`] maps.
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
     /// Bytes of the maps.
@@ -59,7 +59,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.get_mut(place)?.get_mut(key)
     }
 
-    /// The map where a key belongs, with room for one more.
+    /// Returns the small map where `key` belongs, with room for one more entry.
     fn roomy(&mut self, key: &K) -> &mut HashMap<K, V> {
         match self.maps.as_slice() {
             [] => self.maps.push(HashMap::new()),
@@ -104,19 +104,19 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().flatten()
     }
 
-    /// In how many maps the keys are, and those of one: few enough to look at in one go.
+    /// Number of small maps. The keys of one, [`Self::keys_of`], are few enough to look at in one go.
     pub(crate) fn splits(&self) -> usize {
         self.maps.len()
     }
 
-    /// The keys of one of the maps.
+    /// Returns the keys of one of the small maps.
     pub(crate) fn keys_of(&self, number: usize) -> impl Iterator<Item = &K> {
         self.maps.get(number).into_iter().flat_map(HashMap::keys)
     }
 }
 
 impl<K: Hash + Eq, V: Default> SplitMap<K, V> {
-    /// The value of a key, which is made where it is not there.
+    /// Returns the value of a key. Inserts the default value if the key is absent.
     #[inline]
     pub(crate) fn or_default(&mut self, key: K) -> &mut V {
         self.roomy(&key).entry(key).or_default()

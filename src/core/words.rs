@@ -1,8 +1,8 @@
-//! Arrays of words that readers look at without a lock, replaced as a whole where they grow.
+//! Arrays of words that readers look at without a lock. An array that grows is replaced as a whole.
 //!
-//! An array that has been replaced is put aside when no reader can see it any more, and then given back to the allocator by a writer. Who finds
-//! out that nobody sees it can be a reader: if that gave it back, it would wait for the part of the allocator that the writer works with,
-//! and the writer for it.
+//! A replaced array is put aside when no reader can see it any more, and then freed by a writer. The thread that finds
+//! out that no reader sees the array can be a reader. If the reader freed the array, it would wait for the writer's
+//! part of the allocator, and the writer for it.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 type Array = Box<[AtomicU64]>;
 
-/// A pointer to an array of words in the lower 48 bits, and above it how many words those are: to reach one, no other need be read first. An
-/// empty array takes no memory.
+/// Array of words behind one word: its address in the lower 48 bits, and its length above them. So a reader needs to
+/// read no other word to reach the array. An empty array takes no memory.
 ///
 /// One writer at a time replaces arrays; words may change in place.
 #[derive(Debug, Default)]
@@ -24,14 +24,14 @@ pub(crate) struct Words(AtomicPtr<AtomicU64>);
 compile_error!("an address of 48 bits and a length share a word of 64 bits");
 
 const ADDRESS_BITS: u32 = 48;
-/// From here on a length is a power of two, and that is said instead.
+/// Least length that is stored as its logarithm: from here on, lengths are powers of two.
 const LONG: usize = 1 << 15;
 
-/// Arrays of all indexes that nobody sees any more, and how many those are.
+/// Arrays, of all indexes, that no reader sees any more and that are to be freed. [`COUNT`] is their number.
 static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// An array as a word; null where it is empty.
+/// Turns an array into a word; null if the array is empty.
 fn packed(array: Array) -> *mut AtomicU64 {
     let (len, layout) = (array.len(), Layout::for_value(&*array));
     if len == 0 {
@@ -43,18 +43,18 @@ fn packed(array: Array) -> *mut AtomicU64 {
     };
     let first = Box::into_raw(array).cast::<AtomicU64>();
     if first.addr() >> ADDRESS_BITS != 0 {
-        // No system gives such memory to those who have not asked for it.
+        // No system gives addresses beyond 48 bits to a program that has not asked for them.
         handle_alloc_error(layout);
     }
     first.map_addr(|address| length << ADDRESS_BITS | address)
 }
 
-/// How many words an array has that must have so many.
+/// Returns the length of an array that must have room for `len` words.
 pub(crate) fn rounded(len: usize) -> usize {
     if len < LONG { len } else { len.next_power_of_two() }
 }
 
-/// The array that a word stands for.
+/// Returns the array that a word stands for.
 #[inline]
 fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
     let len = match word.addr() >> ADDRESS_BITS {
@@ -72,10 +72,10 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// How many arrays are worth giving back in the middle of other work.
+/// Number of arrays from which on freeing them is worth it in the middle of other work.
 pub(crate) const GIVEN_BACK: usize = 64;
 
-/// Gives arrays back that nobody sees any more, where those are at least so many.
+/// Frees the arrays that no reader sees any more, if there are at least `arrays_min`.
 #[inline]
 pub(crate) fn give_back(arrays_min: usize) {
     if COUNT.load(Ordering::Relaxed) >= arrays_min {
@@ -101,8 +101,8 @@ fn put_aside(array: Array) {
 }
 
 impl Words {
-    /// The array as it is now. Lives no longer than the guard, which outlasts a replacement, and no longer than `self`, which frees its
-    /// array at its end without waiting for guards.
+    /// Returns the array as it is now. The reference lives no longer than the guard, which outlasts a replacement. Nor
+    /// does it live longer than `self`, which frees its array when dropped, without waiting for guards.
     #[inline]
     pub(crate) fn get<'g>(&'g self, _: &'g Guard) -> &'g [AtomicU64] {
         let word = self.0.load(Ordering::Acquire);
@@ -121,8 +121,8 @@ impl Words {
         }
     }
 
-    /// Publishes an array of `len` words, [`rounded`], in place of the one before; gives back how many words that had. `fill` finds them
-    /// all 0.
+    /// Publishes a new array of `len` words, [`rounded`], in place of the present array. Returns how many words the old
+    /// array had. `fill` gets the new words, which are all 0.
     pub(crate) fn replace(&self, len: usize, fill: impl FnOnce(&[AtomicU64]), guard: &Guard) -> usize {
         let next: Array = (0..rounded(len)).map(|_| AtomicU64::new(0)).collect();
         fill(&next);

@@ -1,16 +1,17 @@
-//! Forgetting blocks where there are too many: leaves first, least recently used first, and a parent only after its last child
-//! (the lineage-aware eviction of KVBM, on runs instead of single blocks).
+//! Eviction: forgetting blocks when there are too many. The least recently used leaves go first, and a parent goes only
+//! after its last child. This is the lineage-aware eviction of KVBM, on runs instead of single blocks.
 //!
 //! # Shares
 //!
-//! Where one worker has much more than its share, its blocks go first, and no block goes that somebody within the share has, too. So a worker
-//! that stores without end forgets its own blocks, whoever stored last. All ranks of a worker are one. A worker's share is an equal part of the
-//! capacity, or of all that is held where holders have blocks in common and that is more.
+//! If a worker has much more than its share, its blocks go first, and blocks that a worker within its share has, too,
+//! are spared. So a worker that stores without end forgets its own blocks, whoever stored last. All ranks of a worker
+//! count as one. A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in
+//! sum than the capacity, it is an equal part of that sum.
 //!
-//! # Who forgets
+//! # How blocks are taken
 //!
-//! Whoever evicts takes the blocks from one holder after the other, each under the holder's own lock: so the holder's state and what
-//! queries see change in one step.
+//! The thread that evicts takes the blocks from one holder after the other, each under the holder's own lock. So the
+//! holder's state and the entries that queries see change in one step.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
@@ -24,28 +25,32 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// At a bound, a little more of the capacity is forgotten than must be, so that not every event has to.
+/// Eviction frees a little more than it must: the capacity divided by this number. So not every event at the bound has
+/// to evict.
 const SLACK: u64 = 64;
-/// But no more than this: whoever stores waits for it.
+/// Most blocks that eviction frees beyond what it must, since the event that stores waits for it.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
-/// Others that make room have a turn after so many blocks.
+/// Number of evicted blocks after which other threads that evict have a turn.
 const TURN_BLOCKS: u64 = 256;
-/// For each block that it stores, an event forgets so many at most: no block takes as much more than others do.
+/// Most blocks that an event evicts for each block that it stores. That is enough: no block takes so many times the
+/// memory of another.
 const SHARE: u64 = 16;
 
 /// Holders of workers that have much more than their share.
 #[derive(Debug)]
 pub(super) struct Greedy {
     slots: SlotSet,
-    /// How many blocks a worker's share is.
+    /// Number of blocks in a worker's share.
     share: u64,
 }
 
 impl IndexShared {
-    /// Forgets blocks where this index, or all together, have too many, after an event that stored so many. To be called between turns.
+    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is how many blocks the event
+    /// before has stored. To be called between turns.
     ///
-    /// What others have stored is for them to make room for: whoever stores little does not wait for what someone else stores.
+    /// A writer makes room only for about as much as it has stored. So a writer that stores little does not wait
+    /// because of what another stores.
     pub(super) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
@@ -54,8 +59,8 @@ impl IndexShared {
         }
     }
 
-    /// Forgets blocks as long as there is an `excess`, and a few more, `share` at most. Whose they are is degraded first, so that no
-    /// shortened match counts as exact.
+    /// Evicts blocks as long as there is an `excess`, and a few more, `share` at most. The holders of these blocks are
+    /// degraded first, so that no shortened match counts as exact.
     fn evict(&self, excess: impl Fn() -> u64, share: u64) {
         if excess() == 0 {
             return;
@@ -63,7 +68,7 @@ impl IndexShared {
         let mut evicting = self.evicting.lock();
         let greedy = self.greedy();
         let slack = (self.runs.blocks_max() / SLACK).min(SLACK_BLOCKS_MAX);
-        // Whoever was here before may have made room by now.
+        // Another thread may have made room while this one waited for the lock.
         let (mut gone, mut turn) = (0, 0);
         let mut wanted = match excess() {
             0 => return,
@@ -73,7 +78,7 @@ impl IndexShared {
             if gone >= turn + TURN_BLOCKS {
                 turn = gone;
                 MutexGuard::bump(&mut evicting);
-                // And so may others have done.
+                // Other threads may have made room meanwhile.
                 wanted = match excess() {
                     0 => wanted.min(gone + slack),
                     now => gone + now + slack,
@@ -92,7 +97,7 @@ impl IndexShared {
             for victim in &victims {
                 runs.requeue(victim.run);
             }
-            // Others may have stored meanwhile: at least the victims' own blocks count.
+            // Other writers may have stored meanwhile: at least one block counts for each victim.
             let fewer = before.saturating_sub(self.runs.usage().blocks.load());
             drop(runs);
             gone += fewer.max(victims.len() as u64);
@@ -100,7 +105,8 @@ impl IndexShared {
         }
     }
 
-    /// The holders of workers that have much more than their share. None where nobody has.
+    /// Returns the holders of workers that have more than five fourths of their share. `None` if no worker has so much,
+    /// or if there is one worker only or no bound.
     pub(super) fn greedy(&self) -> Option<Greedy> {
         let directory = self.slots.load();
         if directory.workers < 2 || !self.runs.is_bounded {
@@ -128,7 +134,8 @@ impl IndexShared {
         })
     }
 
-    /// Whether a worker may have blocks back although there is no room: it has less than half of its share, and others have more than theirs.
+    /// Whether a worker may have blocks back although there is no room: it has less than half of its share, and other
+    /// workers have much more than theirs.
     pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
         self.greedy().is_some_and(|greedy| {
             let directory = self.slots.load();
@@ -138,7 +145,8 @@ impl IndexShared {
         })
     }
 
-    /// Takes blocks from all who have them, from each in one go: whoever is in an event is waited for once.
+    /// Takes the blocks of `victims` from all holders that have any, from each holder in one go. So the call waits only
+    /// once for a holder that is in the middle of an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {
@@ -146,7 +154,7 @@ impl IndexShared {
             let Some(holder) = holder else { continue };
             point();
             let mut state = holder.state.lock();
-            // It may have removed them, or be another one by now.
+            // The holder may have removed the blocks, or the slot may be another holder's by now.
             if !state.has_any(victims) {
                 continue;
             }
@@ -159,7 +167,7 @@ impl IndexShared {
 }
 
 impl TotalUsage {
-    /// Has the largest index forget blocks where all together have too many. No index's turn may be held.
+    /// Evicts blocks of the largest index if all indexes together have too many. The caller must hold no index's turn.
     fn make_room(&self, share: u64) {
         if self.usage.excess_blocks() == 0 {
             return;

@@ -1,13 +1,14 @@
-//! Points of a search at which a test can let something happen, and turns that tests count. Nothing, outside of tests.
+//! Hooks for tests: points of a search at which a test can let something happen, and ends of turns, which tests count.
+//! Outside of tests the hooks do nothing.
 
-/// A look at what writers change is about to be taken.
+/// Marks a point just before a search looks at something that writers change.
 #[inline]
 pub(crate) fn point() {
     #[cfg(test)]
     super::tests::hook::run();
 }
 
-/// A writer lets others have a turn.
+/// Marks that a writer lets others have a turn.
 #[inline]
 pub(crate) fn turn_ends() {
     #[cfg(test)]

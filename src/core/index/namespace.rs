@@ -20,13 +20,15 @@ pub struct Namespace {
     pub name: NamespaceName,
     /// Its index.
     pub indexer: PositionalIndexer,
-    /// Whether the configuration names it. Then it stays, as it is.
+    /// Whether the configuration names the namespace. Then the namespace stays, with its settings.
     pub is_configured: bool,
-    /// The chains that hash tokens as its publishers do, where its name says that they do not speak the contract's hashes.
+    /// Chains that hash tokens as the namespace's publishers do. `None` if the publishers use the contract's hashes,
+    /// which the namespace's name tells.
     pub chains: Option<SchemeChains>,
-    /// The answers about it that were given so far.
+    /// Count of the answers about the namespace that were given so far.
     pub answers: AnswerTally,
-    /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
+    /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has
+    /// some.
     empty_since_us: AtomicU64,
 }
 
@@ -46,9 +48,10 @@ impl AnswerTally {
         }
     }
 
-    /// The number of all answers, and of those that were not exact.
+    /// Returns the number of all answers, and the number of answers that were not exact.
     pub fn counts(&self) -> (u64, u64) {
-        // Those that are not exact first: an answer in between makes them fewer than they are, and never more than all.
+        // Inexact answers are read first. An answer counted in between makes their number too small, but never larger
+        // than the number of all.
         let inexact = self.inexact.load(Ordering::Relaxed);
         (self.all.load(Ordering::Relaxed), inexact)
     }
@@ -66,12 +69,14 @@ impl Namespace {
         })
     }
 
-    /// Whether nobody has a holder in it, and the configuration does not name it: another block size may be told.
+    /// Whether the namespace has no holder, and the configuration does not name it. Then another block size may be
+    /// told.
     pub fn is_free(&self) -> bool {
         !self.is_configured && self.indexer.shared.slots.load().workers == 0
     }
 
-    /// Whether it has had no holder for so long; `now_us` is never 0.
+    /// Whether the namespace has had no holder for at least `empty_us_max` microseconds. Notes the time when it is
+    /// first found empty. `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
         let since = &self.empty_since_us;
         if !self.is_free() {
@@ -83,12 +88,13 @@ impl Namespace {
     }
 }
 
-/// The chains of a namespace that is called so; none where its hashes are the contract's.
+/// Returns the chains of a namespace of this name; `None` if its hashes are the contract's.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }
 
-/// The settings as they hold for a namespace that is called so: hashes of a scheme are never computed from the contract's.
+/// Returns the settings as they hold for a namespace of this name. If the name tells a hash scheme, its hashes are
+/// taken as they are: the contract's chain is not computed.
 fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSettings {
     match chains_of(name) {
         None => settings,
@@ -102,42 +108,43 @@ fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSe
 /// Why a namespace cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NamespaceRefused {
-    /// As many exist as may exist.
+    /// As many namespaces exist as may exist.
     #[error("{namespaces} namespaces exist; no more are allowed (limits.max_namespaces)")]
     LimitReached {
         /// The limit.
         namespaces: usize,
     },
-    /// Only those of the configuration may exist.
+    /// Only namespaces of the configuration may exist.
     #[error("the configuration does not name it (limits.named_namespaces_only)")]
     NotNamed,
-    /// Only those of the configuration may have another block size than the default.
+    /// Only namespaces of the configuration may have another block size than the default.
     #[error(
         "its blocks have {told} tokens, and here they would have {configured}: a shard has sizes from its \
          configuration only (namespaces.NAME.block_size)"
     )]
     OtherBlockSize {
-        /// That of the batch.
+        /// Block size that the batch tells.
         told: BlockSize,
-        /// That of the configuration.
+        /// Block size of the configuration.
         configured: BlockSize,
     },
 }
 
-/// Most names of refused namespaces that are remembered. Where more have come, every name may be one of them.
+/// Most names of refused namespaces that are remembered. Once so many are remembered, every other name may have been
+/// refused, too.
 const REFUSED_MAX: usize = 1024;
 
-/// All namespaces. They come into being with their first event, or are there from the start where the configuration
-/// names them.
+/// All namespaces. A namespace comes into being with its first event, or is there from the start if the configuration
+/// names it.
 #[derive(Debug)]
 pub struct Namespaces {
     current: RwLock<HashMap<NamespaceName, Arc<Namespace>>>,
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
-    /// Whether others than those of the configuration may exist. True at first.
+    /// Whether namespaces may exist that the configuration does not name. True at first.
     pub is_open: bool,
-    /// Whether those others may have a block size that their batches tell. True at first.
+    /// Whether such namespaces may have a block size that their batches tell. True at first.
     pub takes_sizes: bool,
     /// Namespaces that were to be made, and why they were refused.
     refused: RwLock<HashMap<NamespaceName, NamespaceRefused>>,
@@ -145,8 +152,8 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespaces in `configured`, and room for others with the `defaults`, `namespaces_max` in all. `capacity` bounds the size of
-    /// all together.
+    /// Makes the namespaces in `configured`, and leaves room for others with the `defaults`, `namespaces_max` in all.
+    /// `capacity` bounds the size of all namespaces together.
     pub fn new(
         capacity: Capacity,
         defaults: NamespaceSettings,
@@ -171,16 +178,17 @@ impl Namespaces {
         }
     }
 
-    /// The namespace called `name`, if anyone has named it.
+    /// Returns the namespace called `name`, if it exists.
     pub fn get(&self, name: &NamespaceName) -> Option<Arc<Namespace>> {
         self.current.read().get(name).cloned()
     }
 
-    /// Forgets namespaces that have had no holder for `empty_us_max`, and gives them back; those of the configuration stay. `now_us` is
-    /// a clock in microseconds that does not run backwards. To be called now and then.
+    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. Namespaces of
+    /// the configuration stay. `now_us` is a clock in microseconds that does not run backwards. To be called now and
+    /// then.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |_: &NamespaceName, namespace: &mut Arc<Namespace>| {
-            // Whoever is about to register a holder has a reference, too, and nobody gets one now.
+            // A thread that is about to register a holder has a reference, too, and under the lock nobody gets one.
             namespace.is_long_empty(now_us.max(1), empty_us_max) && Arc::strong_count(namespace) == 1
         };
         let mut current = self.current.write();
@@ -188,7 +196,7 @@ impl Namespaces {
         gone.map(|(_, namespace)| namespace).collect()
     }
 
-    /// The settings of a new namespace whose first batch tells this block size.
+    /// Returns the settings of a new namespace whose first batch tells this block size.
     pub fn settings_for(&self, told: Option<BlockSize>) -> NamespaceSettings {
         let mut settings = self.defaults;
         if let Some(told) = told.filter(|told| self.takes_sizes && *told != settings.block_size) {
@@ -197,7 +205,8 @@ impl Namespaces {
         settings
     }
 
-    /// The namespace called `name`, for a batch that tells this block size. Made if it is not there, or if nobody uses it and its size differs.
+    /// Returns the namespace called `name`, for a batch that tells this block size. Makes the namespace if it is
+    /// absent, or anew if nobody uses it and its settings differ.
     pub fn get_or_create(
         &self,
         name: &NamespaceName,
@@ -228,7 +237,7 @@ impl Namespaces {
         Ok(created)
     }
 
-    /// Why no further namespace can be made where there are so many; none where one can.
+    /// Returns why no further namespace can be made when `namespaces` exist; `None` if one can.
     fn refuses(&self, namespaces: usize) -> Option<NamespaceRefused> {
         let limit = self.namespaces_max;
         match self.is_open {
@@ -248,8 +257,9 @@ impl Namespaces {
         }
     }
 
-    /// Why the namespace called `name` does not exist although somebody has wanted to make it; none where nobody has, or where it could be
-    /// made by now. Where more than 1,024 were refused, it may be one of them.
+    /// Returns why the namespace called `name` does not exist although a batch has wanted to make it. `None` if no
+    /// batch has, or if it could be made by now. Once 1,024 names have been refused, every other name counts as one
+    /// that may have been refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
         let now = self.refuses(self.current.read().len());
         let refused = self.refused.read();
@@ -262,7 +272,7 @@ impl Namespaces {
         }
     }
 
-    /// The names of those that speak the hashes of a scheme that `is_meant`, in order.
+    /// Returns the names, in order, of the namespaces that use the hashes of a scheme for which `is_meant` is true.
     pub fn speaking(&self, is_meant: impl Fn(SchemeAlgorithm) -> bool) -> Vec<NamespaceName> {
         let current = self.current.read();
         let speak = current.values().filter(|namespace| {
@@ -274,7 +284,7 @@ impl Namespaces {
         names
     }
 
-    /// All namespaces, by name.
+    /// Returns all namespaces, in the order of their names.
     pub fn all(&self) -> Vec<Arc<Namespace>> {
         let mut all: Vec<_> = self.current.read().values().cloned().collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));

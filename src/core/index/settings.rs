@@ -8,15 +8,16 @@ use crate::hash::BlockSize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hashing {
-    /// The sequence hashes in events are the contract's chain, or queries use the same foreign one.
+    /// The sequence hashes in events. They are the contract's chain, or queries use the same foreign chain.
     #[default]
     Engine,
-    /// The sequence hashes in events are opaque names; the chain is computed from the block hashes or tokens beside them.
+    /// The chain that is computed from the block hashes or tokens in events. The sequence hashes beside them are opaque
+    /// names.
     Recompute,
 }
 
 impl Hashing {
-    /// The word in the configuration.
+    /// Returns the word for it in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Engine => "engine",
@@ -30,14 +31,15 @@ impl Hashing {
 pub struct NamespaceSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
-    /// Whether publishers say so in their batches. Otherwise the configuration does.
+    /// Whether the block size comes from the publishers' batches. Otherwise it comes from the configuration.
     pub is_size_told: bool,
     /// The chain that the index is keyed by.
     pub hashing: Hashing,
 }
 
 impl NamespaceSettings {
-    /// Whether a batch that says this of its blocks' size can be taken. Where it says nothing, the size is that of the configuration.
+    /// Whether a batch that tells this block size can be taken. A batch that tells none is taken only if the size comes
+    /// from the configuration.
     pub fn takes(&self, told: Option<BlockSize>) -> bool {
         told.map_or(!self.is_size_told, |told| told == self.block_size)
     }
@@ -52,9 +54,9 @@ pub struct IndexLimits {
     pub ranks_per_worker_max: usize,
     /// Most blocks of one holder.
     pub blocks_per_holder_max: usize,
-    /// The bounds on what waits for a parent, per holder.
+    /// Bounds on the events of one holder that wait for a parent.
     pub parking: ParkingLimits,
-    /// How large the index may be before it forgets blocks.
+    /// Size that the index may have before it evicts blocks.
     pub capacity: Capacity,
 }
 
@@ -70,16 +72,17 @@ impl Default for IndexLimits {
     }
 }
 
-/// Bounds on what waits for a parent, per holder.
+/// Bounds on the stored events of one holder that wait for their parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParkingLimits {
     /// Most events that wait.
     pub events_max: usize,
     /// Most blocks that wait, in all events together.
     pub blocks_max: usize,
-    /// Most bytes that wait, of all holders of all indexes that share a total. One holder may take a fourth of what the others leave.
+    /// Most bytes of events that wait, of all holders of all indexes that share a total. One holder may take a fourth
+    /// of what the others leave.
     pub bytes_max: u64,
-    /// How long an event waits, in microseconds.
+    /// Longest time that an event waits, in microseconds.
     pub wait_us_max: u64,
 }
 
@@ -94,11 +97,11 @@ impl Default for ParkingLimits {
     }
 }
 
-/// Bounds on what is shared with queries. At a bound an index forgets blocks: leaves first, least recently stored or matched
-/// first.
+/// Bounds on the size of an index, or of several together. At a bound, blocks are evicted: leaves first, least recently
+/// stored or matched first.
 ///
-/// Bytes are those of the shared runs, of the tables that lead to them, and of what is kept for each holder. Blocks without a parent, and
-/// events that wait for one, are not forgotten: they may take an eighth of the capacity, or 1 MiB where that is more.
+/// Bytes count the shared runs, the tables that find them, and the state of each holder. Blocks without a parent, and
+/// events that wait for one, are not evicted. They may take an eighth of the capacity, or 1 MiB if that is more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Most distinct blocks.

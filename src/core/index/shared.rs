@@ -1,4 +1,4 @@
-//! The state that lanes and queries of one index share, and that of several indexes.
+//! State that lanes and queries of one index share, and state that several indexes share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,8 @@ use super::runs::RunStore;
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::usage::Usage;
 
-/// The state that lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on
-/// another cache line.
+/// State that lanes and queries of one index share. The alignment keeps the reference counts, which lanes change all
+/// the time, on another cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct IndexShared {
@@ -22,9 +22,9 @@ pub(crate) struct IndexShared {
     pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
     pub(super) holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
-    /// Held by whoever evicts.
+    /// Lock that a thread holds while it evicts blocks.
     pub(crate) evicting: Mutex<()>,
-    /// How many holders' hashes are not the contract's chain.
+    /// Number of holders whose hashes are not the contract's chain.
     pub(super) foreign_holders: AtomicCell<u32>,
     /// Number of holders whose blocks' size in tokens is not known.
     pub(super) unsized_holders: AtomicCell<u32>,
@@ -34,7 +34,7 @@ pub(crate) struct IndexShared {
 }
 
 impl IndexShared {
-    /// An empty index whose size counts in `total`, too.
+    /// Makes an empty index whose size counts in `total`, too.
     pub(super) fn new(
         settings: NamespaceSettings,
         limits: IndexLimits,
@@ -56,7 +56,7 @@ impl IndexShared {
         shared
     }
 
-    /// The parts of the index that a holder's turns need.
+    /// Returns the parts of the index that a holder's turns need.
     pub(super) fn home(&self) -> Home<'_> {
         Home {
             settings: &self.settings,
@@ -65,13 +65,13 @@ impl IndexShared {
         }
     }
 
-    /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
+    /// Whether each hash stands for its whole prefix, as far as is known.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
-    /// Gives the slot of a holder back that has no blocks.
+    /// Frees the slot of a holder, which must have no blocks.
     pub(crate) fn release(&self, slot: HolderSlot) {
         self.holders.write().remove(&slot);
         self.slots.release(slot);
@@ -86,7 +86,7 @@ pub struct TotalUsage {
 }
 
 impl TotalUsage {
-    /// Nothing used of `capacity`.
+    /// Makes a total for `capacity`, of which nothing is used.
     pub fn of(capacity: Capacity) -> Self {
         Self {
             usage: Arc::new(Usage::of(capacity)),

@@ -4,23 +4,24 @@ use crossbeam_utils::atomic::AtomicCell;
 
 use super::settings::Capacity;
 
-/// Bytes of a distinct block, roughly: how many blocks to forget for some bytes.
+/// Approximate bytes of a distinct block. By it, bytes to be freed become a number of blocks to be evicted.
 const BLOCK_BYTES: u64 = 32;
 
-/// The share of the capacity, or the bytes, that things without a place among the runs may take.
+/// State aside, without a place among the runs, may take the capacity divided by this number, or [`ASIDE_BYTES_MIN`] if
+/// that is more. State aside is blocks without a parent, and events that wait.
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// One holder may take this share of what is left of the room for events that wait.
+/// Events of one holder that wait may take the room that the others leave, divided by this number.
 const WAITING_SHARE: u64 = 4;
 
-/// More of what is used, or less.
+/// Change of the usage: positive if more is used, negative if less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Change {
     /// Distinct blocks.
     pub(crate) blocks: i64,
     pub(crate) bytes: i64,
-    /// Bytes of what has no place among the runs: a part of `bytes`.
+    /// Bytes of state without a place among the runs: a part of `bytes`.
     pub(crate) aside: i64,
     /// Bytes of events that wait for a parent: a part of `aside`.
     pub(crate) waiting: i64,
@@ -33,14 +34,14 @@ pub(crate) struct Usage {
     /// Distinct blocks.
     pub(crate) blocks: AtomicCell<u64>,
     pub(crate) bytes: AtomicCell<u64>,
-    /// Bytes of what has no place among the runs, and so is not evicted.
+    /// Bytes of state without a place among the runs, which is not evicted.
     aside: AtomicCell<u64>,
-    /// Bytes of events that wait for a parent. They are counted where there is no bound on the rest, too.
+    /// Bytes of events that wait for a parent. They are counted even if there is no bound on the rest.
     waiting: AtomicCell<u64>,
 }
 
 impl Usage {
-    /// Nothing used of `capacity`.
+    /// Makes the usage of a `capacity` of which nothing is used.
     pub(crate) fn of(capacity: Capacity) -> Self {
         Self {
             capacity,
@@ -56,7 +57,7 @@ impl Usage {
         self.capacity != Capacity::UNBOUNDED
     }
 
-    /// More is used, or less. `is_alone`: nobody else can change it at the same time.
+    /// Adds `change` to the usage. `is_alone` tells that no other thread can change the usage at the same time.
     pub(crate) fn change(&self, change: Change, is_alone: bool) {
         let Change {
             blocks,
@@ -70,7 +71,7 @@ impl Usage {
             (&self.aside, aside),
             (&self.waiting, waiting),
         ] {
-            // Whoever only reads these counts need not wait for a write that says nothing.
+            // Threads that only read these counts need not wait for a write that changes nothing.
             if change == 0 {
                 continue;
             }
@@ -83,7 +84,7 @@ impl Usage {
         }
     }
 
-    /// All that is used, as what it would be to take it away.
+    /// Returns the change that takes the whole usage away.
     pub(crate) fn all_gone(&self) -> Change {
         let gone = |used: &AtomicCell<u64>| -used.load().cast_signed();
         Change {
@@ -94,33 +95,35 @@ impl Usage {
         }
     }
 
-    /// Whether so much is free that blocks may come back: an eighth of the capacity. Eviction leaves less.
+    /// Whether an eighth of the capacity is free, so that evicted blocks may come back. Eviction itself frees less.
     pub(crate) fn has_room(&self) -> bool {
         let fits = |used: u64, max: u64| used <= max - max / 8;
         fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)
     }
 
-    /// Whether what has no place among the runs has a small part of the capacity: blocks with a place must not have to give way to it.
+    /// Whether state without a place among the runs takes only a small part of the capacity. Blocks with a place must
+    /// not have to give way to it.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// How many bytes of events one holder may have wait, of which it has `own` already, where all together may have `bytes_max`. Each may take a
-    /// part of what the others leave: so something is left for whoever comes later.
+    /// Returns how many bytes of waiting events one holder may have in all. `own` is how many it has already; all
+    /// holders together may have `bytes_max`. Each may take a part of what the others leave, so something is left for
+    /// holders that come later.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE
     }
 
-    /// How many blocks are too many.
+    /// Number of blocks to be evicted to come within the bounds on blocks and on bytes.
     pub(crate) fn excess_blocks(&self) -> u64 {
         let blocks = self.blocks.load().saturating_sub(self.capacity.blocks_max);
         let bytes = self.bytes.load().saturating_sub(self.capacity.bytes_max);
         blocks.max(bytes.div_ceil(BLOCK_BYTES))
     }
 
-    /// How many blocks fit, roughly.
+    /// Approximate number of blocks that fit into the capacity.
     pub(crate) fn blocks_max(&self) -> u64 {
         let by_bytes = self.capacity.bytes_max / BLOCK_BYTES;
         self.capacity.blocks_max.min(by_bytes)

@@ -10,7 +10,8 @@ use super::holder::{Applied, Holder, RejectReason, Turn};
 use super::settings::NamespaceSettings;
 use super::shared::IndexShared;
 
-/// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
+/// Writer of one holder, owned by the holder's lane. Apart from eviction, only this writer may change what the holder
+/// holds.
 #[derive(Debug)]
 pub struct HolderWriter {
     pub(super) shared: Arc<IndexShared>,
@@ -27,15 +28,15 @@ impl HolderWriter {
         &self.holder.record
     }
 
-    /// Whether queries can trust it.
+    /// Returns whether, and why not, queries can trust the holder's state.
     pub fn status(&self) -> &HolderStatus {
         &self.holder.record.status
     }
 
-    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
-    /// notice it. Returns what is left.
+    /// Removes the reasons for doubt that are not in `kept`, because the holder's state has been replaced as a whole.
+    /// Returns the reasons that are left. Searches that began before notice the replacement.
     pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        // Before the reasons go: who does not see them any more sees this.
+        // Before the reasons go: a reader that does not see them any more sees the replacement.
         self.status()
             .replacement
             .store(self.shared.replacements.fetch_add(1) + 1);
@@ -47,13 +48,13 @@ impl HolderWriter {
         &self.shared.settings
     }
 
-    /// How many blocks are held, behind holes too.
+    /// Number of blocks that the holder has, including blocks behind holes.
     pub fn blocks(&self) -> usize {
         self.holder.state.lock().blocks()
     }
 
-    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
-    /// what waits for a parent.
+    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards. It only times out events
+    /// that wait for a parent.
     pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
         let mut applied = Applied::default();
         match event {
@@ -84,7 +85,8 @@ impl HolderWriter {
         applied
     }
 
-    /// Makes one step.
+    /// Runs `change` in a turn at the holder, publishes the result, and adds the outcome to `applied`. `uses_names`
+    /// tells that the engine names blocks.
     pub(super) fn change(
         &mut self,
         applied: &mut Applied,
@@ -98,7 +100,7 @@ impl HolderWriter {
         }
     }
 
-    /// Makes up for what has been evicted.
+    /// Does what is due after evictions, without an event.
     pub(super) fn catch_up(&mut self) {
         self.change(&mut Applied::default(), false, |_| {});
     }
@@ -108,13 +110,13 @@ impl HolderWriter {
         self.holder.expire_parked(now_us, &self.shared.runs)
     }
 
-    /// Removes all blocks and forgets what waits for a parent.
+    /// Removes all blocks, and forgets the events that wait for a parent.
     pub fn clear(&mut self) {
         self.holder.clear(&self.shared.runs);
         self.set_foreign_chain(false);
     }
 
-    /// Removes all blocks and gives the holder's slot back.
+    /// Removes all blocks and frees the holder's slot.
     pub fn retire(mut self) {
         self.clear();
         self.set_size_known(true);
@@ -124,7 +126,7 @@ impl HolderWriter {
 
     /// Notes whether it is known how many tokens the holder's blocks have.
     pub fn set_size_known(&self, is_known: bool) {
-        // Each batch says so, and mostly nothing new.
+        // Every batch comes here, and mostly nothing has changed.
         if self.status().is_size_known.load() != is_known {
             self.status().is_size_known.store(is_known);
             let unsized_holders = &self.shared.unsized_holders;
@@ -147,12 +149,13 @@ impl HolderWriter {
         }
     }
 
-    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
-    /// parents before children. Stored events that wait for their parent are not part of it.
+    /// Returns events that, applied in this order, make a fresh holder equal to this holder: same blocks, names, tiers
+    /// and holes. Parents come before children. Stored events that wait for their parent are left out.
     ///
     /// `blocks_per_event_max` bounds each event.
     ///
-    /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) holds the same, compactly, for all holders.
+    /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) has the same content,
+    /// compactly, for all holders.
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
         self.catch_up();
         self.holder.dump_events(self.shared.home(), blocks_per_event_max)

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 pub(crate) struct HolderSlot(u16);
 
 impl HolderSlot {
-    /// The slot `index`, below 65,536.
+    /// Makes the slot `index`; `None` from 65,536 on.
     pub(crate) fn new(index: usize) -> Option<Self> {
         u16::try_from(index).ok().map(Self)
     }
@@ -29,18 +29,18 @@ impl HolderSlot {
     }
 }
 
-/// A working set of a search: one bit a slot. Searches come in one form for each kind of set.
+/// Set of slots in a search: one bit for each slot. Searches are compiled once for each kind of set.
 pub(crate) trait SlotBits: Clone + Default {
-    /// Whether it has room for the slots of the first word alone.
+    /// Whether this kind of set has room only for the slots of the first word.
     const IS_WORD: bool;
 
-    /// The words of 64 slots each, from slot 0.
+    /// Returns the words of 64 slots each, from slot 0 on.
     fn words(&self) -> &[u64];
     fn words_mut(&mut self) -> &mut [u64];
-    /// Makes room for the slots of so many words, if this kind of set can have so many.
+    /// Makes room for the slots of `words` words, if this kind of set can have so many.
     fn grow(&mut self, words: usize);
 
-    /// The slots of these words, without those that this kind of set has no room for.
+    /// Makes the set of the slots in these words. Leaves out slots for which this kind of set has no room.
     #[inline]
     fn from_words(words: impl ExactSizeIterator<Item = u64>) -> Self {
         let mut set = Self::default();
@@ -60,7 +60,7 @@ pub(crate) trait SlotBits: Clone + Default {
         }
     }
 
-    /// Changes each word by that of `others`, which is 0 where they have none.
+    /// Calls `change` on each word, with the word of `others` at the same place, or 0 if `others` has none there.
     #[inline]
     fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
         let theirs = others.words().iter().copied().chain(std::iter::repeat(0));
@@ -69,20 +69,20 @@ pub(crate) trait SlotBits: Clone + Default {
         }
     }
 
-    /// Adds all that are in `others`.
+    /// Adds all slots that are in `others`.
     #[inline]
     fn unite(&mut self, others: &Self) {
         self.grow(others.words().len());
         self.combine(others, |ours, theirs| *ours |= theirs);
     }
 
-    /// Takes out all that are in `others`.
+    /// Removes all slots that are in `others`.
     #[inline]
     fn subtract(&mut self, others: &Self) {
         self.combine(others, |ours, theirs| *ours &= !theirs);
     }
 
-    /// Keeps only those that are in `others`.
+    /// Keeps only the slots that are in `others`.
     #[inline]
     fn intersect(&mut self, others: &Self) {
         self.combine(others, |ours, theirs| *ours &= theirs);
@@ -106,7 +106,7 @@ pub(crate) trait SlotBits: Clone + Default {
     }
 }
 
-/// The first 64 slots, all that most namespaces have. A set is in a register.
+/// Set of the first 64 slots, which are all that most namespaces have. The set is in a register.
 impl SlotBits for u64 {
     const IS_WORD: bool = true;
 
@@ -124,7 +124,7 @@ impl SlotBits for u64 {
     fn grow(&mut self, _: usize) {}
 }
 
-/// Any slots, up to 256 without an allocation.
+/// Set of any slots. Up to 256 slots it needs no allocation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlotSet(SmallVec<[u64; 4]>);
 
@@ -165,7 +165,7 @@ impl FromIterator<HolderSlot> for SlotSet {
     }
 }
 
-/// Adds slots to a set, cheaply where many of one word come one after the other.
+/// Adds slots to a set, cheaply if many slots of one word come one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct SlotGatherer<S> {
     set: S,
@@ -187,7 +187,7 @@ impl<S: SlotBits> SlotGatherer<S> {
         self.bits |= slot.bit();
     }
 
-    /// The set of all that were added.
+    /// Returns the set of all slots that were added.
     #[inline]
     pub(crate) fn finish(mut self) -> S {
         self.set.insert_word(self.word, self.bits);

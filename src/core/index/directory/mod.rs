@@ -1,9 +1,9 @@
-//! The holders of an index: each by a small number, and sets of them.
+//! The holders of an index: each by a small number, its slot, and sets of slots.
 //!
 //! | file | what |
 //! |---|---|
-//! | `slots.rs` | the directory: from a number to a holder, in versions |
-//! | `holder_set.rs` | numbers of holders, and sets of them |
+//! | `slots.rs` | the directory: from a slot to a holder, in versions |
+//! | `holder_set.rs` | slots, and sets of them |
 
 mod holder_set;
 mod slots;

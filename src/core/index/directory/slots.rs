@@ -28,7 +28,7 @@ pub struct HolderRecord {
 }
 
 impl HolderRecord {
-    /// Its place in sets of holders.
+    /// Returns the holder's place in sets of holders.
     pub(crate) fn slot(&self) -> HolderSlot {
         self.slot
     }
@@ -45,24 +45,24 @@ pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     /// The slots that have a holder.
     pub(crate) taken: SlotSet,
-    /// The same slots by worker. Without the names, so that a new version of the directory costs little.
+    /// The same slots by worker. The table has no names, so a new version of the directory costs little.
     by_worker: HashTable<HolderSlot>,
     hasher: DefaultHashBuilder,
-    /// How many workers have a slot.
+    /// Number of workers that have a slot.
     pub(crate) workers: usize,
-    /// How many holders had left when this version was made, and how many have until now.
+    /// Number of holders that had left when this version was made. `departures_now` is the same number as of now.
     departures: u64,
     departures_now: Arc<AtomicU64>,
 }
 
 impl Directory {
-    /// The holder in the slot of this number. A slot that was given out after this version was made has none.
+    /// Returns the holder in the slot of this number. A slot that was given out after this version was made has none.
     #[inline]
     pub(crate) fn holder(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
     }
 
-    /// How many slots have a holder.
+    /// Number of slots that have a holder.
     pub(crate) fn len(&self) -> usize {
         self.by_worker.len()
     }
@@ -78,7 +78,7 @@ impl Directory {
         self.holders.iter().flatten()
     }
 
-    /// The slots of a worker.
+    /// Returns the slots of a worker.
     fn ranks_of(&self, worker: &WorkerName) -> impl Iterator<Item = HolderSlot> {
         let slots = self.by_worker.iter_hash(self.hasher.hash_one(worker)).copied();
         slots.filter(|slot| {
@@ -87,19 +87,19 @@ impl Directory {
         })
     }
 
-    /// The slots of these workers.
+    /// Returns the slots of these workers.
     pub(crate) fn slots_of(&self, workers: &[WorkerName]) -> SlotSet {
         workers.iter().flat_map(|worker| self.ranks_of(worker)).collect()
     }
 
-    /// The holders of these workers, each once.
+    /// Returns the holders of these workers, each once.
     pub(crate) fn holders_of(&self, workers: &[WorkerName]) -> impl Iterator<Item = &Arc<HolderRecord>> {
         let workers: HashSet<&WorkerName> = workers.iter().collect();
         let slots = workers.into_iter().flat_map(|worker| self.ranks_of(worker));
         slots.filter_map(|slot| self.holder(slot.index()))
     }
 
-    /// Whether nobody has left since this version was made.
+    /// Whether no holder has left since this version was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.departures_now.load(Ordering::Acquire) == self.departures
     }
@@ -128,7 +128,7 @@ pub enum RegisterError {
     /// All slots are taken.
     #[error("all {slots} holder slots are taken")]
     NoSlot {
-        /// How many there are.
+        /// Number of slots.
         slots: usize,
     },
 }
@@ -143,12 +143,12 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The current version.
+    /// Returns the current version of the directory.
     pub(crate) fn load(&self) -> Guard<Arc<Directory>> {
         self.current.load()
     }
 
-    /// How many holders' states are not certain; `replacements` is how many have been replaced.
+    /// Returns how many holders' states are not certain. `replacements` is how many states have been replaced.
     pub(crate) fn doubtful(&self, trust: &StreamTrust, replacements: u64) -> DoubtfulHolders {
         self.doubts.count(trust, replacements, |is_doubtful| {
             let holders = self.load();
@@ -157,7 +157,7 @@ impl Slots {
         })
     }
 
-    /// Notes that a batch of a holder without a slot was dropped; of an unknown rank where it cannot be read.
+    /// Notes that a batch of a holder without a slot was dropped. `rank` is `None` if the batch cannot be read.
     pub(crate) fn note_refused(
         &self,
         worker: &WorkerName,
@@ -177,24 +177,26 @@ impl Slots {
         }
     }
 
-    /// Forgets those without a slot whose last batch is so old that `is_over` says so.
+    /// Forgets each holder without a slot for the time of whose last batch `is_over` returns true.
     pub(crate) fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
         if self.refused.expire(is_over) {
             self.doubts.note_change();
         }
     }
 
-    /// The first by name of the workers that have a holder without a slot, and batches that were dropped, each with why; at most so many.
+    /// Returns workers with a holder that has no slot and had batches dropped, each with the reason. Only the first
+    /// `max` by name are returned.
     pub(crate) fn refused_workers(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
         self.refused.named(max)
     }
 
-    /// How many of these workers' holders have no slot, and batches that were dropped; of all, where `workers` are absent.
+    /// Number of holders of these workers that have no slot and had batches dropped; of all workers if `workers` is
+    /// `None`.
     pub(crate) fn refused(&self, workers: Option<&[WorkerName]>) -> usize {
         self.refused.count(workers)
     }
 
-    /// Gives `id` a slot.
+    /// Gives the holder `id` a slot.
     pub(crate) fn register(
         &self,
         id: &HolderId,
@@ -241,7 +243,7 @@ impl Slots {
         Ok((slot, record))
     }
 
-    /// Frees the slot of a holder that has no blocks left in the table.
+    /// Frees the slot of a holder, which must have no blocks left in the runs.
     pub(crate) fn release(&self, slot: HolderSlot) {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());

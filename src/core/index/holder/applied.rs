@@ -8,12 +8,12 @@ use crate::wire::{DegradedReason, DegradedReasons};
 pub enum RejectReason {
     /// A removed block was not held; nothing is lost by that.
     UnknownBlock,
-    /// A block lost its place or its name to another one: one name for two blocks, or one hash after two parents. Nobody can tell whether the
-    /// engine still has the first.
+    /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
+    /// Nobody can tell whether the engine still has the first block.
     Moved,
     /// A position beyond what a lineage hash can carry.
     PositionOutOfRange,
-    /// The holder is full; or it was, or the index was, and the blocks follow one that was left out for that.
+    /// The holder is full. Or the blocks follow a block that was left out because the holder or the index was full.
     Capacity,
     /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
     MissingContent,
@@ -25,7 +25,8 @@ pub enum RejectReason {
     ParkingFull,
     /// Blocks were dropped because their parent did not come in time.
     ParkingExpired,
-    /// A block came under the name that others had given as their parent's sequence hash: they have been placed behind another block.
+    /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
+    /// placed behind another block.
     AmbiguousParent,
 }
 
@@ -44,7 +45,7 @@ impl RejectReason {
         Self::AmbiguousParent,
     ];
 
-    /// A stable word for metrics and logs.
+    /// Returns a stable word for metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::UnknownBlock => "unknown_block",
@@ -60,7 +61,7 @@ impl RejectReason {
         }
     }
 
-    /// The doubt that follows; none where nothing is lost.
+    /// Returns the doubt about the holder that follows; `None` if nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {
             Self::UnknownBlock | Self::ForeignChain => None,
@@ -78,9 +79,9 @@ impl RejectReason {
 /// The outcome of applying events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
-    /// Blocks stored; those that were held already count too.
+    /// Number of blocks stored, including blocks that were held already.
     pub stored: u64,
-    /// Blocks removed; those that another tier still holds count too.
+    /// Number of blocks removed, including blocks that another tier still holds.
     pub removed: u64,
     /// Whether everything was cleared.
     pub cleared: bool,
@@ -88,24 +89,24 @@ pub struct Applied {
     pub doubted: Option<DegradedReasons>,
     /// Whether the holder said goodbye.
     pub goodbye: bool,
-    /// Stored events that began to wait for their parent.
+    /// Number of stored events that began to wait for their parent.
     pub parked: u64,
     rejected: [u64; RejectReason::ALL.len()],
 }
 
 impl Applied {
-    /// How many blocks met this fate.
+    /// Number of blocks that were rejected for this reason.
     pub fn rejected(&self, reason: RejectReason) -> u64 {
         self.rejected[reason as usize]
     }
 
-    /// Whether blocks were left out that are held nevertheless, or may be.
+    /// Whether blocks were left out that the engine has nevertheless, or may have.
     pub fn is_short(&self) -> bool {
         let is_short = |reason: &RejectReason| self.rejected(*reason) > 0 && reason.doubt().is_some();
         RejectReason::ALL.iter().any(is_short)
     }
 
-    /// Counts a block to be removed, that `was_held` in the tier.
+    /// Counts a block that was to be removed: as removed if it `was_held` in the tier, and otherwise as unknown.
     pub(super) fn count_removed(&mut self, was_held: bool) {
         match was_held {
             true => self.removed += 1,

@@ -1,8 +1,9 @@
 //! Parents that events gave by position and sequence hash although the holder does not have them.
 //!
-//! Where an engine has names of its own, such a parent may be one of them. Then its children stand behind a block that does not exist, among
-//! the orphans. Nobody finds them, and nothing is wrong, until a block of that name comes: now they should be found behind it. The orphans
-//! themselves say which names those are, also after a restart.
+//! If an engine has names of its own, such a parent's hash may be one of these names. Then the parent's children are
+//! orphans, behind a block that does not exist. No query finds them, and nothing is wrong, until a block of that name
+//! comes. From then on they should be found behind that block. The orphans themselves tell which names these are, also
+//! after a restart.
 
 use crate::index::block::{NewBlock, is_fragment_of};
 
@@ -10,8 +11,8 @@ use super::HolderState;
 use super::resolve::Resolved;
 
 impl HolderState {
-    /// How many blocks of an event have a name that others gave as the sequence hash of their parent, which would be another block in the
-    /// same place.
+    /// Number of an event's blocks whose name an orphan gave as the sequence hash of its parent. That parent would be
+    /// another block in the same place.
     pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
         if self.orphans.len() == 0 {
             return 0;

@@ -1,13 +1,13 @@
-//! Further names of blocks that have several, in one part.
+//! Further names, in one part, of blocks that have several names.
 //!
-//! Blocks stand in groups of 32, and only groups with such blocks are there. So a change moves the names of one group at most, and a
-//! second name takes little more than itself.
+//! Names are kept in groups of 32 blocks, and only groups with further names are there. So a change moves the names of
+//! one group at most, and a second name takes little more than itself.
 
 use smallvec::SmallVec;
 
 use super::orphans::{Alias, NAMES_MAX};
 
-/// Blocks of a group.
+/// Number of blocks in a group.
 const GROUP: u16 = 32;
 
 /// The names of a block that has a place, oldest first.
@@ -16,7 +16,7 @@ pub(super) type Aliases = SmallVec<[Alias; 4]>;
 /// The further names of all blocks of a part.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// In order.
+    /// Groups in the order of their numbers.
     groups: Vec<Group>,
     /// Bytes of the groups' names.
     names: usize,
@@ -25,7 +25,7 @@ pub(super) struct Copies {
 #[derive(Debug)]
 struct Group {
     number: u16,
-    /// By offset, oldest first.
+    /// Names in the order of their blocks' offsets; of one block, oldest first.
     names: Vec<Further>,
 }
 
@@ -35,7 +35,7 @@ struct Further {
     name: [u8; 8],
     offset: u16,
     tiers: u8,
-    /// The tiers under the first name.
+    /// Tiers that the block has under its first name.
     first: u8,
 }
 
@@ -78,7 +78,7 @@ impl Copies {
         }
     }
 
-    /// Whether one of a block's further names is this one.
+    /// Whether `name` is one of a block's further names.
     pub(super) fn has(&self, offset: u16, name: u64) -> bool {
         self.of(offset).iter().any(|further| further.alias().name == name)
     }
@@ -98,7 +98,7 @@ impl Copies {
         }
     }
 
-    /// Replaces the names of a block; the first is not kept here.
+    /// Replaces the names of a block. Of the first name only its tiers are kept here.
     pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
         let (first, rest) = names
             .split_first()
@@ -136,7 +136,7 @@ impl Group {
         self.names.capacity() * size_of::<Further>()
     }
 
-    /// The places of a block's names in the list.
+    /// Returns the places of a block's names in the list.
     fn range(&self, offset: u16) -> std::ops::Range<usize> {
         let from = match self.names.last() {
             Some(last) if last.offset < offset => self.names.len(),

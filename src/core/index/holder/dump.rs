@@ -14,8 +14,8 @@ use super::part::{Form, Interval, classes, tier_bit};
 use super::{Holder, HolderState, Home};
 
 impl Holder {
-    /// Events that rebuild what the holder has, parents before children. Each piece is as it is when its turn comes, since blocks may be
-    /// evicted meanwhile.
+    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is as it is when its turn
+    /// comes, since blocks may be evicted meanwhile.
     pub(in crate::index) fn dump_events<'h>(
         &'h self,
         home: Home<'h>,
@@ -25,7 +25,7 @@ impl Holder {
         let (state, runs) = (self.state.lock(), home.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
         for (run, part) in state.parts.iter() {
-            // Those that differ in being resumable alone go together.
+            // Intervals that differ only in being resumable go together.
             let mut from = 0;
             while from < part.end() {
                 let (to, held) = part.extent_alike(from, part.end());
@@ -49,7 +49,7 @@ impl Holder {
     }
 }
 
-/// Cuts an interval into pieces that each fit into an event.
+/// Cuts an interval into pieces, each of which fits into an event.
 fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = (RunId, Range<u16>)> {
     // Blocks that have several names travel one by one.
     let is_many = interval.attributes.form() == Form::Many;
@@ -59,7 +59,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// The first of these blocks of a run, and those after it that differ in being resumable at most.
+    /// Returns events for the first of these blocks of a run, and for the blocks after it that differ from it only in
+    /// being resumable.
     fn events(
         &self,
         run: RunId,
@@ -89,7 +90,7 @@ impl HolderState {
         let named: Vec<(u8, Option<Vec<u64>>)> = match form {
             Form::Nameless => vec![(tiers, None)],
             Form::Hash => {
-                // Where hashes are recomputed, what comes without names would have to come with its content.
+                // If the namespace recomputes hashes, an event without names would need the content of its blocks.
                 let names = || runs.view().hashes(run, from, end).collect();
                 vec![(tiers, (hashing == Hashing::Recompute).then(names))]
             }
@@ -105,15 +106,15 @@ impl HolderState {
         named.into_iter().flat_map(events).collect()
     }
 
-    /// The name of the block before others in events: a block that the holder has came before, so its name finds it. Of another one the
-    /// hash says enough.
+    /// Returns the name by which events give this block as a parent. If the holder has the block, earlier events have
+    /// stored it, and its name finds it. Otherwise its hash is enough.
     fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
         let names = self.names_of(spot, runs);
         SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))
     }
 }
 
-/// Events that store blocks under these names in each of some tiers.
+/// Returns events that store blocks under these names in each of some tiers.
 fn each_tier(
     tiers: u8,
     names: &BlockNames,
@@ -131,7 +132,8 @@ fn each_tier(
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
-/// A hash with the parent's fragment that names the parent or nothing: by another name, the events would mean another parent.
+/// Returns a hash with the fragment of the orphan's parent that is the parent's name or no name at all. If it were
+/// another block's name, the events would mean another parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);

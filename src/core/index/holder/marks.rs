@@ -1,15 +1,15 @@
-//! Which blocks of a stored event are resumable, as far as the event has been stored.
+//! Marks: which blocks of a stored event are resumable, from the next block to be stored on.
 
 use crate::wire::Resumable;
 
-/// Bars or frees the blocks to come, one run length after the other.
+/// Run lengths of the blocks to come: resumable and barred stretches alternate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks<'a> {
-    /// The run lengths behind the current one; blocks behind the last are barred.
+    /// Run lengths behind the current one. Blocks behind the last are barred.
     runs: &'a [u32],
     /// Whether the next block is not resumable.
     pub(super) is_barred: bool,
-    /// How many blocks from the next one on are alike, at least.
+    /// Least number of blocks, from the next one on, that are alike.
     pub(super) alike: usize,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Marks<'a> {
         marks
     }
 
-    /// Passes blocks.
+    /// Passes the next `blocks` blocks.
     pub(super) fn skip(&mut self, mut blocks: usize) {
         while blocks >= self.alike {
             blocks -= self.alike;
@@ -48,7 +48,7 @@ impl<'a> Marks<'a> {
         self.alike -= blocks;
     }
 
-    /// Whether each block to come is barred; without an end.
+    /// Returns for each block to come whether it is barred. The iterator has no end.
     pub(super) fn flags(mut self) -> impl Iterator<Item = bool> + use<'a> {
         std::iter::from_fn(move || {
             let is_barred = self.is_barred;

@@ -1,8 +1,9 @@
-//! The blocks of one holder, and how events change them. The lane and whoever evicts blocks take turns at them under a lock.
+//! The blocks of one holder, and how events change them. The holder's lane and threads that evict blocks take turns at
+//! them under a lock.
 //!
 //! A block that the holder has is in one of two places:
 //!
-//! - among the runs, at a [`Spot`] that says its whole prefix. The holder keeps intervals of each run ([`part`]).
+//! - among the runs, at a [`Spot`] that determines its whole prefix. The holder keeps intervals of each run ([`part`]).
 //! - among the orphans ([`orphans`]), while the holder has never had its parent.
 //!
 //! | file | what |
@@ -12,11 +13,11 @@
 //! | `names.rs` | finding blocks by name or lineage hash; several names of one block |
 //! | `store.rs`, `remove.rs` | what stored, resumable and removed events do |
 //! | `marks.rs` | which blocks of a stored event are resumable |
-//! | `settle.rs` | blocks that are known by their lineage hashes, one by one |
-//! | `parking.rs`, `claims.rs` | events whose parent has not come; blocks whose parent may be another one |
-//! | `resolve.rs` | what the blocks of a stored event are |
+//! | `settle.rs` | storing blocks one by one, by their lineage hashes |
+//! | `parking.rs`, `claims.rs` | events whose parent has not come; orphans whose parent may be another block than they say |
+//! | `resolve.rs` | hashes, names and place of the blocks of a stored event |
 //! | `dump.rs` | the blocks as events |
-//! | `turn.rs`, `applied.rs` | applying events, and what that did |
+//! | `turn.rs`, `applied.rs` | applying events; the outcome of that |
 
 mod applied;
 mod claims;
@@ -49,15 +50,15 @@ use part::{Attributes, Part};
 pub use applied::{Applied, RejectReason};
 pub(super) use turn::{Home, Turn};
 
-/// A holder, as its lane, queries and whoever evicts blocks share it.
+/// Holder, as its lane, queries and threads that evict blocks share it.
 #[derive(Debug)]
 pub(crate) struct Holder {
     pub(super) record: Arc<HolderRecord>,
-    /// Its blocks change only under this lock, in steps that queries see whole or not at all.
+    /// The holder's blocks. They change only under this lock, in steps that queries see whole or not at all.
     pub(super) state: Mutex<HolderState>,
 }
 
-/// The means of applying events to a holder.
+/// Everything that applying an event needs beside the holder's own state.
 struct Work<'a> {
     runs: RunWriter<'a>,
     /// The outcome so far.
@@ -71,15 +72,15 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Notes that there is no room for so many blocks.
+    /// Notes that `blocks` blocks were left out, because there is no room for them.
     fn reject_full(&mut self, blocks: usize) {
         self.applied.reject(RejectReason::Capacity, blocks);
     }
 }
 
-/// Work on so many blocks is worth letting others have turns meanwhile.
+/// Number of blocks from which on work is worth letting others have turns meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Most runs that are kept for a holder while others have turns.
+/// Most runs that are kept from being cut for a holder while others have turns.
 const KEPT_RUNS: usize = 8;
 
 /// The blocks of one holder.
@@ -87,40 +88,42 @@ const KEPT_RUNS: usize = 8;
 pub(crate) struct HolderState {
     pub(super) slot: HolderSlot,
     parts: SplitMap<RunId, Part>,
-    /// Places of blocks that the engine calls by names in their part.
+    /// Table from names to places, for blocks whose names are in their part.
     own: NameMap,
-    /// How many of these names are not the first ones of their blocks.
+    /// Number of names in `own` that are not the first name of their block.
     further: usize,
-    /// Bytes of those names in parts.
+    /// Bytes that these further names take in parts.
     copies_bytes: usize,
     orphans: Orphans,
-    /// Blocks that some orphans may have waited for; none between events.
+    /// Blocks that some orphans may have waited for. Empty between events.
     adopting: Vec<Spot>,
     pub(super) parking: Parking,
-    /// Blocks among the runs.
+    /// Number of the holder's blocks among the runs.
     placed: usize,
-    /// Whether all its blocks can be found by lineage hash.
+    /// Whether all blocks of the holder can be found by lineage hash.
     is_keyed: bool,
-    /// Runs of which it has got more or less since readers were told.
+    /// Runs of which the holder's share has changed since it was last published.
     touched: Vec<RunId>,
-    /// The bytes that are accounted for: in all, for what has no place among the runs, and of the latter for events that wait.
+    /// Bytes that are accounted for: in all (`bytes`), for state without a place among the runs (`aside`), and of the
+    /// latter for events that wait (`waiting`).
     bytes: i64,
     aside: i64,
     waiting: i64,
-    /// Whether the engine names blocks; not all need have names.
+    /// Whether the engine gives names to blocks. Not all blocks need have names.
     uses_names: bool,
-    /// Whether blocks without a name are not taken.
+    /// Whether blocks without a name are refused.
     refuses_nameless: bool,
     /// Whether blocks have been evicted since the last event.
     is_cut: bool,
-    /// The tiers in which blocks were stored last.
+    /// Tiers that blocks had when they were last published.
     tiers: u8,
-    /// Counts whatever is more than getting and losing blocks at the ends of what there is.
+    /// Counts changes that are more than getting and losing blocks at the ends of what the holder has. See
+    /// [`Holder::regular`].
     reshaped: u64,
 }
 
 impl HolderState {
-    /// How many blocks are held, behind holes too.
+    /// Number of blocks that the holder has, including blocks behind holes.
     pub(super) fn blocks(&self) -> usize {
         self.placed + self.orphans.len()
     }
@@ -135,7 +138,8 @@ impl HolderState {
         }
     }
 
-    /// Changes what there is from a place on, up to `end`.
+    /// Sets the attributes of the blocks from a place on, up to the offset `end`, in a run of which the holder has
+    /// some.
     fn set(&mut self, from: Spot, end: u16, attributes: Attributes) {
         if let Some(part) = self.parts.get_mut(&from.run) {
             part.set(from.offset, end, Some(attributes));
@@ -143,8 +147,8 @@ impl HolderState {
         }
     }
 
-    /// Does some `work` on so many blocks that concerns this holder alone. Where it is much, others have turns at the runs meanwhile;
-    /// what this holder has put there is kept until it can be published.
+    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If that is much, others have turns at the
+    /// runs meanwhile. Blocks that this holder has put among the runs are kept until they can be published.
     fn aside<T>(
         &mut self,
         blocks: usize,
@@ -161,8 +165,8 @@ impl HolderState {
         done
     }
 
-    /// Tells readers of all that has changed, in one step, and gives back what is no longer needed. What was done before could not be seen:
-    /// readers go by the entries alone.
+    /// Publishes all changes, in one step, and frees what is no longer needed. Readers could not see the changes
+    /// before: they go by the entries alone.
     fn publish(&mut self, runs: &mut RunWriter<'_>) {
         let mut touched = std::mem::take(&mut self.touched);
         if touched.len() > 1 {
@@ -171,7 +175,7 @@ impl HolderState {
         }
         runs.show_unplaced();
         runs.step(&touched, |runs| self.show(&touched, runs));
-        // Only now: what is cut off one run can go on with another.
+        // Only now, because cutting off all of one run goes on with another run.
         for run in &touched {
             runs.trim(*run);
         }
@@ -183,7 +187,7 @@ impl HolderState {
         self.account(runs);
     }
 
-    /// Sets the entries of what has changed.
+    /// Sets the entries and the bars of the runs that have changed.
     fn show(&mut self, touched: &[RunId], runs: &mut RunWriter<'_>) {
         for run in touched {
             let Some(part) = self.parts.get_mut(run) else {
@@ -219,7 +223,7 @@ impl HolderState {
         (self.bytes, self.aside, self.waiting) = (bytes, aside, waiting);
     }
 
-    /// Whether it has any of the blocks that are to be forgotten.
+    /// Whether the holder has any of the blocks to be evicted.
     pub(super) fn has_any(&self, victims: &[Victim]) -> bool {
         let has = |victim: &Victim| {
             let part = self.parts.get(&victim.run);
@@ -228,7 +232,7 @@ impl HolderState {
         victims.iter().any(has)
     }
 
-    /// Forgets the blocks that are to be forgotten; says how many of its own those were.
+    /// Removes the blocks to be evicted from the holder. Returns how many blocks the holder had of them.
     pub(super) fn evict(&mut self, victims: &[Victim], runs: &mut RunWriter<'_>) -> usize {
         self.is_cut = true;
         let before = self.placed;

@@ -1,7 +1,8 @@
 //! Finding a holder's blocks by name or lineage hash, and blocks that have several names.
 //!
-//! A name is in exactly one of three tables, by the form of its block: `Hash` in the places of the runs, `Own` and `Many` in the holder's
-//! map, and that of a block without a place among the orphans.
+//! A name is in exactly one of three tables, by the form of its block. Names of the form `Hash` are in the table of
+//! hashes of the runs. Names of the forms `Own` and `Many` are in the holder's map. Names of blocks without a place are
+//! among the orphans.
 
 use crate::hash::SequenceHash;
 
@@ -13,7 +14,7 @@ use super::resolve::Start;
 use crate::index::runs::{RunId, RunWriter, Spot, is_same_at};
 use smallvec::SmallVec;
 
-/// A block that a holder has.
+/// Block that a holder has, with or without a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Placed(Spot),
@@ -30,13 +31,13 @@ impl Found {
 }
 
 impl HolderState {
-    /// The block that the engine calls `name`.
+    /// Returns the block that the engine calls `name`.
     pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<Found> {
         let placed = self.find_spot(name, runs).map(Found::Placed);
         placed.or_else(|| self.orphans.find_name(name).map(Found::Orphan))
     }
 
-    /// As [`Self::find_name`], of a block that has a place.
+    /// Does as [`Self::find_name`], for a block that has a place.
     pub(super) fn find_spot(&self, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
         if let Some(spot) = self.find_own(name) {
             return Some(spot);
@@ -57,14 +58,14 @@ impl HolderState {
         })
     }
 
-    /// The places of all blocks with this lineage hash: of one, if it is a chain's.
+    /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is one at most.
     pub(super) fn find_keys(&mut self, key: Key, runs: &mut RunWriter<'_>) -> SmallVec<[Spot; 2]> {
         self.find_keyed(key.current_hash_fragment(), runs, |spot, _, runs| {
             runs.key(spot) == key
         })
     }
 
-    /// All blocks with this sequence hash. Where hashes are a chain, there is one at most.
+    /// Returns all blocks with this sequence hash. If hashes are a chain, there is one at most.
     pub(super) fn find_hash(&mut self, hash: u64, runs: &mut RunWriter<'_>) -> SmallVec<[Found; 2]> {
         let placed = self.find_keyed(hash, runs, |spot, held, runs| {
             let own = runs.hash(spot);
@@ -74,7 +75,8 @@ impl HolderState {
         placed.into_iter().map(Found::Placed).chain(orphans).collect()
     }
 
-    /// The places of those blocks, of all with these bits of a hash, for which it `is_it`. Makes blocks be found that way first.
+    /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true. First enters all
+    /// blocks of the holder into the table of hashes, if that is not done yet.
     fn find_keyed(
         &mut self,
         hash: u64,
@@ -92,9 +94,9 @@ impl HolderState {
         found
     }
 
-    /// The place where the children begin of the block that an event names as a parent, by the engine's name for it, or else by its
-    /// sequence hash. `position` is that of the first child, where the event has one. Where hashes are no chain, blocks of that name can
-    /// stand elsewhere.
+    /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
+    /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
+    /// event has it. It matters because blocks of that name can stand elsewhere if hashes are no chain.
     pub(super) fn find_parent(
         &mut self,
         name: u64,
@@ -110,11 +112,11 @@ impl HolderState {
         let hashed = self.find_hash(name, runs).into_iter();
         let hashed = hashed.map(|found| (found.key(runs), found)).filter(precedes);
         let (key, first) = hashed.min_by_key(|(key, _)| *key)?;
-        // Of a block that was stored by its lineage hash, the event says the rest.
+        // If the block was stored by its lineage hash, the event tells the rest of its hash.
         Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    /// The place where the children of a block begin; `hash` is its whole sequence hash, unless another one is known.
+    /// Returns where the children of a block begin. `hash` is its whole sequence hash, unless another one is known.
     fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
         let (spot, known) = match found {
             Found::Placed(spot) => {
@@ -137,14 +139,15 @@ impl HolderState {
     fn make_keyed(&mut self, runs: &mut RunWriter<'_>) {
         if !self.is_keyed {
             self.is_keyed = true;
-            // What is not published would be cut off while others have turns.
+            // Blocks that are not published would be cut off while others have turns.
             self.publish(runs);
             let mut held = self.parts.iter().map(|(run, _)| *run);
             runs.place_each(|_| held.next());
         }
     }
 
-    /// Whether `name` means another block than the one at `spot`.
+    /// Returns the block that `name` means, if that is another block than the one at `spot`. `form` is the form in
+    /// which the block at `spot` is to have the name.
     pub(super) fn find_other(
         &self,
         name: u64,
@@ -170,7 +173,7 @@ impl HolderState {
         self.own.len() - self.further < self.placed
     }
 
-    /// Takes a name from a block; a block that loses its last name is gone.
+    /// Removes a name from a block. A block that loses its last name is removed.
     pub(super) fn drop_name(&mut self, found: Found, name: u64) {
         match found {
             Found::Orphan(key) => {
@@ -184,8 +187,8 @@ impl HolderState {
         }
     }
 
-    /// Gives a block that has a place a further name, or a tier more under one that it has: the first, if none is given. False where it has
-    /// too many.
+    /// Gives a further name to a block that has a place, or adds tiers to a name that it has. Without `name`, that is
+    /// its first name. Returns false if the block has too many names.
     pub(super) fn name_again(
         &mut self,
         spot: Spot,
@@ -241,7 +244,7 @@ impl HolderState {
         }
     }
 
-    /// In what form a block at `spot` can keep its one name.
+    /// Returns the form in which a block at `spot` can keep its one name.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &mut RunWriter<'_>) -> Form {
         if is_whole && runs.hash(spot) == name {
             runs.place(spot.run, spot.offset + 1);
@@ -252,7 +255,8 @@ impl HolderState {
         Form::Own
     }
 
-    /// Takes tiers from one name, or from all names, of a block that has several; says whether they held it. None where it has not.
+    /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether any of these
+    /// tiers held the block. `None` if the block does not have several names.
     pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<bool> {
         if self.further == 0 {
             return None;
@@ -281,7 +285,8 @@ impl HolderState {
         Some(withdrawn != 0)
     }
 
-    /// Takes the blocks from `from` to `to`, of those forms for which it `is_it`, from the holder, and their names out of the tables.
+    /// Removes the blocks from `from` to `to` whose form satisfies `is_it` from the holder, and their names from the
+    /// tables.
     pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
         while at < to {
@@ -299,7 +304,7 @@ impl HolderState {
         }
     }
 
-    /// Takes blocks of one form, none of which has several names, from the holder.
+    /// Removes blocks of one form, none of which has several names, from the holder.
     pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
         let Some(part) = self.parts.get_mut(&run) else {
             return;
@@ -313,7 +318,8 @@ impl HolderState {
         self.touch(run);
     }
 
-    /// The names of a block that has a place, oldest first, each with its tiers; none where it is nameless.
+    /// Returns the names of a block that has a place, oldest first, each with its tiers. Empty if the block has no
+    /// name.
     pub(super) fn names_of(&self, spot: Spot, runs: &RunWriter<'_>) -> Aliases {
         let part = self.parts.get(&spot.run);
         let held = part.and_then(|part| Some((part, part.get(spot.offset)?)));

@@ -1,4 +1,5 @@
-//! Blocks whose parent the holder has never had: where they belong among the runs is not known yet, so only the holder has them.
+//! Orphans: blocks whose parent the holder has never had. Their place among the runs is not known yet, so only the
+//! holder has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,10 +13,11 @@ use crate::wire::Tier;
 
 use super::part::{classes, marked};
 
-/// The key of an orphan. In the order of keys, by position, parent and own hash, orphans that wait for one block stand together.
+/// Key of an orphan. Keys are ordered by position, parent and own hash, so orphans that wait for one block stand
+/// together.
 pub(super) type Key = PositionalLineageHash;
 
-/// How many are looked at in one go where those without a name go.
+/// Number of orphans looked at in one go when orphans without a name are dropped.
 const DROPPED_MAX: usize = 4096;
 /// Most blocks with equal hashes that are looked at.
 const SAME_HASH_MAX: usize = 64;
@@ -24,17 +26,17 @@ const SAME_HASH_MAX: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Alias {
     pub(super) name: u64,
-    /// The tiers that hold the block under this name; never none.
+    /// Tiers that hold the block under this name, at least one.
     pub(super) tiers: u8,
 }
 
-/// The names of a block without a place, oldest first.
+/// Names of a block without a place, oldest first.
 type Names = SmallVec<[Alias; 1]>;
 
-/// Most names of one block; keeps the names of a holder in proportion to its blocks.
+/// Most names of one block. The bound keeps the names of a holder in proportion to its blocks.
 pub(super) const NAMES_MAX: usize = 16;
 
-/// Adds a tier to a name; false where the block has too many names.
+/// Adds tiers to a name of a block, and the name itself if it is new. Returns false if the block has too many names.
 pub(super) fn add_name<A>(names: &mut SmallVec<A>, name: u64, tiers: u8) -> bool
 where
     A: smallvec::Array<Item = Alias>,
@@ -48,7 +50,8 @@ where
     true
 }
 
-/// Takes tiers from one name of a block, or from all; says which those were. Names without a tier go, each with a word to `let_go`.
+/// Removes tiers from one name of a block, or from all names if `name` is `None`. Returns the tiers that were removed.
+/// A name without a tier is removed, and `let_go` is called with it.
 pub(super) fn withdraw_from<A>(
     names: &mut SmallVec<A>,
     name: Option<u64>,
@@ -72,21 +75,21 @@ where
     withdrawn
 }
 
-/// A block without a place.
+/// Block without a place among the runs.
 #[derive(Debug)]
 pub(super) struct Orphan {
-    /// The sequence hash, where that is known.
+    /// Sequence hash, if `is_whole` tells that it is known.
     hash: SequenceHash,
     is_whole: bool,
-    /// The tiers that hold it without a name; none once it has one.
+    /// Tiers that hold the block without a name. Empty once the block has a name.
     pub(super) nameless: u8,
     pub(super) names: Names,
-    /// The classes of tiers in which it is not resumable.
+    /// Classes of tiers in which the block is not resumable.
     pub(super) barred: u8,
 }
 
 impl Orphan {
-    /// A block in some tiers, under this name if it has one.
+    /// Makes a block in some tiers, under this name if it has one.
     pub(super) fn new(sequence_hash: Option<SequenceHash>, name: Option<u64>, tiers: u8) -> Self {
         Self {
             hash: sequence_hash.unwrap_or(SequenceHash(0)),
@@ -97,7 +100,7 @@ impl Orphan {
         }
     }
 
-    /// The tiers under all names.
+    /// Returns all tiers of the block, with and without a name.
     pub(super) fn tiers(&self) -> u8 {
         let named = self.names.iter().fold(0, |tiers, alias| tiers | alias.tiers);
         self.nameless | named
@@ -108,12 +111,12 @@ impl Orphan {
         self.barred = marked(self.barred, tier, is_barred);
     }
 
-    /// Whether its whole hash is known, and is a name of it.
+    /// Whether the block's whole hash is known, and is one of its names.
     fn is_named_by_hash(&self) -> bool {
         self.is_whole && self.names.iter().any(|alias| alias.name == self.hash.0)
     }
 
-    /// The whole sequence hash, where it is known.
+    /// Returns the whole sequence hash, if it is known.
     pub(super) fn sequence_hash(&self) -> Option<SequenceHash> {
         self.is_whole.then_some(self.hash)
     }
@@ -127,10 +130,10 @@ fn hash_of(key: Key) -> (u64, Key) {
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     blocks: BTreeMap<Key, Orphan>,
-    /// By the bits of the sequence hash that every position keeps.
-    /// Not those of which the hash is a name.
+    /// Keys by the bits of the sequence hash that every position keeps. Orphans whose hash is one of their names are
+    /// not here.
     by_hash: BTreeSet<(u64, Key)>,
-    /// Keys as bytes, which take no room between them.
+    /// Keys by name. As bytes, they need no padding.
     by_name: SplitMap<u64, [u8; 16]>,
 }
 
@@ -156,7 +159,7 @@ impl Orphans {
         self.blocks.get(&key)
     }
 
-    /// The blocks with this sequence hash.
+    /// Returns the blocks that can have this sequence hash.
     pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
         let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
@@ -177,7 +180,7 @@ impl Orphans {
         self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
-    /// Adds a block that is not there. Its parent has a place.
+    /// Inserts a block, which must be absent. Its parent has no place.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
             self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());
@@ -188,7 +191,8 @@ impl Orphans {
         self.blocks.insert(key, orphan);
     }
 
-    /// Adds a name and a tier, or a tier alone, to a block that is there; false where it has too many names.
+    /// Adds a name with tiers, or tiers alone, to a block, and its whole hash if that was not known. Returns false if
+    /// the block is absent or has too many names.
     pub(super) fn extend(
         &mut self,
         key: Key,
@@ -217,7 +221,7 @@ impl Orphans {
         true
     }
 
-    /// Says of a block whether it is barred in a tier; false where it does not lie there.
+    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
     pub(super) fn mark(&mut self, key: Key, tier: Tier, is_barred: bool) -> bool {
         let orphan = self.blocks.get_mut(&key);
         let Some(orphan) = orphan.filter(|orphan| orphan.tiers() >> tier.as_u8() & 1 == 1) else {
@@ -227,7 +231,7 @@ impl Orphans {
         true
     }
 
-    /// Takes a block out.
+    /// Removes a block, and returns it.
     pub(super) fn remove(&mut self, key: Key) -> Option<Orphan> {
         let orphan = self.blocks.remove(&key)?;
         self.by_hash.remove(&hash_of(key));
@@ -237,7 +241,7 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// Whether a block waits for the one at `position` with this hash or fragment.
+    /// Whether an orphan waits for the block at `position` with this hash or fragment.
     pub(super) fn is_awaited(&self, position: u64, hash: u64) -> bool {
         let Ok(position) = Position::new(position + 1) else {
             return false;
@@ -246,7 +250,7 @@ impl Orphans {
         self.blocks.range(key(0)..=key(u64::MAX)).next().is_some()
     }
 
-    /// Takes out a block that waits for the one at `position` with this fragment.
+    /// Removes an orphan that waits for the block at `position` with this fragment, and returns it.
     pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;
         let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));
@@ -254,7 +258,8 @@ impl Orphans {
         Some((key, self.remove(key)?))
     }
 
-    /// Takes tiers from a block: under one name, or under all; says whether they held it. A block that nothing holds any more is gone.
+    /// Removes tiers from a block, under one name or under all. Returns whether any of these tiers held the block. A
+    /// block that no tier holds any more is removed.
     pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> bool {
         let Some(orphan) = self.blocks.get_mut(&key) else {
             return false;
@@ -276,7 +281,8 @@ impl Orphans {
         withdrawn != 0
     }
 
-    /// Takes out those that have no name, of some that come after `before`; says how many, and which was the last of these, if any.
+    /// Looks at some orphans after the key `before`, and removes each that has no name. Returns how many were removed,
+    /// and the key of the last orphan looked at, if any.
     pub(super) fn drop_nameless(&mut self, before: Option<Key>) -> (usize, Option<Key>) {
         let after = before.map_or(Bound::Unbounded, Bound::Excluded);
         let some = self.blocks.range((after, Bound::Unbounded)).take(DROPPED_MAX);

@@ -1,4 +1,4 @@
-//! Stored events whose parent has not come yet.
+//! Parking: stored events that wait, because their parent has not come yet.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,14 +9,14 @@ use crate::index::settings::ParkingLimits;
 
 use crate::index::block::NewBlock;
 
-/// An event that waits.
+/// Event that waits for its parent.
 #[derive(Debug)]
 pub(crate) struct ParkedEvent {
     /// The engine's name of the parent.
     pub(crate) parent: u64,
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
-    /// The engine's names of those blocks of this event that have not been removed while it waited.
+    /// Engine's names of the blocks of this event that have not been removed while it waited.
     remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
@@ -38,7 +38,7 @@ fn bytes_of(stored: &StoredBlocks) -> usize {
     names + content + runs + own * 8
 }
 
-/// Bytes of a set of so many names.
+/// Bytes of a set of `names` names.
 fn bytes_of_names(names: usize) -> usize {
     names * (size_of::<u64>() + 1) / 7 * 8
 }
@@ -53,7 +53,7 @@ impl ParkedEvent {
         size_of::<Self>() + bytes_of(&self.stored) + bytes_of_names(self.remaining.capacity())
     }
 
-    /// Notes whether those of its blocks are resumable that have one of these names or hashes.
+    /// Notes whether the blocks of this event that have one of these names or hashes are resumable.
     fn mark(&mut self, hashes: &HashSet<u64>, keys: &HashSet<PositionalLineageHash>, resumable: bool) {
         let names = self.stored.engine_hashes.as_ref();
         let is_meant = |index: usize| {
@@ -78,7 +78,7 @@ impl ParkedEvent {
     }
 }
 
-/// The engine's names of an event's blocks.
+/// Returns the engine's names of an event's blocks.
 pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
     match (&stored.engine_hashes, &stored.names) {
         (Some(names), _) => names.clone(),
@@ -87,10 +87,11 @@ pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
     }
 }
 
-/// Most removals of one holder that are kept in mind while events wait.
+/// Most removals of one holder that are remembered while events wait.
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
-/// A removed block that is not held by that name. It may be one of an event that waits, whose places are not known yet.
+/// Removed block that the holder does not have under that name. It may be a block of an event that waits, whose places
+/// are not known yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
     /// By its sequence hash.
@@ -103,9 +104,9 @@ pub(crate) enum Unplaced {
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
-    /// Counts the events that had to wait.
+    /// Number of events that have had to wait so far.
     stamp: u64,
-    /// The removals while some event waited, each with how many events had had to wait when it last came.
+    /// Removals that came while some event waited, each with the value of `stamp` when it last came.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -120,7 +121,7 @@ impl Parking {
         self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8
     }
 
-    /// Forgets what was removed, where nothing waits any more.
+    /// Forgets the remembered removals, if no event waits any more.
     pub(crate) fn settle(&mut self) {
         let keeps_room = self.events.capacity() > 0 || self.unplaced.capacity() > 0;
         if self.events.is_empty() && keeps_room {
@@ -128,13 +129,13 @@ impl Parking {
         }
     }
 
-    /// Forgets what waits; gives it back.
+    /// Removes all events that wait, and returns them. Forgets the remembered removals.
     pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
         std::mem::take(self).events
     }
 
-    /// Lets `stored` wait for `parent`; says how many blocks had to be dropped to stay within the bounds. Those that were removed while they
-    /// waited are not lost.
+    /// Lets `stored` wait for `parent`. Returns how many blocks had to be dropped to stay within the bounds, of older
+    /// events or of `stored` itself. Blocks that were removed while they waited do not count: they are not lost.
     pub(crate) fn park(
         &mut self,
         parent: u64,
@@ -167,18 +168,19 @@ impl Parking {
         dropped
     }
 
-    /// How many blocks wait.
+    /// Number of blocks that wait.
     fn blocks(&self) -> usize {
         self.events.iter().map(|event| event.stored.names.len()).sum()
     }
 
-    /// The oldest event whose parent `is_known` now.
+    /// Removes the oldest event whose parent `is_known` now, and returns it.
     pub(crate) fn take_ready(&mut self, mut is_known: impl FnMut(u64) -> bool) -> Option<ParkedEvent> {
         let index = self.events.iter().position(|event| is_known(event.parent))?;
         Some(self.events.remove(index))
     }
 
-    /// Drops what has waited too long; says how many blocks that were, without those that were removed while they waited.
+    /// Drops the events that have waited too long. Returns how many blocks were dropped, without blocks that were
+    /// removed while they waited.
     pub(crate) fn expire(&mut self, now_us: u64) -> usize {
         let is_due = |event: &&ParkedEvent| event.deadline_us <= now_us;
         let due = self.events.iter().take_while(is_due).count();
@@ -186,8 +188,8 @@ impl Parking {
         dropped.map(|event| event.remaining.len()).sum()
     }
 
-    /// Notes that a block which is not held was removed: it must not come with an event that waits. Says how many blocks had to be dropped
-    /// to stay within the bounds.
+    /// Notes that a block which the holder does not have was removed: it must not come with an event that waits.
+    /// Returns how many blocks had to be dropped to stay within the bounds.
     pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
         let Some(oldest) = self.events.first().map(|event| event.stamp) else {
             return 0;
@@ -203,14 +205,14 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all that waits; says how many blocks are lost by that.
+    /// Drops all events that wait, and the remembered removals. Returns how many blocks are lost by that.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
         dropped
     }
 
-    /// Whether a block of an event that has waited was not removed meanwhile.
+    /// Whether a block of an event that has waited is still to be stored: it was not removed meanwhile.
     pub(super) fn keeps(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
         let is_removed = |removed| {
             let stamp = self.unplaced.get(&(event.tier, removed));
@@ -222,8 +224,9 @@ impl Parking {
             && !hash.is_some_and(is_removed)
     }
 
-    /// Notes of blocks of events that wait whether they are resumable. By a lineage hash nobody can tell yet whether a block that is named
-    /// otherwise is meant: events that may have it are dropped. Says how many blocks those were.
+    /// Notes whether blocks of events that wait are resumable. If `blocks` has lineage hashes, nobody can tell yet
+    /// whether they mean blocks that are named otherwise. So events that may have such blocks are dropped. Returns how
+    /// many blocks were dropped.
     pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
         if self.events.is_empty() {
             return 0;
@@ -243,7 +246,7 @@ impl Parking {
         dropped
     }
 
-    /// Notes that the block called `name` was removed; says whether an event that waits has it.
+    /// Notes that the block called `name` was removed. Returns whether an event that waits has it.
     pub(crate) fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for event in self.events.iter_mut().filter(|event| event.tier == tier) {

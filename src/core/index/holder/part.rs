@@ -11,9 +11,10 @@ use crate::wire::{Resumable, Tier};
 
 /// The attributes that all blocks of an interval have in common.
 ///
-/// The low byte has one bit a tier. Above it stands how the engine names the blocks, and what is known of them. The highest bits say in which
-/// classes of tiers the blocks are *barred*, which is not resumable: on the device, on the host, in all others. In a class in which the blocks
-/// do not lie, the bit is 0.
+/// The low byte has one bit for each tier. Above it stand the form in which the engine names the blocks, and whether
+/// their whole hashes are known. The highest bits tell in which classes of tiers the blocks are *barred*, which means
+/// not resumable. The classes are the device, the host, and all other tiers. The bit of a class in which the blocks do
+/// not lie is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Attributes(u16);
 
@@ -24,19 +25,19 @@ pub(super) enum Form {
     Nameless,
     /// By its sequence hash.
     Hash,
-    /// By a name in the part.
+    /// By one name of its own, which is kept in the part.
     Own,
     /// By several names.
     Many,
 }
 
 const FORM_SHIFT: u32 = 8;
-/// The whole sequence hash is known to the holder.
+/// Bit that tells that the holder knows the whole sequence hash.
 const WHOLE: u16 = 1 << 10;
 const BARRED_SHIFT: u32 = 11;
 const BARRED: u16 = 0b111 << BARRED_SHIFT;
 
-/// The classes of some tiers, one bit each.
+/// Returns the classes of these tiers, one bit each: the device, the host, all others.
 pub(super) fn classes(tiers: u8) -> u8 {
     tiers & 0b11 | u8::from(tiers > 0b11) << 2
 }
@@ -82,7 +83,7 @@ impl Attributes {
         Self(self.0 & !(0b11 << FORM_SHIFT) | (form as u16) << FORM_SHIFT)
     }
 
-    /// The classes of tiers in which the blocks are not resumable.
+    /// Returns the classes of tiers in which the blocks are not resumable.
     #[allow(clippy::cast_possible_truncation, reason = "three bits are left")]
     pub(super) fn barred(self) -> u8 {
         (self.0 >> BARRED_SHIFT) as u8 & 0b111
@@ -92,19 +93,20 @@ impl Attributes {
         Self(self.0 & !BARRED | u16::from(classes) << BARRED_SHIFT)
     }
 
-    /// The attributes with a note of whether the blocks are barred in one of their tiers.
+    /// Returns the attributes after the blocks have been barred, or freed, in one of their tiers.
     pub(super) fn marked(self, tier: Tier, is_barred: bool) -> Self {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Whether the blocks are not resumable in the tiers of each step. Where they do not lie in these, nobody asks.
+    /// Returns for each step of tiers whether the blocks are not resumable in it: they are barred in all its classes in
+    /// which they lie. For a step in whose tiers the blocks do not lie it is false.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
     }
 }
 
-/// The classes of `barred` after an event that says of `tier` whether blocks are barred in it.
+/// Returns the classes of `barred` after an event that tells whether blocks are barred in `tier`.
 pub(super) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
     let class = classes(tier_bit(tier));
     barred & !class | if is_barred { class } else { 0 }
@@ -125,20 +127,22 @@ pub(super) struct Interval {
 /// One holder's share of one run.
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    /// In order; neighbours differ or have a hole between them.
+    /// Intervals in order. Neighbours differ in their attributes or have a hole between them.
     intervals: SmallVec<[Interval; 2]>,
-    /// Names of blocks, from `names_from` on; of blocks that are named otherwise it says nothing.
+    /// First names of blocks that have names of their own, from the offset `names_from` on. Entries of other blocks
+    /// mean nothing.
     names: Vec<u64>,
     names_from: u16,
     /// Names after the first, of blocks that have several.
     copies: Option<Box<Copies>>,
-    /// The end of the blocks as readers were last told.
+    /// End of the blocks, as readers were last told.
     pub(super) shown: u16,
-    /// The likely place of the holder's entry in the run.
+    /// Likely place of the holder's entry in the run's roster.
     pub(super) hint: u32,
 }
 
-/// Adds an interval at the end, which may become one with the last; nothing where it is empty.
+/// Adds an interval at the end, which is joined to the last interval if that touches it and has the same attributes. An
+/// empty interval is not added.
 fn push<A>(intervals: &mut SmallVec<A>, from: u16, to: u16, attributes: Attributes)
 where
     A: smallvec::Array<Item = Interval>,
@@ -164,7 +168,7 @@ impl Part {
         }
     }
 
-    /// The interval with the block at `offset`.
+    /// Returns the interval with the block at `offset`.
     pub(super) fn interval_at(&self, offset: u16) -> Option<Interval> {
         let interval = *self.intervals.get(self.index_of(offset))?;
         (interval.from <= offset).then_some(interval)
@@ -174,7 +178,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// The attributes at `from`, and up to where they are the same, no further than `to`.
+    /// Returns the offset up to which the attributes are the same as at `from`, `to` at most, and these attributes.
+    /// They are `None` for a hole.
     pub(super) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -183,7 +188,7 @@ impl Part {
         }
     }
 
-    /// Replaces what there is from `from` to `to`.
+    /// Replaces the attributes of the blocks from `from` to `to`. `None` removes the blocks.
     pub(super) fn set(&mut self, from: u16, to: u16, attributes: Option<Attributes>) {
         if from >= to {
             return;
@@ -194,7 +199,7 @@ impl Part {
             }
             return;
         }
-        // One more on each side, which may become one with the new.
+        // The window has one more interval on each side, which may be joined to the new one.
         let low = self.index_of(from).saturating_sub(1);
         let high = (self.index_of(to) + 1).min(self.intervals.len());
         let mut pieces: SmallVec<[Interval; 6]> = SmallVec::new();
@@ -218,20 +223,20 @@ impl Part {
         }
     }
 
-    /// The name of the block at `offset`, where it has one of its own.
+    /// Returns the first name of the block at `offset`, if it has names of its own. Otherwise the result means nothing.
     pub(super) fn name(&self, offset: u16) -> u64 {
         let index = usize::from(offset).wrapping_sub(usize::from(self.names_from));
         self.names.get(index).copied().unwrap_or(0)
     }
 
-    /// Whether the block at `offset`, which has names of its own, has this one.
+    /// Whether the block at `offset`, which has names of its own, has this name.
     #[inline]
     pub(super) fn has_name(&self, offset: u16, name: u64) -> bool {
         let copies = self.copies.as_ref();
         self.name(offset) == name || copies.is_some_and(|copies| copies.has(offset, name))
     }
 
-    /// The names of a block that has its own, oldest first; `tiers` are those of the block.
+    /// Returns the names of a block that has its own, oldest first. `tiers` are the tiers of the block.
     pub(super) fn aliases(&self, offset: u16, tiers: u8) -> Aliases {
         let name = self.name(offset);
         let mut names = Aliases::from_iter([Alias { name, tiers }]);
@@ -253,7 +258,7 @@ impl Part {
         self.copies.get_or_insert_default().set(offset, &names);
     }
 
-    /// Replaces the names of a block, all its own; none where it is gone.
+    /// Replaces the names of a block that has names of its own. `names` is empty if the block is gone.
     pub(super) fn set_aliases(&mut self, offset: u16, names: &[Alias]) {
         if let Some(first) = names.first() {
             self.set_names(offset, &[first.name]);
@@ -291,9 +296,9 @@ impl Part {
         let first = usize::from(from - self.names_from);
         let end = first + names.len();
         if end > self.names.capacity() {
-            // What grows once mostly grows again.
+            // Names that grow once mostly grow again.
             let room = if self.names.is_empty() { end } else { end + end / 2 };
-            // Not where the old ones were: that can be another thread's part of the allocator.
+            // The new names are not put where the old ones were, which can be another thread's part of the allocator.
             let mut grown = Vec::with_capacity(room);
             grown.extend_from_slice(&self.names);
             self.names = grown;
@@ -304,7 +309,8 @@ impl Part {
         self.names.extend_from_slice(new);
     }
 
-    /// The attributes at `from`, and up to where they are the same but for being resumable or not, no further than `to`.
+    /// Returns the offset up to which the attributes differ from those at `from` only in being resumable, `to` at most,
+    /// and the attributes at `from`. They are `None` for a hole.
     pub(super) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {
@@ -330,7 +336,7 @@ impl Part {
         }))
     }
 
-    /// The blocks that are not resumable.
+    /// Returns the stretches of blocks that are not resumable.
     pub(super) fn barred(&self) -> impl Iterator<Item = Barred> + '_ {
         let barred = |interval: &Interval| {
             let steps = interval.attributes.barred_steps();
@@ -340,7 +346,8 @@ impl Part {
         self.intervals.iter().filter_map(barred)
     }
 
-    /// Whether it is nothing but leading blocks, all resumable, in one tier and by their hashes; or nothing at all.
+    /// Whether the part is empty, or has nothing but leading blocks, all resumable, in one tier, and named by their
+    /// hashes.
     pub(super) fn is_simple(&self) -> bool {
         match self.intervals.as_slice() {
             [] => true,
@@ -352,7 +359,7 @@ impl Part {
         }
     }
 
-    /// Leading blocks in any of `tiers`.
+    /// Number of leading blocks in any of `tiers`.
     fn reach(&self, tiers: u8) -> u16 {
         let mut reach = 0;
         for interval in &self.intervals {
@@ -364,7 +371,7 @@ impl Part {
         reach
     }
 
-    /// The entry that readers see.
+    /// Returns the entry that readers see.
     pub(super) fn entry(&self, slot: HolderSlot) -> Entry {
         if self.intervals.is_empty() {
             return Entry::default();

@@ -13,16 +13,17 @@ use super::part::{Form, Interval, tier_bit};
 use super::{Applied, HolderState, RejectReason, Work};
 use crate::index::runs::{AHEAD, RunView, Spot};
 
-/// A hash in a removed event that is no name, and whether an event that waits has a block of that name.
+/// Hash in a removed event that is no name, and whether an event that waits has a block of that name.
 pub(super) type Other = (u64, bool);
 
-/// Leaves those out that were names before in their event, which removes all of `names`; says how many.
+/// Removes from `others` each hash that was still a name when it came earlier in the same event. `names` are all hashes
+/// of that event. Returns how many were removed.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // None was a name.
         return 0;
     }
-    // What was a name at first is in the event more often than here.
+    // A hash that was a name at first is in the event more often than in `others`.
     let mut left: HashMap<u64, usize> = others.iter().map(|(hash, _)| (*hash, 0)).collect();
     for name in names {
         if let Some(left) = left.get_mut(&name.0) {
@@ -37,8 +38,8 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Leaves those out that name a block of an event that waits once more in their event: of the first, the block that waited does not come. Says
-/// how many.
+/// Removes from `others` repeated mentions of blocks of events that wait. The first mention stays: because of it the
+/// waiting block does not come. Returns how many were removed.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
@@ -49,8 +50,9 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// From where to where those blocks go that have these names, one after the other in either direction from the block at `offset`, which
-/// is one of them. `after` and `before` are what the blocks on its two sides are called.
+/// Returns the stretch of blocks around the block at `offset` that have these names, one after the other in either
+/// direction. `names` begin after that block's own name. `after` and `before` are the names that the blocks on its two
+/// sides have.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -68,8 +70,9 @@ fn along(
 }
 
 impl HolderState {
-    /// Removes blocks while every block of the holder has names of its own, and no event waits; says how many. The next name, if there is
-    /// one left, means no block.
+    /// Removes blocks by name, in a fast way, if every block of the holder has names of its own and no event waits.
+    /// Returns how many names are done; 0 if the condition is not met. Otherwise the first name that is left, if any,
+    /// means no block.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
@@ -87,7 +90,7 @@ impl HolderState {
         })
     }
 
-    /// Removes some of the blocks that an event gives by `names`. What is none goes to `others`.
+    /// Removes the blocks that an event gives by `names`. Hashes that are no name go to `others`.
     pub(super) fn remove_names(
         &mut self,
         names: &[SequenceHash],
@@ -95,7 +98,7 @@ impl HolderState {
         work: &mut Work<'_>,
     ) {
         let mut index = self.remove_own(names, work);
-        // Mostly engines name neighbours one after the other: then no table is asked.
+        // Mostly engines name neighbours one after the other. Then no table is looked up.
         let mut is_in_order = false;
         while let Some(SequenceHash(name)) = names.get(index) {
             if let Some(ahead) = names.get(index + AHEAD)
@@ -127,8 +130,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block, which has the first of `names`. Removes its neighbours, too, as far as they have the next names, one after the other
-    /// in either direction. Says how many names are done. Without names, removes the block under all that it has.
+    /// Removes a block, which has the first of `names`, and its neighbours in either direction as far as they have the
+    /// next names. Returns how many names are done. Without names, removes the block under all its names.
     fn remove_along(
         &mut self,
         found: Found,
@@ -172,7 +175,8 @@ impl HolderState {
         blocks
     }
 
-    /// A block that is held under one name or none, and those of its neighbours that are held alike and have these names.
+    /// Returns the stretch to be removed: the block at `spot`, which is held under one name or none, and its neighbours
+    /// that are held alike and have these names.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.parts.get(&spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
@@ -201,8 +205,9 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks by sequence hashes: each goes under all its names, as by its lineage hash. Those that are names of events that wait mean
-    /// the blocks that wait, which do not come any more, and no others: what another name holds stays.
+    /// Removes blocks by sequence hashes, each under all its names, as by its lineage hash. A hash that names a block
+    /// of an event that waits means that block alone, which does not come any more. Blocks that are held under other
+    /// names stay.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);

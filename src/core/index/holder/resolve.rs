@@ -18,33 +18,33 @@ use super::marks::Marks;
 use super::store::Sequence;
 use super::{HolderState, RejectReason};
 
-/// Why the blocks of an event have no place yet.
+/// Reason why an event's blocks cannot be stored, or not yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unresolved {
     UnknownParent(u64),
     Rejected(RejectReason),
 }
 
-/// The blocks of an event.
+/// Blocks of a stored event.
 #[derive(Debug)]
 pub(super) enum Resolved<'e> {
-    /// Named by lineage hashes, in any order.
+    /// Blocks named by lineage hashes, in any order.
     Keys(Vec<NewBlock>),
-    /// One after the other.
+    /// Consecutive blocks.
     Sequence(ResolvedSequence<'e>),
 }
 
-/// Consecutive blocks. None of their positions is out of range.
+/// Consecutive blocks. All their positions are in range.
 #[derive(Debug)]
 pub(super) struct ResolvedSequence<'e> {
     start: Start,
-    /// Their hashes in the index's chain.
+    /// Sequence hashes of the blocks in the index's chain.
     pub(super) hashes: Cow<'e, [SequenceHash]>,
-    /// The engine's names for them, where those are not their hashes.
+    /// Engine's names for the blocks; `None` if the names are the hashes.
     pub(super) names: Option<&'e [u64]>,
     /// Whether the hashes are not the contract's chain over the content beside them.
     pub(super) is_foreign: bool,
-    /// Which of them are resumable.
+    /// Which of the blocks are resumable.
     pub(super) marks: Marks<'e>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct ResolvedSequence<'e> {
 pub(super) struct Start {
     /// Position of the first block.
     pub(super) position: u64,
-    /// Sequence hash of the block before it, or the fragment of it that is known.
+    /// Sequence hash of the block before the first, or the fragment of it that is known.
     pub(super) parent: Option<SequenceHash>,
     /// Whether `parent` is the whole sequence hash in the index's own chain.
     pub(super) parent_is_known: bool,
@@ -62,7 +62,8 @@ pub(super) struct Start {
 }
 
 impl ResolvedSequence<'_> {
-    /// As blocks that have places, of which some are `kept`; none where the block before the first has none.
+    /// Returns the blocks as a sequence to be stored among the runs, of which some are `kept`. `None` if the block
+    /// before the first has no place.
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,
@@ -75,20 +76,21 @@ impl ResolvedSequence<'_> {
         })
     }
 
-    /// The blocks one by one.
+    /// Returns the blocks one by one.
     pub(super) fn blocks(&self) -> Vec<NewBlock> {
         let Start { position, parent, .. } = self.start;
         new_blocks(position, parent, &self.hashes, self.all_names(), self.marks)
     }
 
-    /// The engine's names for them, even if those are their hashes.
+    /// Returns the engine's names for the blocks, even if the names are the hashes.
     fn all_names(&self) -> &[u64] {
         self.names
             .unwrap_or_else(|| SequenceHash::peel_slice(&self.hashes))
     }
 }
 
-/// Blocks one by one, of which the first is at `position` after `parent`. Leaves out those whose position is out of range.
+/// Returns blocks one by one. The first is at `position`, after `parent`. Leaves out blocks whose position is out of
+/// range.
 pub(super) fn new_blocks(
     position: u64,
     parent: Option<SequenceHash>,
@@ -110,7 +112,8 @@ pub(super) fn new_blocks(
 }
 
 impl HolderState {
-    /// The start of an event's blocks, if they are given one after the other.
+    /// Returns the start of an event's blocks, if they are given one after the other. Fails if the parent is unknown
+    /// and the event gives no position.
     pub(super) fn start_of(
         &mut self,
         stored: &StoredBlocks,
@@ -134,7 +137,7 @@ impl HolderState {
     }
 }
 
-/// Finds out what the blocks of an event are, which begin at `start` if they are given one after the other.
+/// Finds out the hashes and names of an event's blocks. They begin at `start` if they are given one after the other.
 pub(super) fn resolve<'e>(
     stored: &'e StoredBlocks,
     settings: &NamespaceSettings,
@@ -178,7 +181,7 @@ fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>, marks: Marks
     keys.iter().enumerate().zip(marks.flags()).map(block).collect()
 }
 
-/// The contract's chain over the content of an event.
+/// Computes the contract's chain over the content of an event.
 fn recompute(
     content: Option<&BlockContent>,
     blocks: usize,
@@ -196,7 +199,8 @@ fn recompute(
     Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
-/// Whether hashes are not the contract's chain. One block an event is enough: a foreign engine's never are.
+/// Whether `hashes` are not the contract's chain over `content`. Checking one block of an event is enough, because a
+/// foreign engine's hashes never fit.
 fn is_foreign_chain(
     content: Option<&BlockContent>,
     start: Start,

@@ -1,4 +1,4 @@
-//! Blocks that are known by their lineage hashes, one by one: each gets its place when its parent has one.
+//! Storing blocks one by one, by their lineage hashes: each block gets its place when its parent has one.
 
 use crate::hash::{Position, SequenceHash};
 
@@ -9,11 +9,11 @@ use super::{HolderState, RejectReason, Work};
 use crate::index::block::NewBlock;
 use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
 
-/// After so many blocks that had waited, or that some may have waited for, others have a turn.
+/// Number of orphans that get their places, or of blocks that some may have waited for, after which others have a turn.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
-    /// Stores a block that is known by its lineage hash, or whose parent is.
+    /// Stores one block, which is known by its lineage hash, or whose parent is.
     pub(super) fn store_block(&mut self, block: &NewBlock, work: &mut Work<'_>) {
         let NewBlock {
             key,
@@ -35,7 +35,8 @@ impl HolderState {
             has_moved = true;
             self.drop_name(other, name);
         }
-        // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
+        // If one lineage hash stands for two sequence hashes, the later one stays, as long as nobody knows their
+        // places.
         let known = self.orphans.get(key).and_then(Orphan::sequence_hash);
         let is_other = known.is_some() && sequence_hash.is_some() && known != sequence_hash;
         if own.is_none() && is_other {
@@ -67,7 +68,7 @@ impl HolderState {
         self.settle(key, orphan, work);
     }
 
-    /// Gives a new block its place, if its parent has one.
+    /// Gives a new block its place, if its parent has one. Otherwise the block becomes an orphan.
     fn settle(&mut self, key: Key, orphan: Orphan, work: &mut Work<'_>) {
         let parent = self.find_before(key, &work.runs);
         let has_place = parent.is_some() || key.position() == 0;
@@ -81,7 +82,7 @@ impl HolderState {
         self.settle_after(parent, key, &orphan, work);
     }
 
-    /// The place of the block before the one with this lineage hash, where the holder has it.
+    /// Returns the place of the block before the block with this lineage hash, if the holder has it.
     fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
@@ -105,7 +106,7 @@ impl HolderState {
         self.adopt(spot, spot.offset + 1);
     }
 
-    /// Makes a block that had no place the one at `spot`.
+    /// Moves an orphan to its place at `spot`, where it becomes held or adds its tiers and names.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
         self.touch(spot.run);
         // It can have no other name than in the orphan's list, and so be found by its hash.
@@ -123,13 +124,14 @@ impl HolderState {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
         if let Some(held) = self.attributes(spot) {
-            // Of tiers in which both were, the orphan is what came with an event of its own.
+            // In tiers in which both blocks were, the orphan's bars hold: it came with an event of its own.
             let others = held.barred() & !classes(orphan.tiers());
             self.set(spot, spot.offset + 1, held.with_barred(others | orphan.barred));
         }
     }
 
-    /// Settles the orphan that turns out to be the block at `at`, which becomes held; says whether there was one.
+    /// Moves an orphan to its place if it turns out to be the block at `at`, so that the holder has the block there.
+    /// Returns whether there was such an orphan.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {
@@ -142,7 +144,8 @@ impl HolderState {
         is_it
     }
 
-    /// Notes that blocks may have waited for those from `first` on, up to `end`: [`Self::adopt_some`] is due.
+    /// Notes that orphans may have waited for the blocks from `first` on, up to the offset `end`. [`Self::adopt_some`]
+    /// must be called afterwards.
     pub(super) fn adopt(&mut self, first: Spot, end: u16) {
         if self.orphans.len() > 0 {
             let spots = (first.offset..end).map(|offset| Spot { offset, ..first });
@@ -150,7 +153,8 @@ impl HolderState {
         }
     }
 
-    /// Gives some of the blocks that waited for others their places, and then those that waited for them. Says whether there may be more.
+    /// Gives places to some orphans whose parents have come, and then to orphans that waited for these. Returns whether
+    /// there may be more.
     pub(super) fn adopt_some(&mut self, work: &mut Work<'_>) -> bool {
         for _ in 0..ADOPTING_STEPS {
             let Some(parent) = self.adopting.last().copied() else {

@@ -14,22 +14,23 @@ use super::{HolderState, RejectReason, Work};
 use crate::index::runs::{RunWriter, Spot, Wanted};
 use crate::wire::Tier;
 
-/// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
+/// Consecutive blocks to be stored. The first follows `parent`, a block that the holder has or had, or is at position
+/// 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sequence<'a> {
     pub(super) parent: Option<Spot>,
     pub(super) position: u32,
     pub(super) hashes: &'a [SequenceHash],
-    /// The engine's names for the blocks.
+    /// Engine's names for the blocks.
     pub(super) names: &'a [u64],
-    /// Which of them are to be held, where not all are: of the others only the places are made.
+    /// Which of the blocks are to be held; `None` for all. The other blocks only get their places.
     pub(super) kept: Option<&'a [bool]>,
-    /// Which of them are resumable.
+    /// Which of the blocks are resumable.
     pub(super) marks: Marks<'a>,
 }
 
 impl<'a> Sequence<'a> {
-    /// Leaves out the first blocks; the last of them is at `parent`.
+    /// Leaves out the first `blocks` blocks. The last block left out is at `parent`.
     fn skip(&mut self, blocks: usize, parent: Option<Spot>) {
         self.parent = parent;
         self.position = self
@@ -43,8 +44,8 @@ impl<'a> Sequence<'a> {
 }
 
 impl HolderState {
-    /// Stores as much of a sequence as is good for a turn, and makes it what is left of it. Says whether that is for another turn: then
-    /// the block before it is held.
+    /// Stores as much of a sequence as suits one turn, and leaves the rest in `sequence`. Returns whether the rest is
+    /// for another turn: then the holder has the block before it.
     pub(super) fn store_sequence(&mut self, sequence: &mut Sequence<'_>, work: &mut Work<'_>) -> bool {
         let mut done = 0;
         while let Some(first) = sequence.hashes.first() {
@@ -52,11 +53,11 @@ impl HolderState {
             let room = work.blocks_max.saturating_sub(self.blocks());
             let is_short = sequence.hashes.len() <= TURN_BLOCKS.min(room);
             let wanted = Wanted::whole(first.0);
-            // What bounds only longer ones is not looked up.
+            // The bounds concern only longer sequences, so a short one needs no lookup.
             let most = match is_short || work.runs.child(parent, position, wanted).is_some() {
-                // These can take much longer than new ones: each can get a further name.
+                // Known blocks can take much longer than new ones: each can get a further name.
                 true => TURN_BLOCKS,
-                // Where the holder is full, nothing is made that it cannot have.
+                // If the holder is full, no block is made that it cannot have.
                 false if sequence.kept.is_none() => room,
                 false => usize::MAX,
             };
@@ -77,7 +78,7 @@ impl HolderState {
             sequence.skip(count, Some(last));
             done += count;
             self.adopt(first, end);
-            // What nobody is known to have would be cut off meanwhile.
+            // A block that nobody is known to have would be cut off meanwhile.
             let is_held = self.attributes(last).is_some();
             let is_turn = done >= TURN_BLOCKS || !self.adopting.is_empty();
             if is_turn && !sequence.hashes.is_empty() && is_held {
@@ -87,7 +88,8 @@ impl HolderState {
         false
     }
 
-    /// Stores in a full holder blocks of which it does not have the first.
+    /// Stores, in a full holder, blocks of which it does not have the first. Only blocks that the holder has already
+    /// can be stored again. Without orphans, all are rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());
@@ -101,13 +103,14 @@ impl HolderState {
         }
     }
 
-    /// Holds the first blocks of a sequence, which are those of a run from `at` up to `end`.
+    /// Makes the holder have the first blocks of a sequence, which are the blocks of a run from `at` up to the offset
+    /// `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         if self.is_keyed {
             work.runs.place(at.run, end);
         }
         while at.offset < end {
-            // One by one, where some are left out.
+            // Blocks go one by one if some are left out.
             let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
             let alike = u16::try_from(sequence.marks.alike).unwrap_or(u16::MAX);
             let most = if kept.is_some() { at.offset + 1 } else { end };
@@ -123,7 +126,7 @@ impl HolderState {
         }
     }
 
-    /// Holds new blocks, as many as go together; says how many are done.
+    /// Makes the holder have new blocks, as many as go together. Returns how many are done.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
@@ -145,7 +148,7 @@ impl HolderState {
             work.reject_full(1);
             return 1;
         }
-        // Blocks without a place may be at one of those after the first.
+        // Orphans may turn out to be one of the blocks after the first.
         let together = if self.orphans.len() > 0 { 1 } else { room };
         let wanted = usize::from(to - at.offset).min(together);
         let held = Attributes::new(tier_bit(work.tier), form, true);
@@ -161,7 +164,8 @@ impl HolderState {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// Holds those of the blocks from `at` on, at least the first, that are found by their hashes; says how many.
+    /// Makes the holder have new blocks from `at` on that are named by their hashes: at least the first, and at most
+    /// `wanted`. Returns how many.
     fn hold_by_hash(
         &mut self,
         sequence: &Sequence<'_>,
@@ -194,7 +198,8 @@ impl HolderState {
         count
     }
 
-    /// Holds those of the blocks from `at` on, at least the first, that have names of their own; says how many.
+    /// Makes the holder have new blocks from `at` on that have names of their own: at least the first, and at most
+    /// `wanted`. Returns how many.
     fn hold_named(
         &mut self,
         sequence: &Sequence<'_>,
@@ -216,7 +221,8 @@ impl HolderState {
         })
     }
 
-    /// Puts the names of new blocks from `at` on into the holder's table and their part, as [`Self::enter_names`].
+    /// Enters the names of new blocks from `at` on into the holder's table and their part, and sets the blocks'
+    /// attributes to `held`. Returns how many, as [`Self::enter_names`].
     fn take_names(
         &mut self,
         sequence: &Sequence<'_>,
@@ -234,8 +240,10 @@ impl HolderState {
         count
     }
 
-    /// Puts the names of blocks from `at` on, of which these are the hashes, into the holder's table: that of the first, and of those after
-    /// it that are new and no hashes. `is_other` says whether a name means a block elsewhere that this table does not have.
+    /// Enters the names of blocks from `at` on into the holder's table. Takes the name of the first block, and the
+    /// names after it as long as they are new and not the block's hash. Returns how many. `hashes` are the hashes of
+    /// the blocks. `is_other` tells that a name is not to be taken: it means a block elsewhere that this table does not
+    /// have, or its block has too many names.
     fn enter_names(
         &mut self,
         sequence: &Sequence<'_>,
@@ -252,7 +260,7 @@ impl HolderState {
         let parts = &self.parts;
         let is_equal = |index: usize, other: Spot| {
             let name = names[index];
-            // Those before it in the same stretch are not in the part yet.
+            // Names before it in the same stretch are not in the part yet.
             let before = usize::from(other.offset.wrapping_sub(at.offset));
             let part = parts.get(&other.run);
             other.run == at.run && before < index && names[before] == name
@@ -263,7 +271,7 @@ impl HolderState {
         self.own.insert_run(names.iter().copied(), at, is_equal, is_new)
     }
 
-    /// Stores blocks again that are all held alike already; says how many are done.
+    /// Stores blocks again that the holder has already, all with the attributes `held`. Returns how many are done.
     fn hold_again(
         &mut self,
         sequence: &Sequence<'_>,
@@ -316,8 +324,9 @@ impl HolderState {
         part.is_none_or(|part| !part.has_room(spot.offset))
     }
 
-    /// Gives blocks from `at` on, all with `held` in common, a further name each: the first, and those after it whose names are new. Says how
-    /// many. Every block of the holder has names of its own.
+    /// Gives a further name to each of some blocks from `at` on: the first block, and the blocks after it whose names
+    /// are new. Returns how many. All these blocks have the attributes `held`, and every block of the holder has names
+    /// of its own.
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,
@@ -344,7 +353,7 @@ impl HolderState {
         count
     }
 
-    /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
+    /// Stores one block again that has a place. It gets a tier, a name, or a whole hash in addition.
     pub(super) fn extend(
         &mut self,
         at: Spot,
@@ -370,7 +379,7 @@ impl HolderState {
         }
     }
 
-    /// Says of a block whether it is barred in a tier; false where it does not lie there.
+    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
     pub(super) fn mark(&mut self, found: Found, tier: Tier, is_barred: bool) -> bool {
         let spot = match found {
             Found::Placed(spot) => spot,
@@ -387,7 +396,7 @@ impl HolderState {
         true
     }
 
-    /// Says of blocks, by names or else by their sequence hashes, whether they are barred in a tier.
+    /// Notes whether blocks are barred in the event's tier. `names` are names, or else sequence hashes.
     pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
         for SequenceHash(name) in names {
             let mut found: SmallVec<[Found; 2]> = self.find_name(*name, &work.runs).into_iter().collect();
@@ -398,7 +407,7 @@ impl HolderState {
         }
     }
 
-    /// As [`Self::mark_names`], by lineage hashes.
+    /// Does as [`Self::mark_names`], by lineage hashes.
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));

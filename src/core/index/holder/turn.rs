@@ -1,4 +1,4 @@
-//! A turn of a lane: what one event does to its holder.
+//! A turn of a lane at its holder: applying one event.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use super::resolve::{self, Resolved, Unresolved};
 use super::store::Sequence;
 use super::{Applied, Holder, HolderState, RejectReason, Work};
 
-/// A turn of a lane at a holder.
+/// Turn of a lane at a holder, with the locks of the holder and of the runs.
 pub(in crate::index) struct Turn<'a> {
     home: Home<'a>,
     record: &'a HolderRecord,
@@ -30,7 +30,7 @@ pub(in crate::index) struct Turn<'a> {
     work: Work<'a>,
 }
 
-/// The index that a holder is of.
+/// Parts of the index that a holder belongs to.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::index) struct Home<'a> {
     pub(in crate::index) settings: &'a NamespaceSettings,
@@ -38,11 +38,11 @@ pub(in crate::index) struct Home<'a> {
     pub(in crate::index) runs: &'a RunStore,
 }
 
-/// After so many blocks others have a turn.
+/// Number of blocks after which others have a turn.
 pub(super) const TURN_BLOCKS: usize = 1024;
-/// And after so many runs.
+/// Number of runs after which others have a turn.
 const TURN_RUNS: usize = 16;
-/// The bounds of a turn in which all blocks go.
+/// Bounds of a turn in which all blocks are removed: number of blocks, and number of runs.
 const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
@@ -58,7 +58,8 @@ impl Holder {
         }
     }
 
-    /// Makes one step.
+    /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` tells that the engine names
+    /// blocks.
     pub(in crate::index) fn change(
         &self,
         home: Home<'_>,
@@ -104,7 +105,7 @@ impl Holder {
         applied
     }
 
-    /// Removes all blocks and forgets what waits for a parent.
+    /// Removes all blocks, and forgets the events that wait for a parent.
     pub(in crate::index) fn clear(&self, runs: &RunStore) {
         let mut state = self.state.lock();
         let mut runs = runs.write();
@@ -139,12 +140,13 @@ impl Holder {
         drop(runs);
         self.publish_sizes(&state);
         drop(state);
-        // It may be much: nobody waits for it.
+        // The rest may be much, so it is dropped when nobody waits for it.
         drop(rest);
     }
 
-    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
-    /// tier, by its sequence hash; none where it is not so, or it has nothing.
+    /// Returns the holder's slot, its tier, and how often it has been reshaped, if the holder is regular. It is regular
+    /// if it has each block together with all blocks before it, all in one tier, each under its sequence hash. `None`
+    /// if the holder is not regular, or has nothing.
     pub(in crate::index) fn regular(&self, runs: &RunStore) -> Option<(HolderSlot, Tier, u64)> {
         let (state, runs) = (self.state.lock(), runs.write());
         if state.orphans.len() > 0 {
@@ -170,21 +172,22 @@ impl Holder {
 }
 
 impl Turn<'_> {
-    /// Applies a stored event, and then what has waited for its blocks.
+    /// Applies a stored event, and then events that have waited for its blocks.
     pub(in crate::index) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
         self.work.tier = tier;
         self.store(stored, now_us);
         self.store_ready();
     }
 
-    /// Lets queries and others see what there is so far, in the middle of a long event. Blocks may be evicted meanwhile.
+    /// Publishes what is done so far, in the middle of a long event, and lets others have turns. Blocks may be evicted
+    /// meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.work.runs);
         let state = &mut self.state;
         self.work.runs.pause_for(|| MutexGuard::bump(state));
     }
 
-    /// Does `some` with all of these, as many at a time as are good for a turn.
+    /// Calls `some` with all of these items, as many at a time as suit one turn.
     fn in_turns<T>(&mut self, all: &[T], mut some: impl FnMut(&mut Self, &[T])) {
         for (number, now) in all.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
@@ -198,30 +201,31 @@ impl Turn<'_> {
         self.work.applied.reject(reason, blocks);
     }
 
-    /// Makes up for what has been evicted since the last turn.
+    /// Does what is due for blocks that have been evicted since the last turn.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
-            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
-            // meant: so such blocks go now, and are no longer taken.
+            // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
+            // know which block is meant. So such blocks go now, and are refused from now on.
             self.state.refuses_nameless = true;
             self.drop_nameless();
         }
         if std::mem::take(&mut self.state.is_cut) {
-            // What they wait for may have gone.
+            // The parents of events that wait may have been evicted.
             for event in self.state.parking.clear() {
                 self.leave_out(&event.stored);
             }
         }
     }
 
-    /// Whether the engine has blocks that the index has no room for. Then a parent that is unknown here need not have been lost.
+    /// Whether the engine has blocks for which the index has no room. Then a parent that is unknown here need not have
+    /// been lost.
     fn is_cut_short(&self) -> bool {
         let reasons = self.record.status.own_reasons();
         reasons.contains(DegradedReason::Capacity)
     }
 
-    /// Does not take blocks that cannot be placed because the index has no room for those before them. A name that the engine gives
-    /// to one of them means no other block any more.
+    /// Leaves out the blocks of an event, because the index has no room for blocks before them. Each name that the
+    /// engine gives to one of them is taken from any other block that has it.
     fn leave_out(&mut self, stored: &StoredBlocks) {
         self.work.reject_full(stored.names.len());
         self.in_turns(&names_in(stored), |turn, names| {
@@ -233,7 +237,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Takes the blocks that have no name from the holder.
+    /// Removes the blocks that have no name from the holder.
     fn drop_nameless(&mut self) {
         let mut last = None;
         while let (dropped, next @ Some(_)) = self.state.orphans.drop_nameless(last) {
@@ -254,14 +258,14 @@ impl Turn<'_> {
         }
     }
 
-    /// Gives blocks that waited for those that have come their places.
+    /// Gives places to orphans whose parents have come.
     fn adopt(&mut self) {
         while self.state.adopt_some(&mut self.work) {
             self.breathe();
         }
     }
 
-    /// Finds out what the blocks of an event are, and notes what they contradict.
+    /// Finds out the hashes and names of an event's blocks, and notes what they contradict.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (runs, settings) = (&mut self.work.runs, self.home.settings);
         let start = self.state.start_of(stored, runs)?;
@@ -303,8 +307,9 @@ impl Turn<'_> {
         }
     }
 
-    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: their hashes, and where
-    /// the engine's hashes are the keys nothing.
+    /// Returns the event in the form in which it may wait. `None` if its content does not fit its blocks. Waiting
+    /// events are bounded in blocks, so the content is reduced to what the blocks need: their block hashes, or nothing
+    /// if the engine's hashes are the keys.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
@@ -321,7 +326,7 @@ impl Turn<'_> {
         Some(stored)
     }
 
-    /// Stores the blocks of an event; of one that has waited, without those that were removed meanwhile.
+    /// Stores the blocks of an event. If the event has `waited`, leaves out blocks that were removed meanwhile.
     fn store_resolved(&mut self, resolved: &Resolved<'_>, waited: Option<&ParkedEvent>) {
         let sequence = match resolved {
             Resolved::Keys(blocks) => return self.store_blocks(blocks),
@@ -350,7 +355,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Stores blocks that have places.
+    /// Stores consecutive blocks that have places.
     fn store_placed(&mut self, mut sequence: Sequence<'_>) {
         loop {
             let is_left = self.state.store_sequence(&mut sequence, &mut self.work);
@@ -363,13 +368,13 @@ impl Turn<'_> {
                 .parent
                 .is_none_or(|last| self.state.attributes(last).is_none())
             {
-                // It has been evicted meanwhile.
+                // The block before the rest has been evicted meanwhile.
                 return self.work.reject_full(sequence.hashes.len());
             }
         }
     }
 
-    /// Stores what waited for blocks that are there now, and then what waited for these.
+    /// Stores events that waited for blocks that are there now, and then events that waited for these.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {
@@ -417,7 +422,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Applies a resumable event, to blocks of events that wait, too.
+    /// Applies a resumable event, to the holder's blocks and to blocks of events that wait.
     pub(in crate::index) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
         self.work.tier = tier;
         let is_barred = !blocks.resumable;
@@ -431,8 +436,8 @@ impl Turn<'_> {
         });
     }
 
-    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
-    /// Where that is not there, they are counted and left out.
+    /// Stores blocks that were in an index before, under their hashes as names, after the block with the hash `parent`.
+    /// If that block is absent, the blocks are counted and left out.
     pub(in crate::index) fn restore(
         &mut self,
         parent: Option<SequenceHash>,

@@ -1,4 +1,4 @@
-//! Walks over an index, and what regular holders have of it, for snapshots.
+//! Walks over an index, and the blocks of regular holders on them, for snapshots.
 
 mod share;
 mod walk;

@@ -1,11 +1,14 @@
-//! The shares that regular holders have of the runs, for snapshots: taken on a walk over all of them, and given back run by run.
+//! Shares that regular holders have of the runs, for snapshots. A walk over all runs reads them, and they are restored
+//! run by run.
 //!
-//! A regular holder, one that has every block with all that come before it, in one tier, by its sequence hash, is nothing but its share
-//! of the runs. So many such holders can be taken on one walk, and what they share is met once.
+//! A holder is regular if it has each block together with all blocks before it, all in one tier, each under its
+//! sequence hash. Such a holder is described by its share of each run alone. So one walk can read many regular holders,
+//! and meets the blocks that they have in common once.
 //!
-//! A walk meets a holder's runs at different instants, while its events go on to be applied. What it finds is therefore what the holder
-//! had before the walk, changed by some of the events since: those events, applied again in order, make it what it has become. That
-//! holds as long as only events changed it, and it stayed regular. [`WalkedHolder::is_same_as`] tells.
+//! A walk meets a holder's runs at different instants, while events go on to change the holder. So it finds the
+//! holder's blocks from before the walk, changed by some of the events since. These events, applied again in order,
+//! make the holder what it has become. That is true as long as only events changed the holder, and it stayed regular.
+//! [`WalkedHolder::is_same_as`] tells whether that is so.
 
 use std::sync::Arc;
 
@@ -32,7 +35,7 @@ pub struct WalkedHolder {
 }
 
 impl WalkedHolder {
-    /// The tier that all its blocks are in.
+    /// Returns the tier that all blocks of the holder are in.
     pub fn tier(&self) -> Tier {
         self.tier
     }
@@ -44,32 +47,33 @@ impl WalkedHolder {
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
     }
 
-    /// Makes it count as changed: a walk could not be followed everywhere.
+    /// Makes the holder count as changed, because a walk could not be followed everywhere.
     pub fn give_up(&mut self) {
         self.reshaped = u64::MAX;
     }
 }
 
-/// How many blocks of a run, from its first, a holder has.
+/// Share of a run: how many of the run's blocks, from the first, a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
     /// The holder's number.
     pub holder: u32,
-    /// How many of the run's blocks; at least 1.
+    /// Number of the run's leading blocks that the holder has; at least 1.
     pub blocks: u16,
 }
 
-/// A walk that looks at some holders.
+/// Walk that looks at the shares of some holders.
 #[derive(Debug)]
 pub struct HolderWalk {
     walk: Walk,
-    /// Numbers and records.
+    /// Number and record of each holder, by its slot.
     members: HashMap<HolderSlot, (u32, Arc<HolderRecord>)>,
     parts: Vec<HolderPart>,
 }
 
 impl HolderWalk {
-    /// Walks over the index of these holders, each under a number of its own; none where there are no holders. All are of one index.
+    /// Begins a walk over the index of these holders, each of which has a number of its own. All must be of one index.
+    /// `None` if there are no holders.
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
         let mut holders = holders.into_iter().peekable();
         let walk = holders.peek()?.1.index.walk();
@@ -82,7 +86,7 @@ impl HolderWalk {
         })
     }
 
-    /// The next run, and what the holders have of it, by number; none at the end.
+    /// Returns the next run, and the holders' shares of it, in the order of their numbers. `None` at the end.
     #[allow(
         clippy::should_implement_trait,
         reason = "gives out its buffers again and again, which an iterator cannot"
@@ -91,7 +95,8 @@ impl HolderWalk {
         let run = self.walk.next()?;
         self.parts.clear();
         for (slot, blocks) in &run.holders {
-            // A slot is given out again only when its holder is marked as retired: after the look, that tells whose blocks they are.
+            // A slot is given out again only after its holder is marked as retired. Asked after the look, the mark
+            // tells whose blocks these are.
             if let Some((number, record)) = self.members.get(slot)
                 && !record.is_retired()
             {
@@ -105,25 +110,25 @@ impl HolderWalk {
         Some((run, &self.parts))
     }
 
-    /// Goes on after what is below the run that was met last. To be called at most once for a run.
+    /// Skips the runs below the run that was met last. To be called at most once for a run.
     pub fn skip_subtree(&mut self) {
         self.walk.skip_subtree();
     }
 }
 
-/// Consecutive blocks that a holder had.
+/// Consecutive blocks that a holder had, to be restored.
 #[derive(Debug, Clone, Copy)]
 pub struct RestoredRun<'a> {
-    /// Position of the first block; that of the last is in range.
+    /// Position of the first block. The position of the last block is in range, too.
     pub position: u32,
-    /// Sequence hash of the block before it; none at position 0.
+    /// Sequence hash of the block before the first; `None` at position 0.
     pub parent: Option<SequenceHash>,
     /// The blocks' sequence hashes.
     pub hashes: &'a [SequenceHash],
 }
 
 impl HolderWriter {
-    /// The holder as a walk can meet it; none where it is not regular, or has nothing.
+    /// Returns the holder as a walk can meet it. `None` if the holder is not regular, or has nothing.
     pub fn as_walked(&mut self) -> Option<WalkedHolder> {
         self.catch_up();
         let (slot, tier, reshaped) = self.holder.regular(&self.shared.runs)?;
@@ -138,8 +143,8 @@ impl HolderWriter {
         })
     }
 
-    /// Stores runs that a walk has met, parents before children. A run whose parent is not there, because the holder is full or blocks
-    /// have been evicted, is left out and counted.
+    /// Stores runs that a walk has met, parents before children. A run whose parent is absent, because the holder is
+    /// full or blocks have been evicted, is left out and counted.
     pub fn restore_runs<'r>(
         &mut self,
         tier: Tier,

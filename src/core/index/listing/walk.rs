@@ -1,10 +1,11 @@
-//! Walking over all blocks of an index, or over those below one block, while it changes.
+//! Walking over all blocks of an index, or over the blocks below one block, while the index changes.
 //!
 //! # Order
 //!
-//! The blocks of an index are a forest, and its runs are one, too: a run that branches off another one's block is the other's child. A
-//! walk meets the runs in depth-first order, each before its children; of two children the one that branches off later comes first.
-//! That is the order of a flat trie ([`crate::trie`]) whose nodes are runs, so whoever follows needs a stack and no more:
+//! The blocks of an index are a forest, and its runs are a forest, too: a run that branches off a block of another run
+//! is that run's child. A walk meets the runs in depth-first order, each before its children. Of two children, the
+//! child that branches off later comes first. That is the order of a flat trie ([`crate::trie`]) whose nodes are runs,
+//! so a reader needs a stack and no more:
 //!
 //! ```text
 //! run 2, from position 0   a b c d e f g      holders: w1 has 7 blocks of it, w2 has 7, w3 has 3
@@ -16,10 +17,11 @@
 //!
 //! # What a walk sees
 //!
-//! The runs are listed first, in short turns, and then looked at one by one in turns of their own, so neither queries nor lanes wait
-//! long for a walk. Each run is met as it was at one instant; different runs at different instants. What comes after the list is made is not met,
-//! what goes before its turn is not, and neither is what follows a run that has gone. So what a walk finds of one holder need not be
-//! what it had at any instant: whoever needs that must know what changed meanwhile.
+//! The walk first lists the runs, in short turns. Then it looks at them one by one, in turns of their own. So neither
+//! queries nor lanes wait long for a walk. Each run is met as it was at one instant, but different runs at different
+//! instants. A run is not met if it comes after the list is made, or goes before its turn, or follows a run that has
+//! gone. So the blocks that a walk finds of one holder need not be the holder's blocks at any instant. A caller that
+//! needs that must know what changed meanwhile.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -33,7 +35,7 @@ use crate::index::runs::{Entry, RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
 use crate::index::shared::IndexShared;
 
-/// Runs listed in one turn: some tens of microseconds.
+/// Number of runs listed in one turn, which takes some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;
 
 /// A run and the block that it follows.
@@ -41,8 +43,8 @@ const RUNS_PER_TURN: u32 = 1024;
 struct Listed {
     parent: Option<Spot>,
     run: RunId,
-    /// Tells it from others that had its number before or will have it. The parent's number is told by the run: it stays the parent's
-    /// while another run follows it.
+    /// Tells the run from other runs that had its number before or will have it. The parent needs no such field: its
+    /// number stays its own while another run follows it.
     birth: u32,
 }
 
@@ -60,14 +62,14 @@ impl Listed {
         self.parent.map(|parent| parent.run)
     }
 
-    /// The offset in the parent of the block that this run follows.
+    /// Returns the offset in the parent of the block that this run follows.
     fn offset(&self) -> u16 {
         self.parent.map_or(0, |parent| parent.offset)
     }
 }
 
-/// Lists all runs by parent, those that follow later blocks first. Writers have turns meanwhile: what comes or goes then may be missing or
-/// be there.
+/// Lists all runs, ordered by parent; of one parent, the runs that follow later blocks come first. Writers have turns
+/// meanwhile. A run that comes or goes then may be missing or be there.
 fn list(shared: &IndexShared) -> Vec<Listed> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -84,22 +86,22 @@ fn list(shared: &IndexShared) -> Vec<Listed> {
     runs
 }
 
-/// A run, or the part of one that is below the block at which a walk began.
+/// Run that a walk has met, or the part of it from the block on at which the walk began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
-    /// How many runs lie on the path to this one, itself included; at least 1.
+    /// Number of runs on the path to this one, itself included; at least 1.
     pub depth: usize,
     /// Position of the first block.
     pub position: usize,
-    /// The blocks' sequence hashes, each the child of the one before. The first is a child of the block one position before it in the
-    /// run of the next smaller depth that was met last.
+    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is in the last
+    /// run met that has a depth less by 1, one position before.
     pub hashes: Vec<SequenceHash>,
-    /// The holders, each with how many of the blocks it has, from the first; deepest first.
+    /// Holders, each with how many of the blocks it has, from the first. Holders with most blocks come first.
     pub(crate) holders: Vec<(HolderSlot, u16)>,
 }
 
 impl WalkedRun {
-    /// Pairs of a holder and one of the blocks that it has.
+    /// Number of pairs of a holder and one of the blocks that it has.
     pub fn copies(&self) -> usize {
         self.holders.iter().map(|(_, reach)| usize::from(*reach)).sum()
     }
@@ -110,9 +112,9 @@ impl WalkedRun {
 pub struct Walk {
     shared: Arc<IndexShared>,
     runs: Vec<Listed>,
-    /// How many blocks to leave out of the run that it begins with.
+    /// Number of blocks to leave out of the run that the walk begins with.
     from: u16,
-    /// The open runs, behind those that it begins with.
+    /// Open runs, on the path to the run met last. The first entry stands for the roots, which the walk begins with.
     path: Vec<Open>,
     met: WalkedRun,
 }
@@ -120,11 +122,11 @@ pub struct Walk {
 /// A run whose children are still to be met.
 #[derive(Debug)]
 struct Open {
-    /// The children, those of later blocks first.
+    /// Places of the children in the list; children of later blocks come first.
     children: Range<usize>,
-    /// How many blocks of it were met.
+    /// Number of blocks that the run had when it was met.
     len: u16,
-    /// The holders, each with how much it had of the run, from its first block on; deepest first.
+    /// Holders, each with how much it had of the run, from its first block on. Holders with most blocks come first.
     holders: Vec<(HolderSlot, u16)>,
 }
 
@@ -136,7 +138,8 @@ impl PositionalIndexer {
         Walk::new(self, runs, roots, 0)
     }
 
-    /// Walks over a block and all below it; none where nobody has the block. Lists all runs of the index, as [`Self::walk`] does.
+    /// Walks over a block and all below it; `None` if nobody has the block. Lists all runs of the index, as
+    /// [`Self::walk`] does.
     pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
         let runs = list(&self.shared);
         let (index, offset) = find(&self.shared, &runs, block)?;
@@ -144,7 +147,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Which of these runs has a block, and where. Looks at each of them: a table of all blocks would stay behind.
+/// Returns which of these runs has a block, and at which offset. Looks at each run, because a table of all blocks would
+/// stay behind.
 fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {
@@ -171,7 +175,8 @@ fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> 
     None
 }
 
-/// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.
+/// Returns the places in `runs` of the runs that follow a block of `parent`, or of the runs at position 0 if that is
+/// `None`.
 fn children(runs: &[Listed], parent: Option<RunId>) -> Range<usize> {
     let start = runs.partition_point(|listed| listed.parent_run() < parent);
     start..runs.partition_point(|listed| listed.parent_run() <= parent)
@@ -193,7 +198,7 @@ impl Walk {
         }
     }
 
-    /// The next run; none at the end.
+    /// Returns the next run; `None` at the end.
     #[allow(
         clippy::should_implement_trait,
         reason = "gives out its one buffer again and again, which an iterator cannot"
@@ -206,7 +211,7 @@ impl Walk {
                 self.path.pop();
                 continue;
             };
-            // What follows a block that has come since its run was met has come since then, too.
+            // The child follows a block that came after its run was met. So the child has come since then, too.
             let offset = listed.offset();
             if offset >= open.len {
                 continue;
@@ -223,14 +228,15 @@ impl Walk {
         }
     }
 
-    /// Goes on after what is below the run that was met last. To be called at most once for a run.
+    /// Skips the runs below the run that was met last. To be called at most once for a run.
     pub fn skip_subtree(&mut self) {
         if self.path.len() > 1 {
             self.path.pop();
         }
     }
 
-    /// Meets a run, of which only holders count that have what is `above` it; what that is has to be found out where it is the first.
+    /// Meets a run. Returns false if the run is gone. Only holders in `above` count, which have all blocks before the
+    /// run. `None` lets them be found out, for the run that the walk begins with.
     fn meet(&mut self, listed: Listed, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

@@ -1,17 +1,20 @@
-//! Behind which blocks of a run which holders cannot resume.
+//! Bars of a run: which of its blocks are not resumable, and for which holders. A request cannot resume behind a block
+//! that is barred for the holder.
 //!
-//! Mostly there is nothing: every block of every holder is resumable. Otherwise one array has it, which never changes: a step that bars or
-//! frees blocks publishes another one. The run is cut into stretches that are alike for every holder. A stretch is a row:
+//! Mostly a run has no bars: every block of every holder is resumable. Otherwise the run has one array of bars, which
+//! is copied on write: a step that bars or frees blocks publishes another array. The array cuts the run into stretches.
+//! Within a stretch all blocks are alike for every holder. A stretch is a row:
 //!
 //! ```text
 //! word 0: rows, words of a set, sets of an entry, entries     the numbers of the words of 64 slots that sets have
-//! then the entries: a set a step of tiers, or one for all steps where those are alike
+//! then the entries: a set for each step of tiers, or one set if all steps are alike
 //! then the rows, two a word: the first offset, and the number of the entry
 //! ```
 //!
-//! Rows mostly alternate between few entries.
+//! Mostly the rows alternate between few entries.
 //!
-//! Holders that share prompts mostly stop at the same blocks. So a search settles all of them at a few comparisons of sets.
+//! Holders that share prompts mostly have the same resumable blocks. So a search settles all of them with a few
+//! operations on sets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,23 +27,23 @@ use crate::epoch::Guard;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
 
-/// Steps of tiers.
+/// Number of steps of tiers: the device alone, device and host, all tiers.
 pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
 const ENTRIES_SHIFT: u32 = 48;
-/// Bits of a row, and of the offset in it.
+/// Number of bits of a row, and of the offset in it.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
-/// How many of the last entries are looked at for one like a row's, before it gets another.
+/// Number of the last entries that are compared with the sets of a row before the row gets a new entry.
 const ENTRIES_LIKE: usize = 4;
-/// Bytes of a stretch beside the array, in the holder's own part.
+/// Bytes that a barred stretch takes beside the array, in the holder's own share of the run.
 const STRETCH_BYTES: i64 = 12;
 
-/// How many rows from where a row is guessed it is looked for first.
+/// Number of rows on each side of the guessed row at which a search for a row looks first.
 const GUESSED: usize = 2;
 
-/// Blocks of one holder from an offset up to another that are not resumable in some of the [`STEPS`].
+/// Stretch of one holder's blocks that are not resumable in some of the [`STEPS`] of tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Barred {
     pub(crate) from: u16,
@@ -81,7 +84,7 @@ impl<'g> Bars<'g> {
         self.rows == 0
     }
 
-    /// A row as it is packed.
+    /// Returns a row as it is packed, in the lowest 32 bits.
     #[inline]
     fn row(self, row: usize) -> u64 {
         word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
@@ -94,7 +97,7 @@ impl<'g> Bars<'g> {
         (self.row(row) & 0xffff) as u32
     }
 
-    /// The set of a row at a step of tiers.
+    /// Returns the set of holders for whom the blocks of a row are barred at a step of tiers.
     #[inline]
     fn set(self, row: usize, step: usize) -> &'g [AtomicU64] {
         let entry = (self.row(row) >> OFFSET_BITS & 0xffff) as usize;
@@ -105,7 +108,7 @@ impl<'g> Bars<'g> {
             .unwrap_or_default()
     }
 
-    /// The row with the block at `offset` of a run of `blocks`.
+    /// Returns the row with the block at `offset`. `blocks` is the run's length, by which the row is guessed.
     pub(crate) fn row_of(self, offset: u32, blocks: u16) -> usize {
         let (mut low, mut high) = (0, self.rows);
         // Mostly rows are spread evenly.
@@ -128,7 +131,8 @@ impl<'g> Bars<'g> {
         low
     }
 
-    /// Takes those out of `slots` for whom the blocks of a row are resumable at a step of tiers, and returns them.
+    /// Removes from `slots` the holders for whom the blocks of a row are resumable at a step of tiers, and returns
+    /// these holders.
     #[inline]
     fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
         let mut free = std::mem::take(slots);
@@ -149,8 +153,9 @@ impl<'g> Bars<'g> {
     }
 }
 
-/// Splits holders of the first `depth` blocks of a chain by how many of these they can use: up to the last one that is resumable at
-/// a step of tiers. `path` are the runs of the chain, the last one first. What `found` is told of are sets of one number each.
+/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use: up to the last block
+/// that is resumable at `step`, a step of tiers. `path` are the runs of the chain, the last run first. Calls `found`
+/// with a number of usable blocks and the holders that can use so many, for each such set.
 pub(crate) fn split_by_usable<'g, S: SlotBits>(
     path: impl Iterator<Item = &'g Run>,
     depth: u32,
@@ -183,7 +188,7 @@ pub(crate) fn split_by_usable<'g, S: SlotBits>(
             let Some(before) = row.checked_sub(1) else { break };
             row = before;
         }
-        // Nonsense ends, too, where the number is another run's by now.
+        // If the number is another run's by now, `start` is nonsense; the loop must end all the same.
         end = end.min(start);
     }
     found(0, slots);
@@ -195,7 +200,7 @@ impl RunWriter<'_> {
         self.store.has_bars()
     }
 
-    /// Sets which blocks of a run a holder cannot resume behind: within a step about the run.
+    /// Replaces the bars of one holder in a run. To be called within a step about the run.
     pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
         let Some(run) = self.store.run(id, &self.guard) else {
             return;
@@ -237,16 +242,17 @@ impl RunWriter<'_> {
     }
 }
 
-/// A row in the making: where it begins, and the bits of each step, word by word.
+/// Row of a table that is being changed: its first offset, and for each step of tiers the words of the set of barred
+/// holders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     from: u16,
     sets: [SmallVec<[u64; 2]>; STEPS],
 }
 
-/// The rows in the making.
+/// Unpacked form of the array, in which bars are changed.
 struct Table {
-    /// Which words of 64 slots the sets have.
+    /// Numbers of the words of 64 slots that the sets have.
     words: SmallVec<[usize; 4]>,
     rows: Vec<Row>,
 }
@@ -272,7 +278,7 @@ impl Table {
         Self { words, rows }
     }
 
-    /// The place of a slot's word, which is made if it is not there.
+    /// Returns the place of a slot's word within each set. Adds the word to all sets if it is absent.
     fn word_of(&mut self, slot: HolderSlot) -> usize {
         let number = slot.index() / 64;
         if let Some(word) = self.words.iter().position(|word| *word == number) {
@@ -285,7 +291,7 @@ impl Table {
         self.words.len() - 1
     }
 
-    /// How many stretches of a slot's blocks are barred.
+    /// Number of separate stretches in which a slot's blocks are barred.
     fn stretches(&mut self, slot: HolderSlot) -> i64 {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let is_barred = |row: &Row| row.sets.iter().any(|set| set[word] & bit != 0);
@@ -294,7 +300,7 @@ impl Table {
         begins.map(|(before, now)| i64::from(now && !before)).sum()
     }
 
-    /// Frees all blocks of a slot.
+    /// Removes all bars of a slot.
     fn free(&mut self, slot: HolderSlot) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
@@ -318,7 +324,7 @@ impl Table {
         }
     }
 
-    /// The row that begins at an offset, which is made if there is none.
+    /// Returns the row that begins at an offset. If there is none, cuts the row with that offset in two.
     fn cut(&mut self, offset: u16) -> usize {
         if self.rows.is_empty() {
             let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();
@@ -335,7 +341,7 @@ impl Table {
         index
     }
 
-    /// The array; empty where nothing is barred.
+    /// Returns the array to publish, which is empty if nothing is barred.
     fn finish(mut self) -> Vec<u64> {
         self.rows.dedup_by(|next, before| next.sets == before.sets);
         let is_used = |word: usize| {

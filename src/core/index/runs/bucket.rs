@@ -1,22 +1,26 @@
-//! The part of a bucket of the name map that one look takes in: a few bits of each tag, and how much lies behind it.
+//! One word for each bucket of the name map: a few bits of each slot's tag, and the bucket's overflow count. A search
+//! reads this word first.
 
-/// Bits of a tag that are compared first.
+/// Number of a tag's bits that are compared first: the slot's print, which is a short fingerprint.
 pub(super) const PRINT_BITS: u32 = 7;
 pub(super) const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 
-/// The lowest 7 bits of the tag of each slot of a bucket, one byte each, 0 where it is empty. The highest bits of the bytes are a number: how
-/// many slots lie behind the bucket that belong there or before; all of them where there were ever so many.
+/// Prints of a bucket's 8 slots, one byte each, and the bucket's overflow count.
+///
+/// The lowest 7 bits of a byte are the print: the lowest 7 bits of the slot's tag, or 0 if the slot is empty. The
+/// highest bits of all bytes together are the overflow count. It is the number of slots that lie behind the bucket but
+/// belong to this bucket or to one before it. A count that has reached [`BEHIND_MAX`] stays there.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BucketPrints(u64);
 
 /// The lowest bit of each byte, and the highest one.
 const LANES: u64 = 0x0101_0101_0101_0101;
 const TOPS: u64 = LANES << PRINT_BITS;
-/// As many slots behind a bucket are no longer counted.
+/// Largest overflow count. From here on, slots behind a bucket are no longer counted.
 const BEHIND_MAX: u64 = 0xff;
 
 impl BucketPrints {
-    /// The print of a slot.
+    /// Returns the print of a slot; 0 if it is empty.
     #[inline]
     pub(super) fn get(self, index: usize) -> u64 {
         self.0 >> (index * 8) & PRINT_MASK
@@ -34,14 +38,14 @@ impl BucketPrints {
         self.0 &= !(PRINT_MASK << (index * 8));
     }
 
-    /// The slots that have this print: the highest bit of each.
+    /// Returns a mask of the slots that have this print: the highest bit of each slot's byte.
     #[inline]
     pub(super) fn with_print(self, print: u64) -> u64 {
         let differs = (self.0 ^ (LANES * print)) & !TOPS;
         !(differs + (TOPS - LANES)) & TOPS
     }
 
-    /// Whether a slot with this print can be here or behind.
+    /// Whether a slot with this print can lie in this bucket or behind it.
     #[inline]
     pub(super) fn may_have(self, print: u64) -> bool {
         (self.with_print(print) | self.0 & TOPS) != 0
@@ -57,20 +61,21 @@ impl BucketPrints {
         !self.empty() & TOPS
     }
 
-    /// Whether slots lie behind the bucket that belong there or before.
+    /// Whether slots that belong to this bucket or before it lie behind it.
     #[inline]
     pub(super) fn has_behind(self) -> bool {
         self.0 & TOPS != 0
     }
 
-    /// How many slots lie behind the bucket that belong there or before; or more, where this is [`BEHIND_MAX`].
+    /// Returns the overflow count: the number of slots that lie behind the bucket but belong to it or before it. At
+    /// [`BEHIND_MAX`] the true number is not known.
     #[inline]
     fn behind(self) -> u64 {
-        // The bits, moved to the lowest byte by as many shifts at once.
+        // One multiplication gathers the 8 bits in the highest byte; the shift moves them down.
         ((self.0 & TOPS) >> PRINT_BITS).wrapping_mul(0x0102_0408_1020_4080) >> 56
     }
 
-    /// One slot more lies behind the bucket, or one less.
+    /// Counts one slot more behind the bucket, or one less. Does nothing at [`BEHIND_MAX`].
     #[inline]
     pub(super) fn count_behind(&mut self, is_more: bool) {
         let behind = self.behind();
@@ -84,7 +89,7 @@ impl BucketPrints {
     }
 }
 
-/// The slots of a mask.
+/// Returns the numbers of the slots in a mask.
 #[inline]
 pub(super) fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {

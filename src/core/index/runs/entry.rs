@@ -2,7 +2,8 @@
 
 use crate::index::directory::HolderSlot;
 
-/// How many leading blocks of a run a holder has without a hole, in its tiers, and where its last block ends.
+/// How many leading blocks of a run a holder has without a hole, for each step of tiers, and where its last block ends.
+/// A step of tiers is the device alone, device and host, or all tiers.
 ///
 /// ```text
 /// bit 63      48 47   36 35   24 23       12 11      0
@@ -11,7 +12,7 @@ use crate::index::directory::HolderSlot;
 ///     └─────────┴───────┴───────┴───────────┴────────┘
 /// ```
 ///
-/// 0 is nobody: whoever has something of a run has an end above 0.
+/// The word 0 is the empty entry, of no holder. A holder that has something of a run has an end above 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Entry(u64);
 
@@ -20,7 +21,8 @@ const COUNT_BITS: u32 = 12;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
 impl Entry {
-    /// `reaches`: leading blocks on the device, on device or host, in any tier. `end`: one more than the last offset.
+    /// Makes the entry of the holder in `slot`. `reaches` are its leading blocks on the device, on device or host, and
+    /// in any tier. `end` is one more than the offset of its last block.
     pub(crate) fn new(slot: HolderSlot, reaches: [u16; 3], end: u16) -> Self {
         let [device, host, all] = reaches.map(u64::from);
         let slot = (slot.index() as u64) << (4 * COUNT_BITS);
@@ -37,7 +39,7 @@ impl Entry {
         self.0
     }
 
-    /// Whether this is what nobody has.
+    /// Whether this is the empty entry, of no holder.
     #[inline]
     pub(crate) fn is_none(self) -> bool {
         self.0 == 0
@@ -57,16 +59,16 @@ impl Entry {
         self.count(3)
     }
 
-    /// Leading blocks in the tiers of `step`: 0 for the device, 1 for device and host, 2 for all.
+    /// Number of leading blocks in the tiers of `step`: 0 for the device, 1 for device and host, 2 for all.
     #[inline]
     pub(crate) fn reach(self, step: u32) -> u16 {
         self.count(step)
     }
 
-    /// Whether [`Self::reach`] is no less than `blocks`.
+    /// Whether [`Self::reach`] is at least `blocks`.
     #[inline]
     pub(crate) fn reaches(self, step: u32, blocks: usize) -> bool {
-        // Where many are asked the same, only the word changes.
+        // In a loop over many entries with the same bound, only the word changes.
         let shift = step * COUNT_BITS;
         self.0 & COUNT_MASK << shift >= (blocks as u64) << shift
     }

@@ -1,5 +1,5 @@
-//! The changing facts of a run as a whole, in one word: where it begins, how long it is, whether others follow it, and how many steps have
-//! changed what holders have of it.
+//! Header of a run, in one word: the position where the run begins, its length, whether other runs follow it, and its
+//! change counter. The change counter counts the steps that have changed how much holders have of the run.
 //!
 //! ```text
 //! bit 63    37 36         35    24 23     0
@@ -8,9 +8,10 @@
 //!     └───────┴──────────┴────────┴────────┘
 //! ```
 //!
-//! The count of steps is a seqlock: it is odd within a step. A search reads it before it looks at a run, and after all its looks. If it finds
-//! the same even count, the run's entries were the same all the time between. The count never begins anew, not even where another run
-//! gets the number; that it comes to the same again is noticed elsewhere.
+//! The change counter is a seqlock: it is odd within a step. A search reads it before it looks at a run, and again
+//! after all its looks. If both reads give the same even count, the run's entries were the same all the time between.
+//! The counter never begins anew, not even when another run gets the number. After 2^27 counts it wraps around; `wraps`
+//! in `store.rs` counts that.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -21,11 +22,11 @@ const START_MASK: u64 = (1 << LEN_SHIFT) - 1;
 const LEN_MASK: u64 = FOLLOWED - 1 - START_MASK;
 const STEPS_MASK: u64 = u64::MAX << STEPS_SHIFT;
 
-/// The word. Only one writer changes it at a time.
+/// The header word. Only one writer at a time changes it.
 #[derive(Debug, Default)]
 pub(crate) struct Header(AtomicU64);
 
-/// How many steps had changed a run at some time.
+/// Value of a run's change counter at some instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Version(u64);
 
@@ -48,14 +49,14 @@ impl Header {
         (self.get() & START_MASK) as u32
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
     pub(crate) fn len(&self) -> u16 {
         ((self.get() & LEN_MASK) >> LEN_SHIFT) as u16
     }
 
-    /// Whether runs follow some of the blocks.
+    /// Whether other runs follow some of the blocks.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.get() & FOLLOWED != 0
@@ -66,14 +67,15 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
-    /// Whether no step has been under way since there was this version. Whoever asks keeps its looks before that by a fence.
+    /// Whether no step has been under way since `version` was read. The caller keeps its own reads before this one by a
+    /// fence.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;
         !is_busy && self.version() == version
     }
 
-    /// Makes it an empty run from this position on that no other follows.
+    /// Makes the run empty, beginning at this position, with no other run after it. The change counter stays as it is.
     pub(crate) fn begin_at(&self, position: u32) {
         self.change(!STEPS_MASK, u64::from(position) & START_MASK);
     }
@@ -86,20 +88,21 @@ impl Header {
         self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
     }
 
-    /// A step begins, or ends. What the step changes is to be kept behind its beginning by a fence.
+    /// Counts that a step begins, or ends. After the beginning, the caller needs a fence before the first change of the
+    /// step.
     pub(crate) fn count_step(&self) {
         let now = self.0.load(Ordering::Relaxed);
         self.0
             .store(now.wrapping_add(1 << STEPS_SHIFT), Ordering::Release);
     }
 
-    /// The next count is one that was there before.
+    /// Sets the change counter to its last value: the next count wraps it around.
     #[cfg(test)]
     pub(crate) fn set_last_step(&self) {
         self.0.fetch_or(STEPS_MASK, Ordering::Relaxed);
     }
 
-    /// Whether the next count is one that was there before.
+    /// Whether the next count wraps the change counter around, to a value that it had before.
     pub(crate) fn is_last_step(&self) -> bool {
         self.0.load(Ordering::Relaxed) & STEPS_MASK == STEPS_MASK
     }

@@ -1,10 +1,13 @@
-//! The runs that go on after a block, by the first hash of each; read without a lock.
+//! Hash table from a block, and the hash that comes after it, to the run that begins there. Readers use it without a
+//! lock.
 //!
-//! A slot is a tag of 36 bits and a run's number. A table is cut into parts that grow one by one, so that no growth takes long.
-//! Entries never move while a table lives: who is in it when a search begins, and still is when it ends, is found.
+//! A slot has a tag of 36 bits, which is a fingerprint of the key, and a run's number. The table is cut into parts that
+//! grow one by one, so that no growth takes long. Entries never move while an array lives. So a search finds every run
+//! that is in the table from its beginning to its end.
 //!
-//! Beside the table there is a bit for each of 131,072 numbers of runs at position 0: where it is not set, none begins so. These bits mostly stay
-//! in the processor's caches, and most queries whose first block nobody has end there.
+//! Beside the table stands a Bloom filter for runs at position 0, of 131,072 bits and with one hash function. If the
+//! bit of a hash is not set, no run begins so. The bits mostly stay in the processor's caches, and most queries whose
+//! first block nobody has end there.
 
 use crate::epoch::Guard;
 
@@ -16,37 +19,38 @@ const PARTS: usize = if IS_MODEL { 1 } else { 256 };
 /// Bits of a run's number in a slot; above it is the tag.
 const RUN_BITS: u32 = 28;
 const EMPTY: u64 = 0;
-/// Was taken.
+/// Tombstone: slot of a run that has been removed.
 const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
-/// Words of bits of a part.
+/// Number of words of the filter's bits in a part.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// How many slots are looked at for a run at position 0 that has gone, to clear its bit.
+/// Number of slots for each removed run at position 0 from which on a part's filter bits are computed anew. That takes
+/// a look at every slot.
 const SLOTS_PER_GONE: usize = 32;
-/// The bit of a number, and so of a tag and a slot, that says whether the run begins at position 0.
+/// Bit of a key's hash, and so of its tag and slot, that tells whether the run begins at position 0.
 const IS_FIRST: u64 = 1 << 63;
 
 /// The table as readers see it.
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
-    /// Set for each run at position 0 that is there, and for some that have gone.
+    /// Bits of the Bloom filter: set for each run at position 0 in the table, and for some that have been removed.
     bits: Vec<AtomicU64>,
     keys: [u64; 3],
 }
 
-/// The writer's own knowledge of a part.
+/// Counts of one part, for the writer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
-    /// Slots that are taken.
+    /// Number of slots with a run.
     taken: u32,
-    /// Slots that are not empty.
+    /// Number of slots that are not empty: with a run or a tombstone.
     used: u32,
-    /// Runs at position 0 that have gone since bits were last cleared.
+    /// Number of runs at position 0 removed since the filter bits were last computed anew.
     gone: u32,
 }
 
-/// The writer's own knowledge of all parts.
+/// Counts of all parts, for the writer.
 #[derive(Debug)]
 pub(super) struct HeadCounts(Vec<Counts>);
 
@@ -60,7 +64,7 @@ fn tag(hash: u64) -> u64 {
     hash >> RUN_BITS
 }
 
-/// The home of a tag among so many slots, a power of two.
+/// Home of a tag: the slot where a search for it begins. `slots` is the number of slots, a power of two.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 fn home(tag: u64, slots: usize) -> usize {
@@ -72,7 +76,7 @@ fn part_of(hash: u64) -> usize {
     home(hash, PARTS)
 }
 
-/// The word of its part where a tag has its bit, and that bit.
+/// Returns the place of a tag's filter bit: the word within its part, and the bit in that word.
 #[inline]
 fn bit_of(tag: u64) -> (usize, u64) {
     (home(tag / 64, BIT_WORDS), 1 << (tag % 64))
@@ -87,7 +91,8 @@ impl Heads {
         }
     }
 
-    /// The number under which a run is kept that begins after `parent` with a block of this fragment.
+    /// Returns the hash under which the table keeps a run: of `parent`, the block before the run, and the fragment of
+    /// the run's first hash.
     #[inline]
     pub(super) fn hash(&self, parent: Option<Spot>, fragment: u64) -> u64 {
         let first = if parent.is_none() { IS_FIRST } else { 0 };
@@ -95,21 +100,21 @@ impl Heads {
         fold(fold(parent ^ self.keys[0], self.keys[1]) ^ fragment, self.keys[2]) & !IS_FIRST | first
     }
 
-    /// Whether there can be a run at position 0 of this number; it is seen without a guard.
+    /// Whether there can be a run at position 0 with this hash, as the Bloom filter tells. Needs no guard.
     #[inline]
     pub(super) fn may_have_first(&self, hash: u64) -> bool {
         let (word, bit) = bit_of(tag(hash));
         self.bits[part_of(hash) * BIT_WORDS + word].load(Ordering::Acquire) & bit != 0
     }
 
-    /// Asks for the memory that [`Self::find`] looks at first.
+    /// Prefetches the memory that [`Self::find`] looks at first.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
         let slots = self.parts[part_of(hash)].get(guard);
         probe(slots, tag(hash)).take(1).for_each(super::prefetch);
     }
 
-    /// The result of `check` for the first run of this number for which it gives one.
+    /// Calls `check` with each run that may have this hash, and returns its first `Some`.
     #[inline]
     pub(super) fn find<T>(
         &self,
@@ -133,7 +138,7 @@ impl Heads {
         None
     }
 
-    /// Adds a run that is not there. Gives back by how many bytes the table has grown.
+    /// Inserts `run`, which must be absent. Returns the table's growth in bytes.
     pub(super) fn insert(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
         let Counts { taken, used, .. } = &mut counts.0[part];
@@ -151,7 +156,7 @@ impl Heads {
         grown
     }
 
-    /// Takes a run out that is there. Gives back by how many bytes the table has grown, a negative number.
+    /// Removes `run`. Returns the table's growth in bytes, which is 0 or negative.
     pub(super) fn remove(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
         let slots = self.parts[part].get(guard);
@@ -160,7 +165,7 @@ impl Heads {
         let Some(slot) = behind.next() else {
             return 0;
         };
-        // Where nothing is behind it, no search has to go on from here.
+        // If the next slot is empty, no search goes on behind this one, and it needs no tombstone.
         let is_last = behind.next().map(|next| next.load(Ordering::Relaxed)) == Some(EMPTY);
         slot.store(if is_last { EMPTY } else { GONE }, Ordering::Release);
         let counts = &mut counts.0[part];
@@ -178,7 +183,7 @@ impl Heads {
         self.rebuild(part, counts.taken as usize * 2, guard)
     }
 
-    /// Leaves the bits of those runs that are there.
+    /// Computes the filter bits of a part anew, from the runs that are in the table.
     fn clear_bits(&self, part: usize, slots: &[AtomicU64]) {
         let mut bits = [0; BIT_WORDS];
         let words = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
@@ -191,7 +196,8 @@ impl Heads {
         }
     }
 
-    /// Moves the runs of a part to a table with room for `wanted` slots at least; to none where there are none.
+    /// Copies the runs of a part to a new array with room for `wanted` slots at least, and publishes it. With `wanted`
+    /// 0 the new array is empty. Returns the growth in bytes.
     fn rebuild(&self, part: usize, wanted: usize, guard: &Guard) -> i64 {
         let len = match wanted {
             0 => 0,
@@ -223,13 +229,14 @@ fn run_of(word: u64) -> RunId {
     RunId((word & ((1 << RUN_BITS) - 1)) as u32)
 }
 
-/// The slots from a tag's home on, each once.
+/// Returns the slots from a tag's home on, each once.
 #[inline]
 fn probe(slots: &[AtomicU64], tag: u64) -> impl Iterator<Item = &AtomicU64> {
     (0..slots.len() as u64).map(move |step| &slots[home(tag + step, slots.len())])
 }
 
-/// Puts a word into the first slot from its home on that is not taken; says whether that was empty before.
+/// Puts a word into the first slot from its home on that has no run. Returns whether the slot was empty, and not a
+/// tombstone.
 fn put(slots: &[AtomicU64], word: u64) -> bool {
     for slot in probe(slots, word >> RUN_BITS) {
         let before = slot.load(Ordering::Relaxed);

@@ -1,8 +1,10 @@
-//! Finding any block by its hash, for queries: a table that is made for them, and given back soon after the last of them.
+//! Table from the hashes of all blocks to their places, for queries. The first query that needs the table makes it. The
+//! table is freed soon after the last such query.
 //!
-//! Events find blocks by their hashes as far as they need it ([`places`](super::places)). Compressed chains need all of them. What a query makes
-//! must not stay, nor count as what events have stored: blocks would be forgotten for it. So it is a table of its own. It takes about as much as
-//! the hashes themselves, beside the capacity.
+//! The table of events ([`places`](super::places)) has only blocks that events need to find by their hashes. Queries by
+//! compressed chains need all blocks. Memory that a query takes must not stay, and must not count as stored by events:
+//! otherwise blocks would be evicted for it. So queries have a table of their own. The table takes about as much memory
+//! as the hashes themselves, and does not count in the capacity.
 
 use crate::index::block::COMMON_MASK;
 
@@ -10,29 +12,30 @@ use super::places::{EQUAL_MAX, equal_places};
 use super::writer::{RunView, RunWriter};
 use super::{NameMap, RUN_BLOCKS_MAX, RunId, Spot};
 
-/// The table.
+/// Table of the places of all blocks, by their hashes; see the module.
 #[derive(Debug)]
 pub(super) struct Lookups {
     table: NameMap,
-    /// How many places have a hash that another one has, too.
+    /// Number of places in the table beyond the first of their hash.
     doubles: u64,
-    /// By the number of a run: how many of its blocks are in the table.
+    /// Number of each run's blocks that are in the table, by the run's number.
     ends: Vec<u16>,
-    /// The first run that is not in the table yet. Those before it are entered as they grow.
+    /// Number of the first run that has not been entered yet. Runs before it are entered further as they grow.
     next: u32,
-    /// Whether a query has used it since it was last said to rest.
+    /// Whether a query has used the table since the last [`RunWriter::rest_lookups`].
     is_used: bool,
 }
 
 impl RunWriter<'_> {
-    /// Makes all blocks be found by [`Self::look_up`]. Others have turns meanwhile; whoever comes then goes on with it.
+    /// Enters all blocks into the table, so that [`Self::look_up`] finds them. Other writers have turns meanwhile.
+    /// Another query that comes then goes on with the same work.
     pub(crate) fn look_up_all(&mut self) {
         while self.look_up_more() {
             self.pause();
         }
     }
 
-    /// Enters some blocks, so that all will be found by [`Self::look_up`]; says whether more are missing. Takes as long as a run's blocks.
+    /// Enters about as many blocks as a full run has, for [`Self::look_up`]. Returns whether blocks are still missing.
     pub(crate) fn look_up_more(&mut self) -> bool {
         let mut done = 0;
         while self.state.unplaced > 0 {
@@ -60,7 +63,7 @@ impl RunWriter<'_> {
         false
     }
 
-    /// About how many blocks [`Self::look_up_all`] would enter.
+    /// Approximate number of blocks that [`Self::look_up_all`] would enter.
     pub(crate) fn not_looked_up(&self) -> u64 {
         if self.state.unplaced == 0 {
             return 0;
@@ -72,7 +75,8 @@ impl RunWriter<'_> {
         self.store.usage().blocks.load().saturating_mul(missing) / runs.max(1)
     }
 
-    /// Enters the blocks of a run that are not in the table, where there is one and it has come to this run; says how many.
+    /// Enters the blocks of a run that are not in the table yet, and returns how many. Does nothing if there is no
+    /// table, or if the table has not come to this run.
     pub(super) fn enter_lookups(&mut self, id: RunId) -> usize {
         let (store, guard) = (self.store, &self.guard);
         let Some(lookups) = self
@@ -108,14 +112,14 @@ impl RunWriter<'_> {
                 offset: from,
             };
             let added = table.insert_run(names, first, is_equal, is_new);
-            // The next one has too many equals.
+            // The next block's hash has the most places already: the block is passed over.
             from += u16::try_from(added).unwrap_or(0) + 1;
         }
         lookups.ends[id.index()] = end.max(begun);
         usize::from(end.saturating_sub(begun))
     }
 
-    /// Takes the blocks of a run from `from` on, which are cut off next, out of the table.
+    /// Removes the blocks of a run from `from` on from the table. The caller cuts these blocks off next.
     pub(super) fn leave_lookups(&mut self, id: RunId, from: u16) {
         let (store, guard) = (self.store, &self.guard);
         let Some(lookups) = self.state.lookups.as_deref_mut() else {
@@ -149,7 +153,7 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Gives the table back if no query has used it since the last call.
+    /// Frees the table if no query has used it since the last call.
     pub(crate) fn rest_lookups(&mut self) {
         if let Some(lookups) = &mut self.state.lookups
             && !std::mem::take(&mut lookups.is_used)
@@ -158,8 +162,8 @@ impl RunWriter<'_> {
         }
     }
 
-    /// All places by their hashes, and how many of them have a hash that another one has, too. Events' own table has them where every block is
-    /// found in it.
+    /// Returns a table of all places by their hashes, and the number of places beyond the first of their hash. It is
+    /// the table of events if that has every block. `None` if neither table is there.
     fn all_places(&self) -> Option<(&NameMap, u64)> {
         if self.state.unplaced == 0 {
             return Some((&self.state.places, self.store.doubles()));
@@ -168,13 +172,14 @@ impl RunWriter<'_> {
         Some((&lookups.table, lookups.doubles))
     }
 
-    /// The first place with these bits of a hash for which `check` gives something.
+    /// Calls `check` with each block that may have `hash`, and returns its first `Some`. `check` must compare the hash
+    /// itself.
     pub(crate) fn look_up<T>(&self, hash: u64, check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let (places, _) = self.all_places()?;
         places.find(hash & COMMON_MASK, check)
     }
 
-    /// How many places a hash has.
+    /// Returns whether a hash has one place at most, several places, or too many to find all.
     pub(crate) fn looked_up(&self, hash: u64) -> LookedUp {
         let equal = match self.all_places() {
             Some((places, 1..)) => equal_places(places, hash & COMMON_MASK, self.view()),
@@ -200,7 +205,7 @@ impl RunWriter<'_> {
     }
 }
 
-/// How many places a hash has.
+/// Number of places of a hash, as far as a query needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LookedUp {
     /// One, or none.

@@ -1,19 +1,23 @@
-//! The state that all holders share: runs of blocks, who has how much of each, and the tables that lead to them.
+//! State that all holders share: runs of blocks, how much of each run each holder has, and the tables that find runs
+//! and blocks.
+//!
+//! A run is an array of consecutive blocks. It is like an edge of a radix tree that stays whole where another run
+//! branches off.
 //!
 //! | file | what |
 //! |---|---|
 //! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
-//! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
-//! | `header.rs` | a run's size and how often it has changed, in one word |
-//! | `entry.rs` | what one holder has of a run, in one word |
-//! | `roster.rs` | what all holders have of a run |
-//! | `bars.rs` | behind which blocks of a run which holders cannot resume |
-//! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
-//! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
-//! | `places.rs` | finding blocks by their hashes, for writers |
-//! | `lookups.rs` | finding all blocks by their hashes, for queries |
+//! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, in one comparison |
+//! | `header.rs` | a run's position, length and change counter, in one word |
+//! | `entry.rs` | how much of a run one holder has, in one word |
+//! | `roster.rs` | the entries of all holders of a run |
+//! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
+//! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
+//! | `name_map.rs`, `bucket.rs` | hash table for writers, from a name or hash to places; the word of a bucket that is compared first |
+//! | `places.rs` | table from hashes to the places of blocks, for writers |
+//! | `lookups.rs` | table from the hashes of all blocks to their places, for queries |
 //! | `recency.rs` | which runs were used longest ago |
-//! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
+//! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 
 mod bars;
 mod bucket;
@@ -47,10 +51,10 @@ pub(crate) use writer::{AHEAD, RunView, RunWriter};
 use crate::index::block::current_mask;
 use crate::words::give_back;
 
-/// Most blocks of one run; a longer sequence goes on in a child.
+/// Most blocks of one run. A longer sequence continues in a child run.
 pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
 
-/// A run's number, from 1; given out again after the run is gone.
+/// Number of a run, from 1. The number is given out again after the run is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(u32);
 
@@ -67,7 +71,7 @@ impl RunId {
     }
 }
 
-/// The place of a block: a run and how many blocks of it come before.
+/// Place of a block: its run, and its offset, which is how many blocks of the run come before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Spot {
     pub(crate) run: RunId,
@@ -80,7 +84,7 @@ const OFFSET_BITS: u32 = 12;
 const SPOT_BITS: u32 = 38;
 
 impl Spot {
-    /// As a number below 2^38; never 0.
+    /// Returns the spot as a number below 2^38, which is never 0.
     fn bits(self) -> u64 {
         u64::from(self.run.0) << OFFSET_BITS | u64::from(self.offset)
     }
@@ -97,17 +101,17 @@ impl Spot {
     }
 }
 
-/// Whether two sequence hashes, or fragments of them, are of one block at `position`, as far as a lineage hash can tell.
+/// Whether two sequence hashes, or fragments of them, agree in the bits that a lineage hash keeps at `position`.
 #[inline]
 pub(crate) fn is_same_at(position: u32, one: u64, other: u64) -> bool {
     (one ^ other) & current_mask(position) == 0
 }
 
-/// A hash that a block is looked for by.
+/// Hash by which a block is looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) hash: u64,
-    /// Whether it is a whole sequence hash, and not the fragment of a lineage hash.
+    /// Whether `hash` is a whole sequence hash. Otherwise it is the fragment that a lineage hash keeps.
     pub(crate) is_whole: bool,
 }
 
@@ -124,13 +128,14 @@ impl Wanted {
     }
 }
 
-/// Two random words for a table whose collisions nobody can plan.
+/// Returns a random odd number: the secret key of a hash table, without which nobody can construct collisions.
 fn random_key(number: u64) -> u64 {
     use std::hash::BuildHasher;
     std::hash::RandomState::new().hash_one(number) | 1
 }
 
-/// Mixes two words with a secret between them.
+/// Mixes two words into one, by XOR of the two halves of their product. Every caller puts a secret key into one of the
+/// words.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "both halves are used")]
 fn fold(one: u64, other: u64) -> u64 {
@@ -155,11 +160,12 @@ pub(crate) fn prefetch<T: ?Sized>(place: &T) {
     let _ = place;
 }
 
-/// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.
+/// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.
 const COLLECTIONS: usize = 64;
 
-/// Gives back memory of all indexes that no query sees any more. Changes do so by themselves, a little at a time; who calls this
-/// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
+/// Frees memory, of all indexes, that no query can see any more. Changes of an index free memory by themselves, a
+/// little at a time. After many removals some memory is left behind. Regular calls of this function, outside of lanes
+/// and queries, free that, too.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
         crate::epoch::pin().flush();

@@ -1,53 +1,58 @@
-//! From a name to places, for writers: 9 bytes a slot.
+//! Hash table from names to places, for writers. A slot takes 9 bytes.
 //!
-//! A slot is a tag of 33 bits and a place of 38. Whoever looks verifies the whole name at the place: one other name in 8 billion has the
-//! same tag. The tag alone says where a slot belongs, so growing, splitting and removing read no names:
+//! A slot has a tag of 33 bits, which is a fingerprint of the name, and a place of 38 bits. The caller compares the
+//! whole name at the place: one other name in 8 billion has the same tag. The tag alone decides where a slot belongs,
+//! so growing, splitting and removing read no names:
 //!
-//! - A map is cut into segments by the highest bits of the tag; the others give the bucket within the segment.
-//! - A bucket has 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on were full. Each bucket counts the
-//!   slots that lie behind it and belong before: a search ends at the first for which there are none (the overflow counts of Folly's F14).
-//! - The lowest 7 bits of a bucket's tags stand together in one word, a byte each, which is looked at as a whole; the bits that are left are
-//!   the count. These words lie beside each other, and the rest of a bucket in a cache line of its own. So an insertion reads the words,
-//!   and only writes to the line: it waits for nothing.
-//! - A segment grows by about nine tenths; beyond [`SEGMENT_MAX`] buckets it is cut in two. So no step takes long. Segments fill alike,
-//!   so each grows by another share: else all would grow again at nearly the same time.
+//! - The map is cut into segments by the highest bits of the tag. The other bits give the bucket within the segment.
+//! - A bucket has 8 slots. The home of a tag is the bucket where its slot belongs. A slot lies in its home, or behind
+//!   it if all buckets from there on were full. Each bucket has an overflow count: the number of slots that lie behind
+//!   it but belong to it or before it. A search ends at the first bucket whose count is 0 (the overflow counts of
+//!   Folly's F14).
+//! - The lowest 7 bits of a tag are the slot's print. The prints of a bucket stand together in one word, a byte each,
+//!   and are compared all at once. The bits that are left in the word are the overflow count. These words lie beside
+//!   each other, and the rest of each bucket is in a cache line of its own. An insertion reads the words and only
+//!   writes to the cache line, so it does not wait for the line.
+//! - A segment grows by about nine tenths. Beyond [`SEGMENT_MAX`] buckets it is cut in two. So no insertion takes long.
+//!   Segments fill at the same rate, so each grows by a different share: otherwise all would grow again at nearly the
+//!   same time.
 //!
-//! The tag is taken from a hash under a secret key: nobody can plan collisions.
+//! The tag comes from a hash under a secret key, so nobody can construct collisions.
 
 use super::bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
 use super::writer::AHEAD;
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
 const TAG_BITS: u32 = 33;
-/// The upper bits, which say where a slot belongs.
+/// Number of a tag's upper bits, which decide where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
-/// Slots of a bucket.
+/// Number of slots in a bucket.
 const WIDTH: usize = 8;
-/// How many buckets ahead are asked for where all are read.
+/// Number of buckets ahead that are prefetched when all buckets are read.
 const READ_AHEAD: usize = 16;
 /// Buckets beyond which a segment is cut in two, as long as tags tell the halves apart.
 const SEGMENT_MAX: usize = 1024;
-/// Most bits of the tag that tell segments apart.
+/// Most bits of the tag that select the segment.
 const DEPTH_MAX: u32 = 12;
 
-/// The map.
+/// Map from names to places; see the module.
 #[derive(Debug)]
 pub(crate) struct NameMap {
     keys: [u64; 2],
-    /// The segment of each value of the tag's highest `depth` bits.
+    /// Number of the segment for each value of the tag's highest `depth` bits.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment>,
     len: usize,
-    /// Buckets of all segments.
+    /// Number of buckets in all segments.
     buckets: usize,
 }
 
-/// The home of a name.
+/// Home of a name: the name's tag, its segment, and the bucket where its slot belongs.
 #[derive(Debug, Clone, Copy, Default)]
 struct Home {
     tag: u64,
-    /// That of the segment.
+    /// Number of the segment.
     number: usize,
     bucket: usize,
 }
@@ -75,7 +80,7 @@ impl Slot {
         }
     }
 
-    /// The slot of a bucket with this number.
+    /// Reads the slot at `index` of a bucket.
     #[inline]
     fn of(prints: BucketPrints, row: &Row, index: usize) -> Self {
         Self {
@@ -96,21 +101,21 @@ impl Slot {
     }
 }
 
-/// The rest of the tags and places of a bucket's slots: a cache line.
+/// Upper bits of the tags, and the places, of a bucket's slots: one cache line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Row([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// The prints of each bucket. Buckets behind the last home take what does not fit before.
+    /// Prints of each bucket. Buckets behind the last home take slots that do not fit before.
     prints: Vec<BucketPrints>,
     /// The row of each bucket.
     rows: Vec<Row>,
-    /// How many buckets are some tag's home.
+    /// Number of buckets that are the home of some tag.
     homes: usize,
     len: usize,
-    /// How many of the tag's highest bits all its names have in common.
+    /// Number of the tag's highest bits that all names of the segment have in common.
     depth: u32,
 }
 
@@ -142,7 +147,7 @@ impl NameMap {
     #[inline]
     fn tag(&self, name: u64) -> u64 {
         let tag = fold(name ^ self.keys[0], self.keys[1]) >> (64 - TAG_BITS);
-        // None looks like an empty slot.
+        // No tag may look like an empty slot, whose print is 0.
         tag | u64::from(tag & PRINT_MASK == 0)
     }
 
@@ -153,7 +158,7 @@ impl NameMap {
         self.directory.get(place).map_or(0, |segment| *segment as usize)
     }
 
-    /// The home of `name`; the memory of that is asked for.
+    /// Returns the home of `name`, and prefetches its memory.
     #[inline]
     fn home(&self, name: u64) -> Home {
         self.home_of(self.tag(name))
@@ -171,13 +176,13 @@ impl NameMap {
         Home { tag, number, bucket }
     }
 
-    /// Asks for the memory that a search for `name` looks at first.
+    /// Prefetches the memory that a search for `name` looks at first.
     #[inline]
     pub(crate) fn prefetch(&self, name: u64) {
         self.home(name);
     }
 
-    /// The homes of the next of these names.
+    /// Returns the homes of the next [`AHEAD`] names, and prefetches their memory.
     #[inline]
     fn next_homes(&self, names: &mut impl Iterator<Item = u64>) -> [Home; AHEAD] {
         let mut homes = [Home::default(); AHEAD];
@@ -187,10 +192,11 @@ impl NameMap {
         homes
     }
 
-    /// The first place that may have `name` for which `check` gives something.
+    /// Calls `check` with each place that may have `name`, and returns its first `Some`. `check` must compare the name
+    /// itself.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
-        // What is looked at last is asked for beside what is looked at first.
+        // The memory that is read last is prefetched together with the memory that is read first.
         let Home { tag, number, bucket } = self.home(name);
         self.segments.get(number)?.find(tag, bucket, |slot, _, _| {
             let is_it = slot.upper() == upper(tag);
@@ -204,9 +210,12 @@ impl NameMap {
         self.put(home, spot);
     }
 
-    /// Adds places for these names, one after the other from `first` on, up to the first that is not to be added. `is_equal` is told the number
-    /// of a name and a place, and says whether that is a place of this name; `is_new`, how many of those there are, and says whether
-    /// to add one more. Says how many have been added.
+    /// Adds places for these names, one place after the other from `first` on, up to the first name that is not to be
+    /// added. Returns how many have been added.
+    ///
+    /// `is_equal` gets the number of a name and a place, and tells whether the place is of this name. `is_new` gets the
+    /// number of a name and how many places it has, and tells whether to add one more. A name whose print no slot has
+    /// is added without asking.
     #[inline]
     pub(crate) fn insert_run(
         &mut self,
@@ -235,7 +244,7 @@ impl NameMap {
         len
     }
 
-    /// The home of a name as soon as there is room for it.
+    /// Makes room in the segment of a home if it is full. Returns the home as it is then.
     #[inline]
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
@@ -245,7 +254,8 @@ impl NameMap {
         home
     }
 
-    /// How many places of a name there are that are equal; none where no slot has its print.
+    /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot can have the tag's
+    /// print.
     #[inline]
     fn equal(&self, home: Home, is_equal: impl Fn(Spot) -> bool) -> Option<usize> {
         let (segment, tag) = (&self.segments[home.number], home.tag);
@@ -265,15 +275,15 @@ impl NameMap {
         self.len += 1;
     }
 
-    /// Takes the place of `name` out; says whether it was there.
+    /// Removes the place `spot` of `name`. Returns whether it was there.
     pub(crate) fn remove(&mut self, name: u64, spot: Spot) -> bool {
         let before = self.len;
         self.remove_run(std::iter::once(name), spot, |_, _| ());
         self.len < before
     }
 
-    /// Takes the places of these names out, one after the other from `first` on, as far as they are there. `note` is told the offsets of those
-    /// that were, each as soon as it is out.
+    /// Removes the places of these names, one place after the other from `first` on. Absent places are passed over.
+    /// Calls `note` with the offset of each place as soon as that place is removed.
     pub(crate) fn remove_run(
         &mut self,
         mut names: impl ExactSizeIterator<Item = u64>,
@@ -302,7 +312,7 @@ impl NameMap {
         }
     }
 
-    /// Makes a sparse segment smaller. Where all names are gone, nothing is left.
+    /// Makes a sparse segment smaller. If all names are gone, frees the whole map.
     #[cold]
     fn shrink(&mut self, number: usize) {
         if self.len == 0 {
@@ -319,7 +329,7 @@ impl NameMap {
         self.segments[number] = new;
     }
 
-    /// Makes room in a segment.
+    /// Makes room in a segment: makes it larger, or cuts it in two.
     #[cold]
     fn grow(&mut self, number: usize) {
         if self.segments.is_empty() {
@@ -363,7 +373,8 @@ impl Segment {
         }
     }
 
-    /// Segments with so many homes each, that have all slots of this one: each slot is in that of which `choose` gives the number.
+    /// Spreads all slots of this segment over new segments with `homes` home buckets each. `choose` gives the number of
+    /// the segment for a slot.
     #[inline]
     fn spread<const COUNT: usize>(
         &self,
@@ -372,7 +383,8 @@ impl Segment {
         choose: impl Fn(Slot) -> usize,
     ) -> [Self; COUNT] {
         let mut segments = homes.map(|homes| Self::new(homes, depth));
-        // Neighbours go to the same bucket mostly, and wait for each other: those of the other half don't.
+        // Neighbours mostly go to the same bucket and wait for each other. So the loop alternates with buckets of the
+        // other half.
         let half = self.prints.len().div_ceil(2);
         for place in (0..half).flat_map(|place| [place, place + half]) {
             let (Some(prints), Some(row)) = (self.prints.get(place), self.rows.get(place)) else {
@@ -388,7 +400,7 @@ impl Segment {
         segments
     }
 
-    /// Puts a slot into the first bucket from its home on that has room; says how many buckets have come.
+    /// Puts a slot into the first bucket from its home on that has room. Returns how many buckets were added.
     #[inline]
     fn put(&mut self, home: usize, slot: Slot) -> usize {
         self.len += 1;
@@ -398,7 +410,7 @@ impl Segment {
         self.put_behind(home, slot)
     }
 
-    /// As [`Self::put`], where the home is full.
+    /// Does as [`Self::put`], for a slot whose home is full.
     #[inline(never)]
     fn put_behind(&mut self, home: usize, slot: Slot) -> usize {
         let (buckets, mut place) = (self.prints.len(), home);
@@ -418,7 +430,7 @@ impl Segment {
         }
     }
 
-    /// Puts a slot into a bucket, if that has room.
+    /// Puts a slot into a bucket. Returns false if the bucket is full.
     #[inline]
     fn put_into(&mut self, place: usize, slot: Slot) -> bool {
         let prints = &mut self.prints[place];
@@ -430,7 +442,8 @@ impl Segment {
         true
     }
 
-    /// Whether it must grow. Full buckets cost time where names come and go, room in them costs memory: of that, small maps have more.
+    /// Whether the segment must grow. Full buckets cost time where names come and go; free room costs memory. Small
+    /// maps have more free room.
     #[inline]
     fn is_full(&self) -> bool {
         let eighths = match self.depth {
@@ -440,13 +453,13 @@ impl Segment {
         self.len * 8 >= self.homes * WIDTH * eighths
     }
 
-    /// Whether it is worth making smaller. Where that is late, removing all names moves few of them.
+    /// Whether the segment is worth making smaller. The bound is low, so that removing all names moves few of them.
     #[inline]
     fn is_sparse(&self) -> bool {
         self.len * 6 < self.homes * WIDTH && (self.homes > 1 || self.len == 0)
     }
 
-    /// The bucket where a slot belongs whose tag has these upper bits.
+    /// Returns the home bucket of a tag with these upper bits.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "below the number of buckets")]
     fn home(&self, upper: u64) -> usize {
@@ -454,8 +467,8 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// The first result that `check` gives of the slots with the print of a tag, from its home on. It is given the slot, its bucket and the
-    /// place in that.
+    /// Calls `check` with each slot that has the print of `tag`, from the bucket `place` on, and returns its first
+    /// `Some`. `check` gets the slot, the number of its bucket, and its place in the bucket.
     #[inline]
     fn find<T>(
         &self,
@@ -478,7 +491,7 @@ impl Segment {
         }
     }
 
-    /// Takes the slot of a tag and a place out; says whether it was there.
+    /// Removes the slot with the tag of `home` and the place `spot`. Returns whether it was there.
     #[inline]
     fn remove(&mut self, home: Home, spot: Spot) -> bool {
         let wanted = Slot::new(home.tag, spot);

@@ -1,4 +1,5 @@
-//! Finding blocks by their hashes, whoever has them: for the parents and removals of events.
+//! Table from hashes to the places of blocks, whichever holder has them. Events find parents and removed blocks by it.
+//! A block is placed if it has been entered into this table.
 
 use std::sync::atomic::Ordering;
 
@@ -7,10 +8,10 @@ use crate::index::block::COMMON_MASK;
 use super::writer::{RunView, RunWriter};
 use super::{NameMap, RUN_BLOCKS_MAX, RunId, Spot};
 
-/// Most places found by one hash. Blocks beyond are found by names alone.
+/// Most places that the table keeps for one hash. Further blocks with that hash are found by their names alone.
 pub(super) const EQUAL_MAX: usize = 16;
 
-/// How many places there are of a hash with these bits.
+/// Number of places in `places` whose hashes have the bits of `key`.
 pub(super) fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     let mut equal = 0;
     places.find(key, |spot| {
@@ -21,7 +22,7 @@ pub(super) fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usi
 }
 
 impl RunWriter<'_> {
-    /// Makes the first `end` blocks of a run be found by their hashes; says how many were not.
+    /// Enters the first `end` blocks of a run into the table. Returns how many had not been entered.
     pub(crate) fn place(&mut self, id: RunId, end: u16) -> usize {
         let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
@@ -47,7 +48,7 @@ impl RunWriter<'_> {
             };
             let names = (from..end).map(key_of);
             let added = places.insert_run(names, spot(from), is_equal, is_new);
-            // The next one has too many equals.
+            // The next block's hash has the most places already: the block is passed over.
             from += u16::try_from(added).unwrap_or(0) + 1;
         }
         run.placed.store(end, Ordering::Relaxed);
@@ -65,7 +66,7 @@ impl RunWriter<'_> {
         self.state.places_bytes = bytes;
     }
 
-    /// Makes the blocks of a run from `from` on, which are cut off next, no longer be found by their hashes.
+    /// Removes the blocks of a run from `from` on from the tables of hashes. The caller cuts these blocks off next.
     pub(super) fn displace(&mut self, id: RunId, from: u16) {
         self.leave_lookups(id, from);
         let Some(run) = self.store.run(id, &self.guard) else {
@@ -91,7 +92,7 @@ impl RunWriter<'_> {
         self.account_places(doubles);
     }
 
-    /// Makes all blocks of the runs that `next` gives be found by their hashes. Others have turns meanwhile.
+    /// Enters all blocks of the runs that `next` gives into the table. Other writers have turns meanwhile.
     pub(crate) fn place_each(&mut self, mut next: impl FnMut(&mut Self) -> Option<RunId>) {
         let mut done = 0;
         while let Some(id) = next(self) {
@@ -103,7 +104,8 @@ impl RunWriter<'_> {
         }
     }
 
-    /// The first place with these bits of a hash for which `check` gives something. Only of blocks that have been placed.
+    /// Calls `check` with each placed block that may have `hash`, and returns its first `Some`. `check` must compare
+    /// the hash itself.
     pub(crate) fn find_place<T>(&self, hash: u64, check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         self.state.places.find(hash & COMMON_MASK, check)
     }
@@ -118,7 +120,7 @@ impl RunWriter<'_> {
         self.store.doubles() > 0
     }
 
-    /// Whether a placed block is found by its hash: too many others can have it.
+    /// Whether the table finds a placed block by its hash. It does not if too many other blocks have the same hash.
     pub(crate) fn is_placed(&self, spot: Spot) -> bool {
         !self.has_doubles()
             || self

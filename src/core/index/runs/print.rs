@@ -1,18 +1,18 @@
-//! Fingerprints of 32 consecutive hashes, from positions on that are multiples of 32: a query that agrees with a run reads one word of it
-//! for 32 blocks.
+//! Fingerprints, in short prints, of chunks of 32 consecutive hashes. A chunk begins at a position that is a multiple
+//! of 32. A query that agrees with a run reads one word of the run for 32 blocks.
 //!
-//! Universal hashing under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64 bits): two different chunks of hashes
-//! have the same sum of 128 bits with probability 2^-64 at most, whoever chose them. The two halves of the sum are mixed to one word under
-//! another secret word. No assumption that hashes are a chain is needed.
+//! The fingerprints are universal hashing under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64
+//! bits). Two different chunks of hashes have the same sum of 128 bits with a probability of 2^-64 at most, whoever
+//! chose them. Another secret word mixes the two halves of the sum into one word. The hashes need not be a chain.
 
 use crate::hash::{BlockHash, SequenceHash};
 
 use super::{fold, random_key};
 
-/// Blocks of one fingerprint.
+/// Number of blocks that one fingerprint covers.
 pub(crate) const CHUNK: usize = 32;
 
-/// The secret words of an index.
+/// Secret random words of one index, under which fingerprints are computed.
 #[derive(Debug)]
 pub(crate) struct Prints {
     keys: [u64; CHUNK],
@@ -29,13 +29,14 @@ impl Prints {
         }
     }
 
-    /// The fingerprint of these hashes, all bits of each.
+    /// Returns the fingerprint of these sequence hashes. All bits of each hash count.
     #[inline]
     pub(crate) fn of(&self, hashes: &[SequenceHash; CHUNK]) -> u64 {
         self.sum(hashes, |hash| hash.0)
     }
 
-    /// The fingerprint of blocks with these hashes after the block with the sequence hash `before`.
+    /// Returns the fingerprint of the content of 32 blocks: of their block hashes, and of `before`, a word that stands
+    /// for the blocks before them.
     #[inline]
     pub(crate) fn of_content(&self, before: u64, blocks: &[BlockHash; CHUNK]) -> u64 {
         let [one, other] = self.content;

@@ -1,6 +1,9 @@
-//! How recently runs were used, in ticks of a clock that goes with the blocks stored, and which blocks are to be forgotten first.
+//! How recently runs were used, and which blocks are evicted first. Time is counted in ticks of a clock that advances
+//! with the number of blocks stored.
 //!
-//! A run has been used when a holder got more of it, or a search looked at it. It is as recent as the last child it had.
+//! A run is used when a holder gets more of it, or when a search looks at it. When a child run is removed, its parent
+//! becomes at least as recent as the child was. A leaf is the end of a run, behind the last block that another run
+//! follows.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,19 +16,21 @@ use super::entry::Entry;
 use super::run::Run;
 use super::writer::RunWriter;
 
-/// Most leaves of a turn, and the blocks after which there are no more.
+/// Most leaves that one turn chooses for eviction, and the number of blocks after which it chooses no more.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Most leaves that are spared in a turn; and for how many that were spared in vain a turn goes by without a look.
+/// Most leaves that one turn spares. For every [`SPARED_PER_TURN`] leaves that were spared in vain, one later turn
+/// ignores shares.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
-/// Ticks in which the whole capacity is stored once.
+/// Number of ticks in which as many blocks are stored as the capacity has.
 const TICKS: u64 = 256;
 
-/// Runs that may have a leaf, by the tick in which they were used when they were put here; each at most once.
+/// Priority queue of runs that may have a leaf, by the tick of their last use when they were put here. Each run is in
+/// it at most once.
 pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
-/// Blocks to be forgotten: those of a run from `cutoff` on.
+/// Blocks to be evicted: the blocks of `run` from the offset `cutoff` on, and the holders that have any of them.
 pub(crate) struct Victim {
     pub(crate) run: RunId,
     pub(crate) cutoff: u16,
@@ -59,8 +64,8 @@ impl RunWriter<'_> {
         }
     }
 
-    /// The leaves that were used longest ago, of about `blocks_max` blocks at most, and of no more than are good for a turn. With `greedy`, those
-    /// that nobody else has, as far as a turn finds any.
+    /// Returns the leaves that were used longest ago: about `blocks_max` blocks at most, and no more than suit one
+    /// turn. With `greedy`, it takes leaves that no other holder has, as long as a turn finds any.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();
@@ -77,7 +82,7 @@ impl RunWriter<'_> {
         }
         if self.state.queue.is_empty() {
             self.recall_spared();
-            // Where all have been looked at in vain, they are not looked at again at once.
+            // If all leaves have been looked at in vain, the next turns do not look at them again.
             if !std::mem::take(&mut self.state.has_found_greedy) {
                 self.state.unfair_turns = self.state.queue.len() / SPARED_PER_TURN;
             }
@@ -85,7 +90,7 @@ impl RunWriter<'_> {
         self.victims_of(blocks_max, None)
     }
 
-    /// Puts leaves that were spared back among the others.
+    /// Puts the spared leaves back into the queue.
     fn recall_spared(&mut self) {
         let spared = std::mem::take(&mut self.state.spared);
         self.state.queue.extend(spared);
@@ -114,7 +119,8 @@ impl RunWriter<'_> {
         victims
     }
 
-    /// The leaf that was used longest ago, `blocks_max` blocks of it at most, and the tick in which it was.
+    /// Removes from the queue the leaf that was used longest ago. Returns the tick of that use, and at most
+    /// `blocks_max` blocks of the leaf.
     fn next_victim(&mut self, blocks_max: u64) -> Option<(u32, Victim)> {
         loop {
             let Reverse((tick, id)) = self.state.queue.pop()?;

@@ -1,14 +1,15 @@
-//! The holders of one run, and how much of it each has: an entry a holder.
+//! Roster of one run: an entry for each holder that has some of the run.
 //!
-//! The first few stand in the run. The others are in a list that begins with a summary of all. Mostly all have what a query has of a common
-//! prompt. Then the summary says so, and a search looks at none of them:
+//! The first few entries stand in the run itself. The other entries are in a list that begins with a summary of all
+//! entries. Mostly every holder of a common prompt has all blocks that a query shares with the run. Then the summary
+//! tells so, and a search looks at no entry:
 //!
 //! ```text
 //! word 0: `words`, `least`     `words` words: a bit for each slot that has an entry     the entries that do not stand in the run
 //! ```
 //!
-//! No entry reaches less far than `least` in all tiers. Where there are many, all may reach further. The bits are left out where they would
-//! take much beside the entries.
+//! `least` is a lower bound: no entry reaches less far than `least`, counted over all tiers. If there are many entries,
+//! all may reach further. The bits are left out if they would take much memory beside the entries.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,16 +18,16 @@ use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
 use crate::words::copy;
 
-/// The step of tiers that `least` is of: all of them.
+/// Step of tiers that `least` counts: all tiers.
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Up to so many places are looked at where the entry that reached least far has changed.
+/// Most entries of a roster for which `least` is computed anew when the entry that reached least far has changed.
 const FEW: usize = 256;
-/// Entries of a list for each word of bits, at least.
+/// Least number of entries in a list for each word of bits.
 const ENTRIES_OF_WORD: usize = 4;
 
-/// The entries of a run.
+/// Entries of one run: in the run itself, and in the list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Roster<'g> {
     inline: &'g [AtomicU64],
@@ -41,7 +42,7 @@ fn entry(word: &AtomicU64) -> Entry {
 }
 
 impl<'g> Roster<'g> {
-    /// The entries that stand in the run, and the list.
+    /// Makes the roster of the entries that stand in the run (`inline`) and of the list.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "no more than the list has")]
     pub(super) fn new(inline: &'g [AtomicU64], list: &'g [AtomicU64]) -> Self {
@@ -57,7 +58,8 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// The holders of the first `blocks` in the tiers of `step`, where those are all who have anything; none where that is not known.
+    /// Returns the holders of the first `blocks` blocks in the tiers of `step`, if the summary tells that every holder
+    /// of the run has these. `None` if the summary does not tell.
     #[inline]
     pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
         let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;
@@ -67,13 +69,14 @@ impl<'g> Roster<'g> {
         is_known.then(|| S::from_words(slots.map(|word| word.load(Ordering::Acquire))))
     }
 
-    /// All entries, with those of nobody, in two lists: a search goes over each in a loop of few instructions.
+    /// Returns all entries, the empty ones included, in two lists. So a search goes over each list in a loop of few
+    /// instructions.
     #[inline]
     pub(crate) fn lists(self) -> [impl Iterator<Item = Entry> + 'g; 2] {
         [self.inline, self.listed].map(|words| words.iter().map(entry))
     }
 
-    /// All entries; each is of one instant.
+    /// Returns all entries that are not empty. Each entry is of one instant.
     #[inline]
     pub(crate) fn entries(self) -> impl Iterator<Item = Entry> + 'g {
         let all = self.lists().into_iter().flatten();
@@ -85,7 +88,7 @@ impl<'g> Roster<'g> {
         self.inline.get(index).or_else(listed)
     }
 
-    /// The entry at a place; nobody's beyond the end.
+    /// Returns the entry at a place, or the empty entry beyond the end.
     pub(super) fn get(self, index: usize) -> Entry {
         self.word(index).map_or(Entry::default(), entry)
     }
@@ -94,18 +97,18 @@ impl<'g> Roster<'g> {
         self.inline.len() + self.listed.len()
     }
 
-    /// The first place where the entry `is_it`.
+    /// Returns the first place whose entry satisfies `is_it`.
     pub(super) fn find(self, is_it: impl Fn(Entry) -> bool) -> Option<usize> {
         (0..self.places()).find(|index| is_it(self.get(*index)))
     }
 
-    /// Whether there is a list, and nobody's entry in it.
+    /// Whether there is a list, and it has only empty entries.
     pub(super) fn has_empty_list(self) -> bool {
         self.head.is_some() && self.listed.iter().all(|word| entry(word).is_none())
     }
 
-    /// How many words of bits and how many entries a list must have in place of this one, so that a slot's entry can be at `index`; none
-    /// where it can be there already.
+    /// Returns the size of the list that must replace this list so that the entry of `slot` can stand at `index`: how
+    /// many words of bits, and how many entries. `None` if the entry can stand there already.
     pub(super) fn wanting(self, slot: HolderSlot, index: usize) -> Option<[usize; 2]> {
         let room = match index < self.places() {
             true => self.listed.len(),
@@ -119,7 +122,7 @@ impl<'g> Roster<'g> {
         })
     }
 
-    /// Makes a list of nothing but 0 one of these entries, with so many words of bits.
+    /// Copies the listed entries to `list`, which is all 0, and writes its summary, with `words` words of bits.
     pub(super) fn copy_to(self, list: &[AtomicU64], words: usize) {
         let Some(head) = list.first() else { return };
         head.store((words as u64) << WORDS_SHIFT, Ordering::Relaxed);
@@ -129,7 +132,7 @@ impl<'g> Roster<'g> {
         next.sum_up(head);
     }
 
-    /// Sets a slot's entry at a place that there is, or takes it away.
+    /// Sets the entry of `slot` at an existing place. An empty entry removes it.
     pub(super) fn set(self, index: usize, slot: HolderSlot, next: Entry) {
         let Some(word) = self.word(index) else { return };
         let before = entry(word);
@@ -146,7 +149,7 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Sets the bit of a slot, where there are bits.
+    /// Sets or clears the bit of a slot, if the list has bits.
     fn mark(self, slot: HolderSlot, is_there: bool) {
         if let Some(word) = self.slots.get(slot.index() / 64) {
             let (bits, bit) = (word.load(Ordering::Relaxed), 1 << (slot.index() % 64));

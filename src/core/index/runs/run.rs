@@ -6,11 +6,13 @@
 //! run 4, after g                         h i  w2 has 2
 //! ```
 //!
-//! A run is an array of the sequence hashes of consecutive blocks, each the child of the one before. It hangs at any block of
-//! another run, or nowhere, at position 0: so its place says the whole prefix of each of its blocks, whatever the hashes are.
+//! A run is an array of the sequence hashes of consecutive blocks, each the child of the block before. A run follows
+//! any block of another run, or begins at position 0. So the place of a block determines its whole prefix, whatever the
+//! hashes are.
 //!
-//! Every field is a word that can be read at any time. A number can be another run's by the time a reader looks: what it reads then is
-//! nonsense, and harmless. See the index's own documentation for why no answer is made of it.
+//! Every field is a word that can be read at any time. By the time a reader looks, the number can be another run's.
+//! What the reader reads then is nonsense, and harmless. The index's own documentation explains why no answer is made
+//! of it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -25,52 +27,54 @@ use super::roster::Roster;
 use super::{Spot, Wanted, is_same_at};
 use crate::words::{Words, copy};
 
-/// Holders that a run has room for without an allocation of its own.
+/// Number of holders whose entries fit into the run itself, without another allocation.
 pub(super) const INLINE_ENTRIES: usize = 2;
 
-/// Blocks of a mark.
+/// Number of blocks for each mark. A mark is the lowest byte of the last hash of these blocks.
 const MARKED: usize = 64;
 const MARKS: usize = 20;
 
-/// A run. The first cache line is what readers need.
+/// One run. Its first cache line has what readers need.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Run {
-    /// The block that it follows, as a number; 0 at position 0.
+    /// Block that the run follows, as a spot's number; 0 at position 0.
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
     pub(super) header: Header,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
-    /// Fingerprints of hashes, those of content, then hashes.
+    /// Fingerprints of hashes, then fingerprints of content, then the hashes; see [`Column`].
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
-    /// Entries of further holders, as a [`Roster`] has them.
+    /// Entries of further holders: the list of a [`Roster`].
     pub(super) more: Words,
-    /// The tick in which it was last used, where there is a capacity.
+    /// Tick in which the run was last used. Kept only if the index has a capacity.
     pub(crate) used: AtomicU32,
-    /// How many of its blocks, from the first, can be found by their hashes.
+    /// Number of leading blocks that have been entered into the table of hashes, `places.rs`.
     pub(super) placed: AtomicU16,
-    /// Which holders cannot resume behind which blocks, as [`Bars`] has it; nothing where all can.
+    /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
     pub(super) bars: Words,
-    /// Which blocks have a fragment for a hash, one bit each; nothing where all hashes are whole.
+    /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether another run after the same block begins with the same fragment.
+    /// Whether the run is a twin: when it was made, another block after the same block had the same fragment of a hash.
     pub(super) is_twin: AtomicU32,
-    /// How many holders have its last block.
+    /// Number of holders that have the run's last block.
     pub(super) tops: AtomicU32,
-    /// How many holders are storing blocks of it while others have turns.
+    /// Number of holders that are storing blocks of the run while others have turns.
     pub(super) pins: AtomicU32,
-    /// How many runs that had this number came before.
+    /// Serial number of the run among all runs that the index has made; it wraps around. It tells the run from other
+    /// runs that had its number before.
     pub(crate) birth: AtomicU32,
-    /// Whether eviction has it in its queue.
+    /// Whether the run is in a queue of eviction.
     pub(crate) queued: AtomicU32,
-    /// The lowest byte of every 64th hash, of as many as there is room for in two cache lines: where a query leaves the run shows here first.
+    /// Marks: the lowest byte of every 64th hash, for as many as fit into the run's two cache lines. A query compares
+    /// the marks first, to find where it leaves the run.
     marks: [AtomicU8; MARKS],
 }
 
-/// The hashes of a run and their fingerprints, as one array. The run has another array after it has grown.
+/// Hashes of a run and their fingerprints, in one array. A run that has grown has another array.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column<'g> {
     prints: &'g [AtomicU64],
@@ -85,13 +89,13 @@ pub(super) fn word_at(words: &[AtomicU64], index: usize) -> u64 {
     words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
-/// Words of a column with room for `blocks`.
+/// Number of words of a column with room for `blocks` blocks.
 pub(super) fn column_words(blocks: usize) -> usize {
     blocks + blocks / CHUNK * 2
 }
 
 impl<'g> Column<'g> {
-    /// The words of a run as a column.
+    /// Makes a column of the words of a run.
     #[inline]
     pub(super) fn of(run: &'g Run, words: &'g [AtomicU64]) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.
@@ -113,7 +117,8 @@ impl<'g> Column<'g> {
         copy(&self.hashes[..blocks.min(self.hashes.len())], other.hashes);
     }
 
-    /// Whether the block at `offset`, at `position` of its chain, is the one that is wanted, as far as both hashes are known.
+    /// Whether the block at `offset`, at `position` of its chain, has the hash that is `wanted`, as far as both hashes
+    /// are known.
     #[inline]
     pub(crate) fn is(&self, offset: usize, position: u32, wanted: Wanted, guard: &Guard) -> bool {
         let own = self.hash(offset);
@@ -122,7 +127,8 @@ impl<'g> Column<'g> {
                 && (!wanted.is_whole || self.is_completed_by(offset, position, wanted.hash, guard))
     }
 
-    /// Whether only a fragment of the hash at `offset` is known, which is that of `whole`.
+    /// Whether the hash at `offset` can be `whole`. Either only a fragment is known, and `whole` has that fragment. Or
+    /// the hash has been completed to `whole` since it was compared.
     #[cold]
     fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
         if self.run.is_short(offset, guard) {
@@ -132,7 +138,7 @@ impl<'g> Column<'g> {
         self.run.column(guard).hash(offset) == whole
     }
 
-    /// For how many blocks there is room.
+    /// Number of blocks for which there is room.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
         self.hashes.len()
@@ -150,7 +156,7 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// The fingerprint of the chunk of this number, from [`Run::chunks_from`] on.
+    /// Returns the fingerprint of the hashes in the chunk of this number. Chunk 0 begins at [`Run::chunks_from`].
     #[inline]
     pub(crate) fn print(&self, chunk: usize) -> u64 {
         word_at(self.prints, chunk)
@@ -162,7 +168,8 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// The fingerprint of the block hashes of a chunk that a query has agreed with, mixed with [`Self::print`].
+    /// Returns the fingerprint of the block hashes of a chunk with which a query has agreed, mixed with [`Self::print`]
+    /// by XOR.
     #[inline]
     pub(crate) fn content(&self, chunk: usize) -> u64 {
         word_at(self.contents, chunk)
@@ -174,13 +181,14 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Asks for the hash at `offset`.
+    /// Prefetches the hash at `offset`.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         self.hashes.get(offset).into_iter().for_each(super::prefetch);
     }
 
-    /// Asks for the first `count` fingerprints, and those of content, too, or for the hashes where there are none.
+    /// Prefetches the first `count` fingerprints of hashes, with `with_content` also those of content, and the first
+    /// hash.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
         let prints = self.prints.iter().take(count).step_by(8);
@@ -197,19 +205,20 @@ impl Run {
         self.header.start()
     }
 
-    /// How many steps have changed its entries.
+    /// Value of the run's change counter; see [`Header`].
     #[inline]
     pub(crate) fn version(&self) -> Version {
         self.header.version()
     }
 
-    /// Whether no step has changed its entries since there was this version; see [`Header::is_still`].
+    /// Whether no step has changed the run's entries since `version` was read; see [`Header::is_still`].
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         self.header.is_still(version)
     }
 
-    /// Whether runs follow some of its blocks. It holds from before the first can be found until after the last can.
+    /// Whether other runs follow some of the blocks. It is true from before the first such run can be found until none
+    /// can be found any more.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
         self.header.is_followed()
@@ -221,19 +230,19 @@ impl Run {
         (self.start() as usize).next_multiple_of(CHUNK) - self.start() as usize
     }
 
-    /// How many blocks it has; never more than [`super::RUN_BLOCKS_MAX`].
+    /// Number of blocks, never more than [`super::RUN_BLOCKS_MAX`].
     #[inline]
     pub(crate) fn len(&self) -> u16 {
         self.header.len()
     }
 
-    /// Hash of the last block, or the fragment of it that is known: about as old as [`Self::len`].
+    /// Hash of the last block, or the fragment of it that is known. A writer changes it just before [`Self::len`].
     #[inline]
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Ordering::Acquire)
     }
 
-    /// The block that it follows.
+    /// Returns the block that the run follows; `None` at position 0.
     pub(crate) fn parent(&self) -> Option<Spot> {
         let bits = self.parent.load(Ordering::Acquire);
         (bits != 0).then(|| Spot::from_bits(bits))
@@ -244,7 +253,7 @@ impl Run {
         Column::of(self, self.column.get(guard))
     }
 
-    /// Marks blocks that have been added; those before are.
+    /// Sets the marks of blocks that have been added. Earlier blocks have their marks already.
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(super) fn mark(&self, added: Range<usize>, hash: impl Fn(usize) -> u64) {
         let marks = self.marks.iter().enumerate();
@@ -253,8 +262,9 @@ impl Run {
         }
     }
 
-    /// How far it agrees with a query, of `len` blocks that both have, as marks tell: perhaps all before the start of this range, and not the
-    /// block at its end, if that is below `len`.
+    /// Returns the range of offsets in which a query leaves the run, as marks tell. `len` is the number of blocks that
+    /// both have. The blocks before the range's start perhaps agree. The block at its end does not agree, if the end is
+    /// below `len`. `wanted` gives the query's hash at an offset.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
@@ -275,7 +285,7 @@ impl Run {
         word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
     }
 
-    /// Whether it follows `parent` with the block that is wanted, as far as both hashes are known.
+    /// Whether the run follows `parent` and begins with the `wanted` block, as far as both hashes are known.
     #[inline]
     pub(crate) fn is_head(&self, parent: Option<Spot>, position: u32, wanted: Wanted, guard: &Guard) -> bool {
         let parent = parent.map_or(0, Spot::bits);
@@ -295,19 +305,19 @@ impl Run {
         Roster::new(&self.entries, self.more.get(guard))
     }
 
-    /// Which holders cannot resume behind which blocks.
+    /// Returns the run's bars: which blocks are not resumable for which holders.
     #[inline]
     pub(crate) fn bars<'g>(&'g self, guard: &'g Guard) -> Bars<'g> {
         Bars::new(self.bars.get(guard))
     }
 
-    /// Asks for the word that [`Self::prefetch_bars`] looks at.
+    /// Prefetches the pointer to the bars, which [`Self::prefetch_bars`] reads.
     #[inline]
     pub(crate) fn prefetch_bars_word(&self) {
         super::prefetch(&self.bars);
     }
 
-    /// Asks for what a search needs that has found `agreed` of the blocks, at least one.
+    /// Prefetches the bars that a search needs which has found `agreed` of the blocks, at least one.
     #[inline]
     pub(crate) fn prefetch_bars(&self, agreed: usize, guard: &Guard) {
         let array = self.bars.get(guard);
@@ -316,7 +326,7 @@ impl Run {
         array.first().into_iter().chain(near).for_each(super::prefetch);
     }
 
-    /// Whether some holder cannot resume behind some block. Looks at nothing but the run itself.
+    /// Whether some block is not resumable for some holder. Reads nothing but the run itself.
     #[inline]
     pub(crate) fn has_bars(&self, guard: &Guard) -> bool {
         !self.bars.get(guard).is_empty()
@@ -328,7 +338,7 @@ impl Run {
         self.roster(guard).entries()
     }
 
-    /// Notes that it is used in `tick`.
+    /// Notes that the run is used in `tick`.
     #[inline]
     pub(crate) fn touch(&self, tick: u32) {
         // Only once a tick, so that readers don't all write to a hot run.

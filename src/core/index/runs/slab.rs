@@ -1,4 +1,5 @@
-//! Runs by number. A run stays where it is for as long as the slab has any: its memory is only ever another run's.
+//! Memory of the runs, by number. A run's memory stays at its address until the slab has no runs at all. Until then it
+//! is only reused for other runs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -10,9 +11,9 @@ use crate::epoch::Guard;
 use super::RunId;
 use super::run::Run;
 
-/// Runs of a chunk.
+/// Number of runs in a chunk.
 const CHUNK_RUNS: usize = 256;
-/// Chunks of a shelf.
+/// Number of chunks in a shelf.
 const SHELF_CHUNKS: usize = 1024;
 const SHELVES: usize = RunId::END as usize / CHUNK_RUNS / SHELF_CHUNKS;
 
@@ -41,7 +42,8 @@ impl Slab {
             .get(number % SHELF_CHUNKS)
     }
 
-    /// The run `id`; none where no run ever had that number since the slab was cleared.
+    /// Returns the run `id`, or `None` if its chunk has not been made since the slab was cleared. A number that no run
+    /// has had yet can give an empty run.
     #[inline]
     pub(super) fn get<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
         let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard.pinned());
@@ -55,7 +57,7 @@ impl Slab {
         chunk.get(id.index() % CHUNK_RUNS)
     }
 
-    /// Makes room for the run `id`; says by how many bytes the slab has grown. Only for the one writer.
+    /// Makes memory for the run `id`. Returns by how many bytes the slab has grown. Only the one writer may call this.
     pub(super) fn make(&self, id: RunId, guard: &Guard) -> i64 {
         let shelf = self.shelves.get(id.index() / CHUNK_RUNS / SHELF_CHUNKS);
         shelf.map(|shelf| shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect()));
@@ -68,7 +70,8 @@ impl Slab {
         (CHUNK_RUNS * size_of::<Run>()) as i64
     }
 
-    /// Gives back all chunks; says how many bytes those are. Only for the one writer, when there are no runs.
+    /// Frees all chunks, and returns how many bytes they had. Only the one writer may call this, when there are no
+    /// runs.
     pub(super) fn clear(&self, guard: &Guard) -> usize {
         let mut bytes = 0;
         for chunk in self.shelves.iter().filter_map(OnceLock::get).flatten() {

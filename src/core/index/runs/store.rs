@@ -33,10 +33,10 @@ pub(crate) struct RunStore {
     total: Arc<Usage>,
     /// Whether there is a bound on how large the index may be.
     pub(crate) is_bounded: bool,
-    /// The clock of recency.
+    /// Current tick of the clock of recency.
     pub(super) tick: AtomicU32,
     turns: CachePadded<Turns>,
-    /// Not beside what every event changes.
+    /// Counts that every search reads, on other cache lines than the words that every event changes.
     pub(super) doubts: CachePadded<Doubts>,
 }
 
@@ -47,22 +47,23 @@ struct Turns {
     evicted: AtomicU64,
 }
 
-/// Counts of what contradicts that hashes are a chain, or could without being noticed. Every search asks.
+/// Counts of facts because of which a search must take more care. Most contradict that hashes are a chain, or could do
+/// so without being noticed. Every search reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// How many places have a hash that another one has, too.
+    /// Number of places beyond the first of their hash: of placed blocks whose hash another block has, too.
     pub(super) doubles: AtomicU64,
-    /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
+    /// Number of blocks that are not in the table of hashes. Whether other blocks have the same hashes is not known.
     pub(super) unplaced: AtomicU64,
-    /// How many runs have blocks that are not resumable for some holder.
+    /// Number of runs with blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
-    /// How many runs begin with the fragment of another one after the same block.
+    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
     pub(super) twins: AtomicU64,
-    /// How often the count of a run's steps has come to what it was before.
+    /// How often the change counter of a run has wrapped around, to a value that it had before.
     pub(super) wraps: AtomicU64,
 }
 
-/// A run that has been found by the block before it and its first one.
+/// Run that has been found by the block before it and the hash of its first block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head<'g> {
     pub(crate) id: RunId,
@@ -70,35 +71,36 @@ pub(crate) struct Head<'g> {
     pub(crate) version: Version,
 }
 
-/// The writers' own knowledge.
+/// State of the runs that only the writer with the turn reads and changes.
 #[derive(Debug, Default)]
 pub(crate) struct RunBooks {
     pub(super) free: Vec<RunId>,
-    /// The number that no run ever had.
+    /// Smallest number that no run has had since there were no runs.
     pub(super) next: u32,
     pub(super) births: u32,
-    /// How many runs begin after each block, for runs that any begin after.
+    /// Number of runs that begin after each block: by the block's run, then by its offset. Blocks that no run follows
+    /// are left out.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
-    /// Blocks by their hashes, as far as runs are placed.
+    /// Table from hashes to places, of the blocks that are placed; see `places.rs`.
     pub(super) places: NameMap,
-    /// How many blocks are not found by their hashes.
+    /// Number of blocks that are not in `places`.
     pub(super) unplaced: u64,
-    /// All blocks by their hashes, where a query has needed that lately.
+    /// Table of all blocks by their hashes, if a query has needed it lately.
     pub(super) lookups: Option<Box<Lookups>>,
     pub(super) places_bytes: i64,
-    /// The changes that are not accounted for.
+    /// Changes of the usage that are not accounted for yet.
     pub(crate) change: Change,
-    /// Bytes that no reader needs and that have not been given back yet.
+    /// Bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
-    /// Runs of the queue that are left alone while others have more than their share.
+    /// Runs of the queue that are spared while some workers have much more than their share.
     pub(super) spared: Queue,
-    /// Whether some have been found to forget since those were recalled.
+    /// Whether blocks of such workers have been found since the spared runs were last put back into the queue.
     pub(super) has_found_greedy: bool,
-    /// For how many turns nobody's share is looked at.
+    /// Number of coming turns in which eviction ignores shares.
     pub(super) unfair_turns: usize,
-    /// Blocks stored in this tick.
+    /// Number of blocks stored in this tick.
     pub(super) stored: u64,
 }
 
@@ -124,7 +126,7 @@ impl RunStore {
         }
     }
 
-    /// Takes a turn at changing the store.
+    /// Takes a turn at the runs: as long as it lasts, nobody else changes them.
     pub(crate) fn write(&self) -> RunWriter<'_> {
         RunWriter {
             store: self,
@@ -138,23 +140,25 @@ impl RunStore {
         &self.turns.usage
     }
 
-    /// How many blocks were forgotten because there were too many.
+    /// Number of blocks evicted so far because there were too many.
     pub(crate) fn evicted(&self) -> u64 {
         self.turns.evicted.load(Ordering::Relaxed)
     }
 
-    /// How many places have a hash that another one has, too: hashes that are no chain.
+    /// Number of places beyond the first of their hash. Above 0, the hashes are no chain.
     pub(crate) fn doubles(&self) -> u64 {
         self.doubts.doubles.load(Ordering::Relaxed)
     }
 
-    /// Whether every block is found by its hash, and none has that of another one: as far as is known, hashes are a chain.
+    /// Whether hashes are a chain, as far as the runs tell: every block is in the table of hashes, and no two have the
+    /// same hash.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.doubles() == 0 && self.doubts.unplaced.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a block of some holder is not resumable. To be asked after a look at a run: then what a step before has barred is known.
+    /// Whether a block of some holder is not resumable. To be called after a look at a run: then bars of all steps that
+    /// ended before the look are counted.
     #[inline]
     pub(crate) fn has_bars(&self) -> bool {
         self.doubts.barred.load(Ordering::Relaxed) != 0
@@ -164,13 +168,14 @@ impl RunStore {
         self.turns.evicted.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Accounts for what has changed. Only for the one writer.
+    /// Adds `change` to the usage of this index, and to the total. Only the writer with the turn may call this.
     pub(super) fn change_usage(&self, change: Change) {
         self.turns.usage.change(change, true);
         self.total.change(self.of_total(change), false);
     }
 
-    /// The part of a change that counts in the total: all where that is bounded, else what waits alone.
+    /// Returns the part of a change that counts in the total. If the total has no bound, only the bytes of waiting
+    /// events count.
     fn of_total(&self, change: Change) -> Change {
         match self.total.is_bounded() {
             true => change,
@@ -181,33 +186,34 @@ impl RunStore {
         }
     }
 
-    /// How many bytes of events a holder may have wait, which has `own` already, where all of all indexes together may have `bytes_max`.
+    /// Returns how many bytes of waiting events a holder may have in all. `own` is how many it has already. All holders
+    /// of all indexes together may have `bytes_max`.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         self.total.room_to_wait(own, bytes_max)
     }
 
-    /// Whether there is room for more of what no eviction gives back.
+    /// Whether there is room for more state that eviction cannot free: blocks without a parent, and events that wait.
     pub(crate) fn has_room_aside(&self) -> bool {
         !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }
 
-    /// Whether there is room for blocks that were forgotten.
+    /// Whether there is so much room that evicted blocks may come back.
     pub(crate) fn has_room(&self) -> bool {
         self.turns.usage.has_room() && self.total.has_room()
     }
 
-    /// How many blocks fit, roughly.
+    /// Approximate number of blocks that fit into the capacity.
     pub(crate) fn blocks_max(&self) -> u64 {
         self.turns.usage.blocks_max().min(self.total.blocks_max())
     }
 
-    /// The tick in which what a search looks at is used; none where nobody asks.
+    /// Returns the current tick, in which the runs that a search looks at are used. `None` if the index has no bound.
     #[inline]
     pub(crate) fn tick(&self) -> Option<u32> {
         self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
     }
 
-    /// All runs that go on after `parent` with a block of this fragment.
+    /// Returns all runs that begin after `parent`, or at position 0, with a block of this fragment.
     pub(crate) fn heads_of<'g>(
         &self,
         parent: Option<Spot>,
@@ -225,7 +231,7 @@ impl RunStore {
         found
     }
 
-    /// How many runs begin with the fragment of another one after the same block.
+    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
     #[inline]
     pub(crate) fn twins(&self) -> u64 {
         self.doubts.twins.load(Ordering::Acquire)
@@ -242,8 +248,8 @@ impl RunStore {
         self.slab.get(id, guard)
     }
 
-    /// The run that goes on after `parent`, or begins at position 0, with the block that is wanted; and its version, from before that was
-    /// found out.
+    /// Returns the run that begins with the `wanted` block, after `parent` or at position 0. The returned version was
+    /// read before the run was compared.
     #[inline]
     pub(crate) fn head<'g>(
         &self,
@@ -279,7 +285,7 @@ impl RunStore {
             .may_have_first(self.heads.hash(None, hash & current_mask(0)))
     }
 
-    /// Asks for the memory that [`Self::head`] looks at first.
+    /// Prefetches the memory that [`Self::head`] looks at first.
     #[inline]
     pub(crate) fn prefetch_head(&self, parent: Option<Spot>, position: u32, hash: u64, guard: &Guard) {
         let key = self.heads.hash(parent, hash & current_mask(position));

@@ -1,4 +1,4 @@
-//! Cutting off what nobody has any more.
+//! Cutting blocks that no holder has any more off the ends of runs.
 
 use std::sync::atomic::Ordering;
 
@@ -7,13 +7,14 @@ use super::recency::Queue;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
-/// After so many blocks of runs that go one after the other others have a turn; a run counts for some more.
+/// Number of blocks cut off in one turn, before other writers have a turn. Each run counts as [`TRIM_RUN`] blocks more.
 const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
 impl RunWriter<'_> {
-    /// Takes the blocks from the end of a run that nobody has and no run follows. Where that is all of the run, goes on with the one before
-    /// it. Others have turns meanwhile where that is much: so all that a holder has must be in the entries.
+    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If that is the whole run, goes on
+    /// with the run before it. If that is much, other writers have turns meanwhile: so all that holders have must be in
+    /// the entries.
     pub(crate) fn trim(&mut self, id: RunId) {
         let (mut next, mut done) = (Some(id), 0);
         while let Some(id) = next.take() {
@@ -60,7 +61,7 @@ impl RunWriter<'_> {
         }
     }
 
-    /// Gives back an empty run; says which run it followed.
+    /// Removes an empty run, and returns the run that it followed.
     fn drop_run(&mut self, id: RunId) -> Option<RunId> {
         let state = &mut *self.state;
         let run = self.store.run(id, &self.guard)?;

@@ -18,19 +18,20 @@ use super::run::{Column, Run, column_words};
 use super::store::{RunBooks, RunStore};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// How far ahead memory is asked for.
+/// Number of items ahead for which memory is prefetched.
 pub(crate) const AHEAD: usize = 16;
-/// Replaced memory that is worth a collection.
+/// Bytes of replaced memory from which on a collection is worth it.
 const GARBAGE_MAX: usize = 256 * 1024;
 
-/// One turn at changing the runs.
+/// One turn of a writer at the runs. Except in pauses, nobody else changes the runs while it lives.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
     pub(crate) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
-/// The runs as whoever has no turn sees them. What a holder has, or keeps with [`RunWriter::aside`], stays as it is.
+/// Read access to the runs without a turn. Blocks that a holder has, or keeps with [`RunWriter::aside`], stay as they
+/// are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunView<'g> {
     pub(super) store: &'g RunStore,
@@ -44,7 +45,7 @@ impl<'g> RunView<'g> {
         run.map_or(0, |run| run.column(self.guard).hash(usize::from(spot.offset)))
     }
 
-    /// The hashes of a run from `from` on, up to `to`.
+    /// Returns the hashes of a run from the offset `from` up to `to`.
     pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
         let column = self.store.run(run, self.guard).map(|run| run.column(self.guard));
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
@@ -52,7 +53,7 @@ impl<'g> RunView<'g> {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Tells readers whether all blocks are found by their hashes: before they can see any that is not.
+    /// Tells readers how many blocks are not in the table of hashes. To be called before readers can see such a block.
     pub(crate) fn show_unplaced(&self) {
         let (shown, now) = (&self.store.doubts.unplaced, self.state.unplaced);
         if shown.load(Ordering::Relaxed) != now {
@@ -60,7 +61,7 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
+    /// Lets other writers have a turn. It may be called between any two calls of this type's other functions.
     pub(crate) fn pause(&mut self) {
         self.settle();
         turn_ends();
@@ -68,7 +69,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// As [`Self::pause`], with `others` in between, who may wait for whoever has a turn.
+    /// Does as [`Self::pause`], and calls `others` while no turn is held: `others` may wait for a thread that needs a
+    /// turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.settle();
         turn_ends();
@@ -76,7 +78,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Gives back memory that no reader needs, while others have turns, and tells them how much more is used, or less.
+    /// Frees memory that no reader needs, if there is much, while other writers have turns. Then accounts for the
+    /// changes of the usage.
     fn settle(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
             self.state.garbage = 0;
@@ -92,7 +95,8 @@ impl<'s> RunWriter<'s> {
         self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
-    /// Lets others have turns while `work` is done, which changes no run. Of the runs in `kept` nothing is cut off meanwhile.
+    /// Runs `work`, which changes no run, while other writers have turns. Nothing is cut off the runs in `kept`
+    /// meanwhile.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
         self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);
@@ -111,12 +115,12 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// The guard that keeps all that can be seen now.
+    /// Returns the guard that keeps all that can be seen now from being freed.
     pub(crate) fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// The runs, to be looked at alone.
+    /// Returns read access to the runs.
     pub(crate) fn view(&self) -> RunView<'_> {
         RunView {
             store: self.store,
@@ -139,7 +143,7 @@ impl<'s> RunWriter<'s> {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
     }
 
-    /// Lets eviction look at a run again, if it has a leaf left.
+    /// Puts a run back into eviction's queue, if it has a leaf left.
     pub(crate) fn requeue(&mut self, id: RunId) {
         if let Some(run) = self.run(id)
             && run.len() > self.attached_end(id)
@@ -148,7 +152,7 @@ impl<'s> RunWriter<'s> {
         }
     }
 
-    /// Whether the block is there, whoever has it.
+    /// Whether the block exists, whichever holder has it.
     pub(crate) fn has(&self, spot: Spot) -> bool {
         self.run(spot.run).is_some_and(|run| spot.offset < run.len())
     }
@@ -163,7 +167,7 @@ impl<'s> RunWriter<'s> {
         self.run(spot.run).map_or(0, Run::start) + u32::from(spot.offset)
     }
 
-    /// The block before a block; none at position 0.
+    /// Returns the block before a block; `None` at position 0.
     pub(crate) fn before(&self, spot: Spot) -> Option<Spot> {
         match spot.offset.checked_sub(1) {
             Some(offset) => Some(Spot { offset, ..spot }),
@@ -178,7 +182,7 @@ impl<'s> RunWriter<'s> {
         PositionalLineageHash::at(position, SequenceHash(parent), SequenceHash(self.hash(spot)))
     }
 
-    /// Whether the block at a place is the one that is wanted, as far as both hashes are known.
+    /// Whether the block at `spot` has the hash that is `wanted`, as far as both hashes are known.
     pub(crate) fn is(&self, spot: Spot, wanted: Wanted) -> bool {
         self.run(spot.run).is_some_and(|run| {
             let position = run.start() + u32::from(spot.offset);
@@ -187,7 +191,7 @@ impl<'s> RunWriter<'s> {
         })
     }
 
-    /// The block that is wanted after `parent`.
+    /// Returns the place of the `wanted` block after `parent`, or at position 0 if there is no parent.
     pub(crate) fn child(&self, parent: Option<Spot>, position: u32, wanted: Wanted) -> Option<Spot> {
         if let Some(parent) = parent {
             let offset = parent.offset + 1;
@@ -203,7 +207,7 @@ impl<'s> RunWriter<'s> {
         Some(Spot { run, offset: 0 })
     }
 
-    /// Runs follow only blocks before this offset; 0 where none does.
+    /// Returns one more than the offset of the last block that another run follows; 0 if none follows.
     pub(crate) fn attached_end(&self, run: RunId) -> u16 {
         if !self.run(run).is_some_and(Run::is_followed) {
             return 0;
@@ -214,7 +218,7 @@ impl<'s> RunWriter<'s> {
             .map_or(0, |(offset, _)| offset + 1)
     }
 
-    /// How many of these hashes are in the run from `spot` on, one after the other.
+    /// Number of the first `hashes` that the run has from `spot` on, one after the other.
     fn agreement(&self, spot: Spot, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.run(spot.run) else { return 0 };
         let (column, start) = (run.column(&self.guard), run.start());
@@ -226,10 +230,10 @@ impl<'s> RunWriter<'s> {
         (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
 
-    /// Puts these blocks after `parent`: as many as one run takes. Gives the place of the first, and how many those are. None where
-    /// there is no number left for a run.
+    /// Puts blocks after `parent`, or finds them there: as many of them as one run takes. Returns the place of the
+    /// first block, and how many blocks that are. `None` if no number is left for another run.
     ///
-    /// Blocks that nobody has in the end go with [`Self::trim`].
+    /// [`Self::trim`] removes blocks that no holder has in the end.
     pub(crate) fn put(
         &mut self,
         parent: Option<Spot>,
@@ -273,7 +277,7 @@ impl<'s> RunWriter<'s> {
         let from = usize::from(spot.offset);
         let blocks = (from..).zip(hashes);
         for (offset, hash) in blocks.filter(|(offset, _)| run.is_short(*offset, &self.guard)) {
-            // First the hash: who finds it whole must find all of it.
+            // The hash comes first: a reader that finds the bit cleared must find the whole hash.
             column.set_hash(offset, hash.0);
             if offset == 0 {
                 run.first.store(hash.0, Ordering::Release);
@@ -286,7 +290,7 @@ impl<'s> RunWriter<'s> {
         self.set_prints(run, from..from + hashes.len(), usize::from(run.len()));
     }
 
-    /// Sets the fingerprints of all whole chunks of a run's first `len` blocks in which some have `changed`.
+    /// Computes the fingerprints of the whole chunks, within a run's first `len` blocks, that have `changed` blocks.
     fn set_prints(&self, run: &Run, changed: Range<usize>, len: usize) {
         let (column, base) = (run.column(&self.guard), run.chunks_from());
         let end = changed.end.saturating_sub(base).div_ceil(CHUNK);
@@ -313,7 +317,7 @@ impl<'s> RunWriter<'s> {
         run.header.begin_at(position);
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
-            // Before anybody has anything of it.
+            // Before any holder has a block of the run.
             self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
         }
         run.birth.store(state.births, Ordering::Release);
@@ -329,7 +333,7 @@ impl<'s> RunWriter<'s> {
         Some(id)
     }
 
-    /// Adds blocks to the end of a run; says how many.
+    /// Appends blocks to a run, as many as fit. Returns how many.
     fn append(&mut self, id: RunId, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
@@ -366,10 +370,11 @@ impl<'s> RunWriter<'s> {
         count
     }
 
-    /// Makes a step of a holder, which sets what it has of these runs in `change`.
+    /// Makes one step of a holder: counts it in the change counters of these runs before and after `change`, which sets
+    /// how much the holder has of the runs.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
         runs.iter().for_each(|id| self.count_step(*id));
-        // Whoever sees a change of the step sees that it has begun.
+        // A reader that sees a change of the step also sees that the step has begun.
         fence(Ordering::Release);
         change(self);
         runs.iter().for_each(|id| self.count_step(*id));
@@ -378,14 +383,15 @@ impl<'s> RunWriter<'s> {
     fn count_step(&self, id: RunId) {
         if let Some(run) = self.run(id) {
             if run.header.is_last_step() {
-                // Before the count comes to what it was before.
+                // Before the counter wraps around.
                 self.store.doubts.wraps.fetch_add(1, Ordering::Release);
             }
             run.header.count_step();
         }
     }
 
-    /// Sets what a holder has of a run; none where it has nothing. `hint` is what the last call gave for this holder and run.
+    /// Sets the entry of a holder in a run; an empty entry removes it. Returns the entry's place, which the next call
+    /// for this holder and run takes as `hint`.
     pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: Entry, hint: u32) -> u32 {
         let Some(run) = self.store.run(id, &self.guard) else {
             return hint;
@@ -426,7 +432,7 @@ impl Drop for RunWriter<'_> {
 }
 
 impl RunBooks {
-    /// Publishes an array of `len` words in place of another one; `fill` finds them all 0.
+    /// Publishes a new array of `len` words in place of the present one. `fill` gets the new words, which are all 0.
     pub(super) fn replace(
         &mut self,
         words: &Words,
@@ -440,7 +446,7 @@ impl RunBooks {
         self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
     }
 
-    /// Gives a run room for `room` blocks, of which the first `kept` are there.
+    /// Gives a run a new column with room for `room` blocks, and copies the first `kept` blocks there.
     pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
         let old = run.column(guard);
         let room = room.min(usize::from(RUN_BLOCKS_MAX));
@@ -448,7 +454,7 @@ impl RunBooks {
         self.replace(&run.column, column_words(room), fill, guard);
     }
 
-    /// Notes of which blocks only fragments are known.
+    /// Notes whether the whole hashes of `blocks` are known, or only fragments.
     fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
         let before = run.short.get(guard);
         if !is_whole && before.len() * 64 < blocks.end {

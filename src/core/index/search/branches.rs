@@ -1,7 +1,8 @@
-//! Searches by fragments, where several blocks that follow the same one have the same.
+//! Searches by fragments of hashes, where several blocks after the same block have the same fragment.
 //!
-//! A lineage hash does not tell two sequence hashes apart that agree in all bits it keeps. So a search by lineage hashes follows all of
-//! them, block by block, and every holder counts as far as it goes along any of them. By accident there are none: 2^51 blocks make one.
+//! A lineage hash does not tell two sequence hashes apart that agree in all bits that it keeps. So a search by lineage
+//! hashes follows all such blocks, block by block. Every holder counts as far as it goes along any of the branches. By
+//! accident there are no such blocks: it takes 2^51 blocks to make one.
 
 use smallvec::SmallVec;
 
@@ -11,11 +12,11 @@ use super::super::hook::point;
 use super::super::runs::{Spot, Wanted, split_by_usable};
 use super::{Finder, position};
 
-/// Most runs of a path: each has a block at least, and what others made of their numbers must end, too.
+/// Most runs of a path. Each run has at least one block. A path of numbers that other runs have by now must end, too.
 const PATH_MAX: usize = 1 << 24;
 
 impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
-    /// As [`Finder::follow`], along every branch.
+    /// Does as [`Finder::follow`], along every branch.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
         for step in 0..STEPS {
             self.follow_step(step, candidates);
@@ -39,7 +40,7 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
                 }
             }
         }
-        // The deepest have come last.
+        // The deepest paths have come last.
         let mut seen = S::default();
         for (depth, last, slots) in paths.into_iter().rev() {
             let mut slots = slots.unwrap_or_default();
@@ -60,7 +61,7 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
         }
     }
 
-    /// The blocks after `before` that have this fragment.
+    /// Returns the blocks after `before`, or at position 0, that have this fragment.
     fn children(&mut self, before: Option<Spot>, index: usize, fragment: u64) -> SmallVec<[Spot; 2]> {
         let mut found = SmallVec::new();
         point();

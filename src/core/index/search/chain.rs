@@ -20,13 +20,13 @@ pub struct QueryChain<'a> {
 enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
-    /// To be computed, one after the other.
+    /// Hashes to be computed, one after the other.
     Rolled(Rolled<'a>),
 }
 
-/// How many hashes from the first are asked for at once, at most.
+/// Most leading hashes that are prefetched at once.
 const PREFETCHED: usize = 128;
-/// Bytes that come into the processor's cache together.
+/// Bytes of a cache line of the processor.
 const CACHE_LINE: usize = 64;
 
 #[inline]
@@ -37,12 +37,14 @@ fn prefetch_ends<T>(hashes: &[T]) {
 }
 
 impl<'a> QueryChain<'a> {
-    /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
+    /// Makes the chain of `key`. `block_size` cuts tokens into blocks. Fails if the chain is deeper than a position can
+    /// say.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 0)
     }
 
-    /// As [`Self::new`], for engines that hash each block with the token behind it. Chains that are given as hashes are what they are.
+    /// Makes the chain as [`Self::new`] does, for engines that hash each block with the token behind it. Chains that
+    /// are given as hashes stay as they are.
     pub fn looking_ahead(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
         Self::with_ahead(key, block_size, 1)
     }
@@ -68,7 +70,7 @@ impl<'a> QueryChain<'a> {
         Ok(Self { hashes, len })
     }
 
-    /// How many blocks are asked for.
+    /// Number of blocks that are asked for.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -78,7 +80,7 @@ impl<'a> QueryChain<'a> {
         self.len == 0
     }
 
-    /// The lineage hash at `index`, which must be below [`Self::len`].
+    /// Returns the lineage hash at `index`, which must be below [`Self::len`].
     pub fn key(&mut self, index: usize) -> PositionalLineageHash {
         if let Hashes::Lineage(hashes) = self.hashes {
             return hashes[index];
@@ -99,7 +101,8 @@ impl<'a> QueryChain<'a> {
         !matches!(self.hashes, Hashes::Lineage(_))
     }
 
-    /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
+    /// Returns the sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that
+    /// is known.
     #[inline]
     pub(crate) fn hash(&mut self, index: usize) -> u64 {
         match &mut self.hashes {
@@ -109,7 +112,8 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// The fingerprint of the 32 blocks from `from` on, where so many are asked for and their whole hashes are given.
+    /// Returns the fingerprint of the 32 blocks from `from` on. `None` if the query has fewer, or does not give their
+    /// whole hashes.
     #[inline]
     pub(crate) fn print(&self, from: usize, prints: &Prints) -> Option<u64> {
         let Hashes::Sequence(hashes) = self.hashes else {
@@ -118,7 +122,7 @@ impl<'a> QueryChain<'a> {
         Some(prints.of(hashes.get(from..)?.first_chunk()?))
     }
 
-    /// The hashes that are to be computed, where they are.
+    /// Returns the state by which hashes are computed; `None` if the query gives its hashes.
     #[inline]
     pub(super) fn rolled(&mut self) -> Option<&mut Rolled<'a>> {
         match &mut self.hashes {
@@ -127,8 +131,8 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Asks for the memory of what a search compares first, where hashes have been given: common prompts end early, and the last hash
-    /// tells whether all is there.
+    /// Prefetches the hashes that a search compares first, if the query gives its hashes: the first ones, because
+    /// common prompts end early, and the last, which tells whether all is there.
     #[inline]
     pub(crate) fn prefetch(&self) {
         match self.hashes {

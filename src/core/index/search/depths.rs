@@ -1,24 +1,24 @@
-//! Holders by how deep they are, as a search comes upon them.
+//! Holders by depth, as a search comes upon them. A holder's depth is how many leading blocks of the query it has.
 
 use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// How many groups are told apart at once.
+/// Most groups that single holders are compared with, and that they make.
 const GROUPS_MAX: usize = 8;
 
-/// Holders that hold the same number of leading blocks, or of which no more is known than the same bounds.
+/// Holders that have the same number of leading blocks, or the same bounds on it.
 #[derive(Debug, Clone)]
 pub(crate) struct MatchGroup<S> {
     pub(super) matched_blocks: u32,
     pub(super) matched_blocks_max: u32,
-    /// How many of them are usable; of bounds, at least.
+    /// Number of usable blocks; a lower bound if only bounds are known.
     pub(super) usable_blocks: u32,
     pub(super) slots: S,
 }
 
 impl<S: SlotBits> MatchGroup<S> {
-    /// Holders whose depth is known exactly.
+    /// Makes the group of holders whose depth is known exactly.
     fn of_depth(depth: u32, slots: S) -> Self {
         Self {
             matched_blocks: depth,
@@ -29,11 +29,12 @@ impl<S: SlotBits> MatchGroup<S> {
     }
 }
 
-/// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
+/// Groups with one kind of set. Mostly there are few: holders that have the common prompt, and some that have more.
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
-/// Puts groups in order, most usable blocks first, and then deepest, without slots that `directory` does not have: one that was given out since has a holder that was not
-/// there when the query came.
+/// Puts groups in order: most usable blocks first, and then the deepest. No more than `usable_max` blocks are usable.
+/// Removes slots that `directory` does not have: such a slot was given out since, to a holder that was not there when
+/// the query came.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(
     mut groups: Groups<S>,
@@ -53,11 +54,11 @@ pub(crate) fn finish<S: SlotBits>(
     groups
 }
 
-/// How deep the holders are that a search has come upon.
+/// Depths of the holders that a search has come upon.
 #[derive(Debug)]
 pub(super) struct Depths<S> {
     groups: Groups<S>,
-    /// Holders that were found one by one when there were many groups.
+    /// Holders that were found one by one when there were many groups, each with its depth.
     others: Vec<(u32, HolderSlot)>,
 }
 
@@ -72,7 +73,7 @@ impl<S> Default for Depths<S> {
 }
 
 impl<S: SlotBits> Depths<S> {
-    /// Notes that these holders have no more than `depth` blocks, if they have any.
+    /// Notes that the depth of these holders is `depth`. Does nothing if that is 0.
     #[inline]
     pub(super) fn settle(&mut self, depth: u32, slots: &S) {
         if depth == 0 || slots.is_empty() {
@@ -84,7 +85,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Notes that a holder has no more than `depth` blocks, which is not 0. Mostly many have the same.
+    /// Notes that the depth of one holder is `depth`, which is not 0. Mostly many holders have the same.
     #[inline]
     pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
         let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);
@@ -99,7 +100,8 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Splits the holders of each depth by how many of their blocks are usable: `split` tells it of each set of some.
+    /// Splits the holders of each depth by how many of their blocks are usable. `split` gets a depth and its holders.
+    /// It calls its last argument with each number of usable blocks and the set of holders that can use so many.
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();
@@ -120,7 +122,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Notes that these holders have no more than `depth` blocks, of which so many are usable.
+    /// Notes that the depth of these holders is `depth`, and that they can use `usable` of these blocks.
     pub(super) fn settle_usable(&mut self, depth: u32, usable: u32, slots: S) {
         if depth > 0 {
             let group = MatchGroup::of_depth(depth, slots);
@@ -131,7 +133,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// All of them that `directory` has, a group a depth.
+    /// Returns all holders that `directory` has, in ordered groups of equal depth.
     #[inline]
     pub(super) fn finish(mut self, usable_max: u32, directory: &Directory) -> Groups<S> {
         if !self.others.is_empty() {
@@ -140,11 +142,11 @@ impl<S: SlotBits> Depths<S> {
         finish(self.groups, usable_max, directory)
     }
 
-    /// Groups those that were found one by one.
+    /// Puts the holders that were found one by one into groups.
     #[cold]
     fn group_others(&mut self) {
         self.others.sort_unstable();
-        // Those of another depth have groups of their own: only these need be looked at.
+        // Groups added from here on are of other depths: only the groups known now need be looked at.
         let known = self.groups.len();
         for group in self.others.chunk_by(|one, other| one.0 == other.0) {
             let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));

@@ -16,17 +16,19 @@ use super::depths::{Groups, MatchGroup};
 pub struct Match<'a> {
     /// The holder.
     pub holder: &'a Arc<HolderRecord>,
-    /// How many leading blocks it holds, without a hole; at least 1, but where blocks of a [`SparseChain`](super::SparseChain) are no
-    /// chain.
+    /// Number of leading blocks that the holder has without a hole. It is at least 1, except if the hashes of a
+    /// [`SparseChain`](super::SparseChain) are no chain.
     pub matched_blocks: u32,
-    /// How many leading blocks it holds at most: more than `matched_blocks` only where a query gives some blocks of a chain.
+    /// Most leading blocks that the holder can have. It is more than `matched_blocks` only if the query gives just some
+    /// blocks of a chain.
     pub matched_blocks_max: u32,
-    /// How many leading blocks a request can reuse: up to the last resumable one within `matched_blocks` and [`Search::usable_max`](super::Search).
-    /// Of a [`SparseChain`](super::SparseChain), at least so many.
+    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` and
+    /// [`Search::usable_max`](super::Search). With a [`SparseChain`](super::SparseChain) it is a lower bound.
     pub usable_blocks: u32,
 }
 
-/// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
+/// Groups with either kind of set. Small sets stay small: to make large sets of them would take longer than some
+/// searches.
 #[derive(Debug)]
 pub(crate) enum FoundGroups {
     Small(Groups<u64>),
@@ -43,7 +45,7 @@ impl FoundGroups {
     }
 }
 
-/// How deep a group is, and its slots in words of 64.
+/// Returns a group's numbers of blocks, and its slots in words of 64.
 #[inline]
 fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 3], &[u64]) {
     (
@@ -56,10 +58,10 @@ fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 3], &[u64]) {
     )
 }
 
-/// Slots of a word of a set.
+/// Number of slots in a word of a set.
 const WORD_SLOTS: usize = u64::BITS as usize;
 
-/// The numbers of the slots in the words of a set.
+/// Returns the numbers of the slots in the words of a set.
 fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
     let (mut words, mut left, mut end) = (words.iter(), 0_u64, 0);
     std::iter::from_fn(move || {
@@ -72,21 +74,21 @@ fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// How many leading blocks of a query a holder has in some tiers.
+/// Leading blocks of a query that a holder has in some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NearBlocks {
-    /// Up to the first that lies elsewhere.
+    /// Number of leading blocks in these tiers, up to the first block that lies elsewhere.
     pub matched_blocks: u32,
-    /// How many of these a request can reuse.
+    /// Number of these blocks that a request can reuse.
     pub usable_blocks: u32,
 }
 
-/// How many leading blocks the holder in each slot has on the device, and on device and host together.
+/// Leading blocks that the holder in each slot has on the device, and on device and host together.
 #[derive(Debug)]
 pub(super) struct Near(Vec<[NearBlocks; 2]>);
 
 impl Near {
-    /// From what was found on the device, and on both.
+    /// Makes it from the groups found on the device, and from the groups found on device and host.
     pub(super) fn of<S: SlotBits>(near: &[Groups<S>; 2]) -> Self {
         let words = near.iter().flatten().map(|group| group.slots.words().len());
         let mut blocks = vec![[NearBlocks::default(); 2]; words.max().unwrap_or_default() * WORD_SLOTS];
@@ -108,41 +110,43 @@ impl Near {
     }
 }
 
-/// The holders found, in groups of equal depth. None where nobody has anything. In a box, as it is handed on several times.
+/// Holders that a search has found, in groups of equal depth. The option is `None` if nobody has anything. The box
+/// makes it cheap to hand on.
 #[derive(Debug)]
 pub struct Matches(pub(super) Option<Box<Found>>);
 
-/// The result of a search so far.
+/// Groups that a search has found, and what is needed to name their holders.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Borrowed from the current version, without counting a reference that all queries share.
+    /// Directory of the search, borrowed from the current version without counting a reference that all queries share.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
     pub(super) near: Option<Near>,
-    /// How many states had been replaced when the search began.
+    /// Number of states that had been replaced when the search began.
     pub(super) replacements: u64,
 }
 
 impl Matches {
-    /// Why the state in which `holder` was found is not certain.
+    /// Returns the reasons why the state in which `holder` was found is not certain.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
         let replacements = self.0.as_ref().map_or(0, |found| found.replacements);
         holder.status.reasons_since(replacements, trust)
     }
 
-    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder has on the device, and how many on device and host
-    /// together. Each count ends before the first block that lies elsewhere.
+    /// Returns how many leading blocks a holder has on the device, and how many on device and host together. Each count
+    /// ends before the first block that lies elsewhere. `None` unless the search was with
+    /// [`TierDepth::Each`](super::TierDepth::Each) and found something.
     pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
-    /// The holders with at least one matched block, those with most usable blocks first, and then the deepest; in no particular order among
-    /// those that are alike in both.
+    /// Returns the holders with at least one matched block. Holders with most usable blocks come first, and of these
+    /// the deepest. Holders that are alike in both are in no particular order.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
         let found = self.0.as_deref();
-        // Mostly nobody has left, and then there is no need to look at every holder.
+        // Mostly no holder has left, and then not every holder need be looked at.
         let nobody_left = found.is_none_or(|found| found.directory.is_complete());
         let groups = (0..).map_while(|index| found?.groups.get(index));
         let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
@@ -174,7 +178,7 @@ impl Matches {
     }
 }
 
-/// An iterator over no fewer and no more than so many: whoever collects them asks for memory once.
+/// Iterator with bounds on how many items are left, so that collecting them allocates once.
 struct Counted<I> {
     holders: I,
     least: usize,

@@ -1,16 +1,17 @@
 //! The search: which holders hold how long a prefix.
 //!
-//! A search goes from run to run, from position 0 on. In each run it compares fingerprints to find where the query leaves the run,
-//! and then looks at what each holder has of it: who has less drops out there; who has all of it goes on to the run that continues
-//! with the query's next block.
+//! A search goes from run to run, from position 0 on. In each run it first finds where the query leaves the run. Then
+//! it looks at how much each holder has of the blocks that agree. A holder that has fewer drops out there. A holder
+//! that has all of them goes on to the run that continues with the query's next block.
 //!
-//! A sequence hash stands for its whole prefix: the contract says so. So the last block that agrees is looked for by its own hash, where
-//! the query has it given; a byte of every 64th hash, beside the run, says where to look. Every hash is compared where anything
-//! contradicts that, or could without being noticed: a hash under two parents, a holder whose hashes are a foreign chain, blocks that
-//! are not found by their hashes.
+//! By the contract, a sequence hash stands for its whole prefix. So if the query gives its hashes, the search bisects
+//! for the last block that agrees, and compares only single hashes. Marks, which are a byte of every 64th hash beside
+//! the run, tell where to look. The search compares every hash if something contradicts the contract, or could do so
+//! without being noticed. Examples are a hash under two parents, a holder whose hashes are a foreign chain, and blocks
+//! that are not in the table of hashes.
 //!
-//! Why the answers are exact although looks are at different instants: see the index's own documentation. Where a step about one of the
-//! runs was made meanwhile, the search is repeated, in the end in a turn at the runs.
+//! The index's own documentation explains why the answers are exact although looks are at different instants. If a step
+//! about one of the runs is made meanwhile, the search is repeated, in the end in a turn at the runs.
 
 mod branches;
 mod chain;
@@ -41,29 +42,31 @@ pub use matches::{Match, Matches, NearBlocks};
 pub use sparse::SparseChain;
 pub(crate) use sparse::find_bounds;
 
-/// In how many parts a stretch is cut to find where a query and a run part.
+/// Number of parts into which a stretch is cut, to find where a query leaves a run.
 const PIVOTS: usize = 8;
 
-/// How often a search is tried that steps come into, before it takes a turn at the runs.
+/// Number of tries of a search during which steps are made, before it takes a turn at the runs.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
-/// Which tiers count. Each step counts those before it, too: a block that is on the device is as near as one on the host.
+/// Which tiers count. Each value counts the tiers of the value before it, too: a block on the device is as near as one
+/// on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TierDepth {
     /// The device alone.
     Device,
     /// Device and host.
     Host,
-    /// Wherever blocks lie.
+    /// All tiers.
     #[default]
     All,
-    /// As [`Self::All`], and beside it how much lies on the device, and on device and host: see [`Matches::near_blocks`]. Bounds of a
-    /// [`SparseChain`] are as of [`Self::All`] alone.
+    /// All tiers, as with [`Self::All`], and beside that how much lies on the device, and on device and host: see
+    /// [`Matches::near_blocks`]. With a [`SparseChain`] it is the same as [`Self::All`].
     Each,
 }
 
 impl TierDepth {
-    /// The number of the step, as entries count them.
+    /// Returns the number of the step of tiers, as entries count them: 0 for the device, 1 for device and host, 2 for
+    /// all.
     pub(crate) fn step(self) -> u32 {
         match self {
             Self::Device => 0,
@@ -76,11 +79,11 @@ impl TierDepth {
 /// The scope of a search: which holders it asks about, and which blocks count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Search<'a> {
-    /// Only these workers; all where it is absent.
+    /// Only holders of these workers; of all workers if `None`.
     pub workers: Option<&'a [WorkerName]>,
     /// Only blocks in these tiers.
     pub tiers: TierDepth,
-    /// No more blocks than these are usable: a request always computes its last token. No bound where it is absent.
+    /// Most blocks that count as usable: a request always computes its last token. `None` is no bound.
     pub usable_max: Option<u32>,
 }
 
@@ -106,11 +109,11 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
-        // One look: nobody had it all the time.
+        // One look is enough: no holder had the block all the time.
         return Matches(None);
     };
     chain.prefetch();
-    // Holders that join later were not there when the query came, and their slots may have been others'.
+    // Holders that join later were not there when the query came, and their slots may have been other holders'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let usable_max = search.usable_max();
@@ -142,19 +145,19 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     })))
 }
 
-/// With what a search begins.
+/// Facts with which a search begins.
 struct Start<'g, S> {
-    /// The holders that it asks about; all where it is absent.
+    /// Holders that the search asks about; all if `None`.
     asked: Option<S>,
     /// The first run.
     head: Head<'g>,
-    /// How many counts of steps had begun anew before that was found.
+    /// Number of wrap-arounds of change counters before the first run was found.
     wraps: u64,
-    /// No more blocks are usable.
+    /// Most blocks that count as usable.
     usable_max: u32,
 }
 
-/// Searches with one kind of sets. Gives groups in order, and what lies near where that is asked.
+/// Searches with one kind of set. Returns the groups in order, and for [`TierDepth::Each`] the blocks that lie near.
 #[inline]
 fn find_in<S: SlotBits>(
     shared: &IndexShared,
@@ -177,7 +180,7 @@ fn find_in<S: SlotBits>(
     (depths.finish(usable_max, directory), None)
 }
 
-/// Finds how deep holders are at each of some steps of tiers: all at one instant.
+/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All is of one instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
@@ -188,7 +191,7 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 ) -> [Depths<S>; STEPS] {
     let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);
     loop {
-        // Nobody makes a step in another one's turn.
+        // No step is made in another writer's turn.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
         let mut finder = Finder {
             store: &shared.runs,
@@ -217,32 +220,33 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
 struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     store: &'f RunStore,
     chain: &'f mut QueryChain<'q>,
-    /// Which steps of tiers are asked about.
+    /// Steps of tiers that are asked about.
     steps: [u32; STEPS],
     guard: &'g Guard,
-    /// Whether no hash is known that does not name all before it.
+    /// Whether each hash stands for its whole prefix, as far as is known.
     is_chain: bool,
     /// The holders found so far with their depths, for each of the steps.
     found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
-    /// No more blocks are usable.
+    /// Most blocks that count as usable.
     usable_max: u32,
-    /// Whether it is found out how many blocks are usable.
+    /// Whether the holders found are split by usable blocks already.
     is_split: bool,
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether what holders have of the runs that were looked at was the same from the first look to now.
+    /// Whether what holders have of each run was the same from the first look at the run to now.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
-        // Whoever has seen a change of a step sees that it has begun.
+        // A search that has seen a change of a step also sees that the step has begun.
         fence(Ordering::Acquire);
         let mut looked = self.looked.iter();
         looked.all(|(run, version)| run.is_still(*version))
     }
 
-    /// Finds out how many of their blocks holders can use, where the runs that were looked at are those along the query.
+    /// Splits the holders found by how many of their blocks they can use. The runs that were looked at must be the runs
+    /// along the query.
     #[inline(never)]
     fn split(&mut self) {
         let (looked, guard, usable_max) = (&self.looked, self.guard, self.usable_max);
@@ -257,11 +261,12 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Settles all holders, or the `candidates`; from the first run on, if that has been found.
+    /// Follows the query from run to run, and settles how deep all holders are, or the `candidates`. `found` is the
+    /// first run, if it has been found already.
     #[inline]
     fn follow(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
         if !self.chain.is_whole() && self.store.twins() > 0 {
-            // What the query gives of a hash may be that of several blocks after the same one.
+            // The fragments that the query gives may fit several blocks after the same block.
             return self.follow_branches(candidates);
         }
         let mut candidates = [(); STEPS].map(|()| candidates.cloned());
@@ -298,7 +303,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             point();
             let is_last = end >= self.chain.len() || !run.is_followed();
             if !is_last {
-                // The next hash decides where it goes on, if it does.
+                // The next hash decides which run goes on, if any does.
                 let next = self.chain.hash(end);
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
@@ -320,7 +325,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// The holders of the first `agreed` blocks of a run that begins at `start`, if they are asked about. Notes those that have fewer.
+    /// Returns the holders of the first `agreed` blocks of a run that begins at `start`, as far as they are asked
+    /// about. Notes the depth of holders that have fewer.
     // In the loop of its caller, which is long, its few words would not stay in registers.
     #[inline(never)]
     fn look_at(
@@ -337,7 +343,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             for entry in list {
                 point();
                 let slot = entry.slot();
-                // Mostly they have all; who is nobody has nothing.
+                // Mostly a holder has all of them. The empty entry has nothing.
                 if entry.reaches(step, agreed) {
                     if is_asked(slot) {
                         through.insert(slot);
@@ -353,7 +359,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through.finish()
     }
 
-    /// As [`Self::look_at`], among `candidates` where there are any. Those that have nothing of the run end with the block before.
+    /// Does as [`Self::look_at`], among `candidates` if they are given. Candidates that have nothing of the run end
+    /// with the block before it.
     #[inline]
     fn look_for(
         &mut self,
@@ -387,13 +394,14 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through
     }
 
-    /// Whether the query's hashes are given, and each names all before it.
+    /// Whether the query gives its hashes, and each hash stands for its whole prefix.
     #[inline]
     fn names_all_before(&mut self) -> bool {
         self.is_chain && self.chain.rolled().is_none()
     }
 
-    /// How many blocks a run has, where each hash names all before it and the query has the last one in its place.
+    /// Returns the length of a run if each hash stands for its whole prefix, and the query has the run's last block in
+    /// its place. Otherwise `None`.
     #[inline]
     fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
         if !self.names_all_before() {
@@ -405,7 +413,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         (last < self.chain.len() && self.chain.hash(last) == run.last()).then_some(len)
     }
 
-    /// How many of a run's blocks, from its first, the query has from `start` on.
+    /// Number of a run's leading blocks that the query has from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
         let column = run.column(self.guard);
         point();
@@ -424,13 +432,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// As [`Self::agreement`], where each hash names all before it, of `len` blocks that both have. Where the run is longer than the query, the
-    /// query's end is looked at first: [`Self::whole_agreement`] has not.
+    /// Does as [`Self::agreement`], if each hash stands for its whole prefix. `len` is the number of blocks that both
+    /// have. If the run is longer than the query, it looks at the query's end first: [`Self::whole_agreement`] has not.
     fn last_agreement(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         point();
         let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
         point();
-        // All before `same` are the same, the one at `different` is not, or is none.
+        // All blocks before `same` are the same. The block at `different` is not the same, or does not exist.
         let (mut same, mut different) = (unknown.start, unknown.end);
         let may_have_all = different == len && (1..usize::from(run.len())).contains(&len);
         column.prefetch(same.saturating_sub(1));
@@ -470,11 +478,11 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
-    /// As [`Self::agreement`], whatever the hashes are: all are compared.
+    /// Does as [`Self::agreement`], but compares all hashes, whatever the hashes are.
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {
-            // What is compared last is asked for first.
+            // The hashes that are compared last are prefetched first.
             let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
             prefetch_pivots(column, unknown.start, unknown.end);
         }
@@ -500,20 +508,20 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 }
 
-/// The offsets at which a stretch is cut.
+/// Returns the offsets at which a stretch is cut.
 #[inline]
 fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     let step = (to - from).div_ceil(PIVOTS).max(1);
     (from + step - 1..to).step_by(step)
 }
 
-/// Asks for what is compared first between two offsets.
+/// Prefetches the hashes that are compared first between two offsets.
 #[inline]
 fn prefetch_pivots(column: Column<'_>, from: usize, to: usize) {
     pivots(from, to).for_each(|pivot| column.prefetch(pivot));
 }
 
-/// The hash by which the block of a query at `index` is found.
+/// Returns the hash by which the block of a query at `index` is found.
 fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
     Wanted {
         hash: chain.hash(index),
@@ -521,7 +529,7 @@ fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
     }
 }
 
-/// Positions are below 2^24.
+/// Returns the position of a query's block, which is below 2^24.
 fn position(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }

@@ -1,11 +1,13 @@
-//! The sequence hashes of a query that gives tokens or block hashes, computed where a search looks.
+//! Sequence hashes of a query that gives tokens or block hashes, computed where a search looks.
 //!
-//! The hash of a block is computed from that of the block before it: one dependent step a block. A run that agrees up to some block has
-//! that hash already. So a search takes the one before each block from the run, and all steps of a chunk are done side by side.
+//! A block's sequence hash is computed from the hash of the block before it, so each computation depends on the one
+//! before. A run that agrees up to some block already has that block's hash. So a search takes the hash before each
+//! block from the run, and the computations of a chunk are done side by side.
 //!
-//! A run that has agreed with 32 blocks once keeps a fingerprint of their block hashes ([`Column::content`]). The next query with these
-//! blocks computes that instead of the steps. The fingerprint is mixed with those of the run's own hashes, and of the hashes before them:
-//! so what the run has later, under the same number, is never taken for the same.
+//! A run that has agreed with 32 blocks once keeps a fingerprint of their block hashes ([`Column::content`]). The next
+//! query with these blocks computes that fingerprint instead of 32 sequence hashes. The fingerprint is mixed with the
+//! fingerprints of the run's own hashes, and of the hashes before them. So it fits no other hashes that the run, or
+//! another run with its number, has later.
 
 use crate::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 
@@ -19,14 +21,14 @@ pub(super) enum Content<'a> {
     Tokens {
         tokens: &'a [Token],
         size: BlockSize,
-        /// How many tokens behind a block are hashed with it.
+        /// Number of tokens behind a block that are hashed with it.
         ahead: usize,
         seed: HashSeed,
     },
 }
 
 impl Content<'_> {
-    /// How many blocks there are.
+    /// Number of blocks.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Blocks(blocks) => blocks.len(),
@@ -36,7 +38,8 @@ impl Content<'_> {
         }
     }
 
-    /// The block hashes from `from` to `to`, 32 at most, which exist; in `buffer` where they have to be computed.
+    /// Returns the hashes of the blocks from `from` to `to`, which exist, 32 at most. `buffer` takes hashes that have
+    /// to be computed.
     #[inline]
     fn blocks<'b>(&'b self, from: usize, to: usize, buffer: &'b mut [BlockHash; CHUNK]) -> &'b [BlockHash] {
         match self {
@@ -59,13 +62,13 @@ impl Content<'_> {
     }
 }
 
-/// The hashes of one query, where a search is.
+/// Sequence hashes of one query, with the place that the search has come to.
 #[derive(Debug)]
 pub(super) struct Rolled<'a> {
     content: Content<'a>,
-    /// How many blocks have been passed.
+    /// Number of blocks that have been passed.
     done: usize,
-    /// The hash of the last of them; none before the first.
+    /// Hash of the last block passed; `None` before the first.
     last: Option<SequenceHash>,
 }
 
@@ -78,14 +81,15 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// The sequence hash of the block at `index`, which must exist. Fast where a search is.
+    /// Returns the sequence hash of the block at `index`, which must exist. Fast for the block that the search has come
+    /// to.
     #[inline]
     pub(super) fn hash(&mut self, index: usize) -> SequenceHash {
         self.pass(index);
         self.next()
     }
 
-    /// Passes the first `count` blocks and no more.
+    /// Passes the first `count` blocks and no more, from the beginning if more have been passed.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {
@@ -96,7 +100,7 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// The hash of the block that has not been passed.
+    /// Returns the hash of the first block that has not been passed.
     fn next(&self) -> SequenceHash {
         let mut buffer = [BlockHash(0); CHUNK];
         let blocks = self.content.blocks(self.done, self.done + 1, &mut buffer);
@@ -107,8 +111,8 @@ impl<'a> Rolled<'a> {
         (self.done, self.last) = (self.done + 1, Some(hash));
     }
 
-    /// How many of the first `len` blocks of a run the query has from `start` on; there are so many. `is` says whether the run has a block
-    /// of which it may know no more than a fragment.
+    /// Number of a run's first `len` blocks that the query has from `start` on. Both have so many. `is` tells whether
+    /// the run has a hash at an offset, where the run may know no more than a fragment.
     pub(super) fn agreement(
         &mut self,
         column: Column<'_>,
@@ -136,7 +140,7 @@ impl<'a> Rolled<'a> {
             self.pass_run(column, start, agreed);
             let (same, own) = self.follow(column, agreed, blocks);
             if let Some(print) = print.filter(|_| same == CHUNK) {
-                // Of the hashes that were compared, whatever the run has by now.
+                // Bound to the hashes that were compared, whatever hashes the run has by now.
                 column.set_content(chunk, print ^ prints.of(&own));
             }
             agreed += same;
@@ -153,8 +157,9 @@ impl<'a> Rolled<'a> {
         agreed
     }
 
-    /// The fingerprint of these blocks after those of a run before `offset`; none where they are no whole chunk. With the fingerprint of the
-    /// run's hashes it is what the run keeps once it has agreed with them.
+    /// Returns the fingerprint of the content of these blocks, bound to the run's blocks before `offset`. `None` if
+    /// `blocks` are no whole chunk. Mixed with the fingerprint of the run's hashes, it is what the run keeps once it
+    /// has agreed with these blocks.
     #[inline]
     fn content_print(
         &self,
@@ -170,7 +175,7 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`, which the query has.
+    /// Passes the first `agreed` blocks of a run that begins at `start`, all of which the query has.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
@@ -179,7 +184,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes those of some blocks that a run has from `offset` on; says how many, and gives the run's hashes there.
+    /// Passes as many of the first `blocks` as a run has from `offset` on. Returns how many, and the run's hashes
+    /// there.
     fn follow(
         &mut self,
         column: Column<'_>,
@@ -187,7 +193,7 @@ impl<'a> Rolled<'a> {
         blocks: &[BlockHash],
     ) -> (usize, [SequenceHash; CHUNK]) {
         let own: [_; CHUNK] = std::array::from_fn(|index| SequenceHash(column.hash(offset + index)));
-        // As long as all before it are the same, no step waits for the one before.
+        // The hash before each block is the run's, so no computation waits for the one before.
         let is_same = |index: &usize| {
             let before = index.checked_sub(1).map_or(self.last, |before| Some(own[before]));
             next_sequence_hash(before, blocks[*index]) == own[*index]

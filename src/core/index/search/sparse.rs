@@ -1,13 +1,14 @@
 //! Compressed chains: bounds on how long a prefix each holder holds, from blocks at chosen positions only.
 //!
-//! A holder's blocks that count are prefix-closed. So a holder of the block at position p, but not of that at q, holds between p + 1 and q
-//! leading blocks. Holders are compared as sets, and bisecting over the chosen blocks finds where each drops out.
+//! The blocks of a holder that count are a hole-free prefix. So a holder that has the block at position p, but not the
+//! block at q, has between p + 1 and q leading blocks. The search compares sets of holders, and bisects over the chosen
+//! blocks to find where each holder drops out.
 //!
-//! Such a search takes a turn among the writers: it finds blocks in the middle of runs, by a table that only writers have, and all that
-//! it sees is of one instant.
+//! Such a search takes a turn at the runs, as writers do. It finds blocks in the middle of runs, by a table that can be
+//! used only in a turn. All that it sees is of one instant.
 //!
-//! A hash under two parents contradicts that a hash stands for its prefix. That concerns the chains that it is in, and no others: where a query
-//! meets none of them, its bounds are as tight as ever.
+//! A hash under two parents contradicts that a hash stands for its prefix. That concerns only the chains that contain
+//! the hash. A query that meets none of these chains has bounds as tight as ever.
 
 use std::collections::HashMap;
 
@@ -28,42 +29,42 @@ pub struct SparseChain<'a> {
     positions: &'a [Position],
 }
 
-/// The key by which one of the blocks is found.
+/// Chosen block: its position, and the hash by which it is found.
 struct Chosen {
     position: u32,
     hash: Wanted,
-    /// The hash of the block before, as far as it was sent.
+    /// Hash of the block before it, or a fragment of that, if the query has it.
     parent: Option<u64>,
 }
 
 impl<'a> SparseChain<'a> {
-    /// The blocks of `key`, each at its place in `positions`.
+    /// Makes the chain of the blocks of `key`, each at its place in `positions`.
     ///
     /// # Errors
     ///
-    /// Where the two do not fit; see [`SingleQuery::check`](crate::wire::SingleQuery::check).
+    /// If the two do not fit; see [`SingleQuery::check`](crate::wire::SingleQuery::check).
     pub fn new(key: &'a QueryKey, positions: &'a [Position]) -> Result<Self, PositionsError> {
         check_positions(key, positions)?;
         Ok(Self { key, positions })
     }
 
-    /// How many leading blocks the chain stands for: up to the last one chosen.
+    /// Number of leading blocks that the chain stands for: up to the last chosen block.
     pub fn query_blocks(&self) -> u32 {
         self.positions.last().map_or(0, |last| last.as_u32() + 1)
     }
 
-    /// How many leading blocks a holder of none of those chosen can hold at most.
+    /// Most leading blocks that a holder can have that has none of the chosen blocks.
     pub fn unseen_blocks_max(&self) -> u32 {
         self.blocks_before(0)
     }
 
-    /// How many leading blocks end before the one chosen as `index`.
+    /// Number of leading blocks before the block chosen as `index`; the chain's number if there is no such block.
     fn blocks_before(&self, index: usize) -> u32 {
         let position = self.positions.get(index);
         position.map_or(self.query_blocks(), |position| position.as_u32())
     }
 
-    /// How many leading blocks end with the one chosen as `index`.
+    /// Number of leading blocks up to the block chosen as `index`, itself included.
     fn blocks_through(&self, index: usize) -> u32 {
         let position = self.positions.get(index);
         position.map_or(0, |position| position.as_u32() + 1)
@@ -129,13 +130,14 @@ struct SparseSearch<'a> {
     chain: &'a SparseChain<'a>,
     tiers: TierDepth,
     usable_max: u32,
-    /// Whether nothing contradicts that the hashes of this query stand for their prefixes.
+    /// Whether the hashes of this query stand for their prefixes, as far as is known.
     is_chain: bool,
     found: Groups<SlotSet>,
 }
 
 impl SparseSearch<'_> {
-    /// Whether no block of the index that the query may mean, and none before it in its chain, has a hash that another one has, too.
+    /// Whether the query meets no hash that several blocks have. Looks at each block of the index that the query may
+    /// mean, and at all blocks before it in its chain.
     fn meets_no_double(&self) -> bool {
         let mut first_doubles: HashMap<RunId, u16> = HashMap::new();
         let mut first_double = |run: RunId, end: u16| {
@@ -159,7 +161,7 @@ impl SparseSearch<'_> {
         };
         let mut is_clear = |index| {
             let Some(chosen) = self.chain.chosen(index).filter(|_| self.is_known(index)) else {
-                // Some of the blocks that it may be are not found.
+                // Some of the blocks that the query may mean are not found.
                 return false;
             };
             let met = self.runs.look_up(chosen.hash.hash, |spot| {
@@ -170,13 +172,14 @@ impl SparseSearch<'_> {
         (0..self.chain.positions.len()).all(&mut is_clear)
     }
 
-    /// Whether all blocks are found that the block chosen as `index` may be.
+    /// Whether the table finds all blocks that the block chosen as `index` may be.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
         chosen.is_none_or(|chosen| self.runs.looked_up(chosen.hash.hash) != LookedUp::TooMany)
     }
 
-    /// The holders `among` these of the block chosen as `index` and of all before it; all of these where that is not known.
+    /// Returns the holders, out of `among`, that have the block chosen as `index` and all before it. Returns all of
+    /// `among` if that is not known.
     fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
         let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
@@ -202,7 +205,8 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Settles holders of the block chosen as `index` that have `held` leading blocks for certain, and not the block chosen as `missing`.
+    /// Settles holders that have the block chosen as `index`, but not the block chosen as `missing`. They have `held`
+    /// leading blocks for certain.
     fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
         if slots.is_empty() {
             return;
@@ -219,7 +223,7 @@ impl SparseSearch<'_> {
         }
         let mut found = Groups::new();
         let mut rest = slots;
-        // Where hashes are no chain, nobody knows which blocks the others of the query are.
+        // If hashes are no chain, it is not known which blocks the query's other blocks are.
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {
@@ -246,7 +250,8 @@ impl SparseSearch<'_> {
         self.found.extend(found);
     }
 
-    /// Settles holders of the block chosen as `held`, none of whom has that chosen as `missing`, where having a block proves all before it.
+    /// Settles `holders`, which have the block chosen as `held`, but not the block chosen as `missing`. To be used if
+    /// having a block proves having all before it.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
@@ -267,8 +272,8 @@ impl SparseSearch<'_> {
         self.bisect(held, middle, holders);
     }
 
-    /// Settles holders where hashes are no chain: only what was chosen without a gap from position 0 on proves anything, and what is
-    /// missing still ends the prefix.
+    /// Settles `holders` if hashes are no chain. Only blocks chosen without a gap from position 0 on prove anything. A
+    /// missing block still ends the prefix.
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {
@@ -284,7 +289,7 @@ impl SparseSearch<'_> {
 }
 
 impl RunWriter<'_> {
-    /// Splits holders of a block and all before it by how many of the first `depth` blocks they can use.
+    /// Splits holders of a block, and of all blocks before it, by how many of the first `depth` blocks they can use.
     fn split(
         &self,
         spot: Spot,
@@ -298,7 +303,7 @@ impl RunWriter<'_> {
         split_by_usable(path, depth, tiers.step(), slots, self.guard(), found);
     }
 
-    /// The holders `among` these of a block and of all before it, in these tiers.
+    /// Returns the holders, out of `among`, that have a block and all blocks before it, in these tiers.
     pub(crate) fn holders_to(&self, spot: Spot, among: &SlotSet, tiers: TierDepth) -> SlotSet {
         let (mut holding, mut next) = (among.clone(), Some(spot));
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {

@@ -1,4 +1,5 @@
-//! Attacks that must not harm others, whatever a publisher sends: to keep them waiting for a whole event, or to take all the room.
+//! Attacks by a publisher, which must not harm others: neither may they wait for a whole event, nor may the publisher
+//! take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{

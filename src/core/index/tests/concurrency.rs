@@ -1,8 +1,9 @@
 //! Queries while holders change: every answer is exact at some point between its start and its end.
 //!
-//! Each writer thread computes with the oracle, before an event, how deep each of a few fixed queries will match after it.
-//! So a reader knows the depths before its query, and those that events reached while it ran. An event changes a depth
-//! block by block and in one direction, so the answer must lie between the smallest and the largest of these.
+//! Before an event, each writer thread computes with the oracle how deep each of a few fixed queries will match after
+//! it. So a reader knows the depths before its query, and the depths that events reached while it ran. An event changes
+//! a depth block by block and in one direction. So the answer must lie between the smallest and the largest of these
+//! depths.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 

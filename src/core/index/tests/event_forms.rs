@@ -1,4 +1,5 @@
-//! Forms of events that the contract allows beside the usual ones, one test a row of its table.
+//! Forms of events that the contract allows beside the usual forms. There is one test for each row of the contract's
+//! table.
 
 use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
 use crate::wire::{

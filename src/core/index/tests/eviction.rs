@@ -1,4 +1,4 @@
-//! Indexes that are too small for what their holders have.
+//! Eviction: indexes that are too small for the blocks of their holders.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! The work that a test lets happen at a point of a search, and the number of turns that have ended.
+//! The hooks in tests: the work that a test lets happen at a point of a search, and the number of turns that have
+//! ended.
 
 use std::cell::{Cell, RefCell};
 

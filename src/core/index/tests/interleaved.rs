@@ -1,5 +1,6 @@
-//! A whole step of a writer at each point of a search: the answer is what holders had before it or after it, never a mixture. And whole
-//! events of other holders at each point of an event at which it lets others have turns.
+//! Interleaved steps. A whole step of a writer is made at each point of a search: the answer is what holders had before
+//! or after the step, never a mixture. Whole events of other holders are made at each point of an event at which it
+//! lets others have turns.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! Prompts that were asked for before: answers are those of prompts that were not, whatever is kept, evicted or written at the same time.
+//! Prompts that were asked for before. Their answers equal the answers for new prompts, whatever is kept, evicted or
+//! written at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,5 @@
-//! The place where a query leaves a run: found by marks of some of its hashes, which can be those of other hashes, too.
+//! The place where a query leaves a run. It is found by marks of some of the run's hashes, and different hashes can
+//! have equal marks.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};

@@ -1,4 +1,4 @@
-//! Sequence hashes are compared in all of their 64 bits, wherever both sides sent them, although lineage hashes keep fewer.
+//! Sequence hashes are compared in all 64 bits if both sides sent them, although lineage hashes keep fewer bits.
 
 use crate::hash::{Position, SequenceHash, lineage_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
