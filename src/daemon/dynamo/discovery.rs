@@ -1,7 +1,7 @@
 //! Discovery of this daemon: keeps an instance's record where routers look for it. That is etcd (under a lease), or a folder of files.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,11 +15,10 @@ use super::messages::{Instance, Transport};
 use kvatlas_process::dynamo::{EtcdError, ask_etcd};
 
 /// Seconds for which etcd keeps the record of a process that is gone.
-const LEASE_SECONDS: u64 = 10;
-/// Time between two writes of a record. Several writes fit into one lease. So when one of the replicas that share a record ends, the
-/// others keep the record.
+const LEASE_SECONDS: i64 = 10;
+/// Time between two looks at a record. Several looks fit into one lease.
 const REFRESH: Duration = Duration::from_secs(2);
-/// Longest answer of etcd to a write, in bytes.
+/// Longest answer of etcd, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 static FAILED_GATE: LogGate = LogGate::new();
@@ -41,17 +40,18 @@ pub(super) async fn keep_record(
     transport: Transport,
     stop: CancellationToken,
 ) {
-    let record = instance.record(&transport);
     let is_shared = transport == Transport::Nats;
-    let mut lease = None;
+    let mut record = Record {
+        discovery,
+        key: instance.key(),
+        text: instance.record(&transport),
+        lease: None,
+    };
     loop {
-        let written = match &discovery {
-            Discovery::Files(folder) => write_file(&file_of(folder, &instance.key()), &record),
-            Discovery::Etcd(authority) => put(authority, &instance.key(), &record, &mut lease).await,
-        };
-        if let Err(error) = written
+        if let Err(error) = record.keep().await
             && let Some(suppressed) = FAILED_GATE.admit()
         {
+            let discovery = &record.discovery;
             tracing::warn!(%error, ?discovery, suppressed, "Dynamo's routers cannot find this daemon");
         }
         tokio::select! {
@@ -59,17 +59,38 @@ pub(super) async fn keep_record(
             () = stop.cancelled() => break,
         }
     }
-    let removed = match &discovery {
-        // If another replica shares the file, it writes the file again.
-        Discovery::Files(folder) => {
-            std::fs::remove_file(file_of(folder, &instance.key())).map_err(Into::into)
-        }
-        // The record ends with this replica's lease, unless another replica has since put the record under its own.
-        Discovery::Etcd(_) if is_shared => Ok(()),
-        Discovery::Etcd(authority) => revoke(authority, lease).await,
-    };
-    if let Err(error) = removed {
+    if let Err(error) = record.remove(is_shared).await {
         tracing::debug!(%error, "the record of this daemon could not be taken away");
+    }
+}
+
+/// The record of an instance. Routers take every write of a record for news of the instance. So a record that is there is not written again.
+struct Record {
+    discovery: Discovery,
+    key: String,
+    text: String,
+    /// Number of this replica's lease in etcd; `None` if it has none yet.
+    lease: Option<String>,
+}
+
+impl Record {
+    /// Writes the record if it is missing, or shows that its owner lives.
+    async fn keep(&mut self) -> Result<(), DiscoveryError> {
+        match &self.discovery {
+            Discovery::Files(folder) => keep_file(folder, &file_of(folder, &self.key), &self.text),
+            Discovery::Etcd(authority) => keep_key(authority, &self.key, &self.text, &mut self.lease).await,
+        }
+    }
+
+    /// Removes the record, unless other replicas share it in etcd.
+    async fn remove(self, is_shared: bool) -> Result<(), DiscoveryError> {
+        match &self.discovery {
+            // If another replica shares the file, it writes the file again.
+            Discovery::Files(folder) => Ok(std::fs::remove_file(file_of(folder, &self.key))?),
+            // The record ends with this replica's lease, unless another replica has since put the record under its own.
+            Discovery::Etcd(_) if is_shared => Ok(()),
+            Discovery::Etcd(authority) => revoke(authority, self.lease).await,
+        }
     }
 }
 
@@ -88,42 +109,65 @@ fn file_of(folder: &Path, key: &str) -> PathBuf {
         .join(name.bytes().map(encode).collect::<String>())
 }
 
-/// Replaces a file in one step.
-fn write_file(path: &Path, content: &str) -> Result<(), DiscoveryError> {
-    let folder = path.parent().unwrap_or(path);
-    std::fs::create_dir_all(folder)?;
+/// Writes a record to the file at `path`, below `folder`. If the file has this text already, it only gets a new time: Dynamo removes files
+/// whose time is old. The new file is made in `folder`, because Dynamo watches the file's own folder for instances.
+fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryError> {
+    if std::fs::read_to_string(path).is_ok_and(|kept| kept == text) {
+        let file = std::fs::File::options().write(true).open(path)?;
+        return Ok(file.set_modified(SystemTime::now())?);
+    }
+    std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    std::io::Write::write_all(&mut file, content.as_bytes())?;
+    std::io::Write::write_all(&mut file, text.as_bytes())?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
 }
 
-/// Writes a record to etcd under `lease`. First renews the lease, or makes a new one if there is none or it has ended.
-async fn put(
+/// Writes a record to etcd under `lease`, which is renewed first, or made if there is none or it has ended. If the record is there under a
+/// lease that its owner renews, it stays as it is.
+async fn keep_key(
     authority: &str,
     key: &str,
-    record: &str,
+    text: &str,
     lease: &mut Option<String>,
 ) -> Result<(), DiscoveryError> {
     let id = match lease.take() {
-        Some(id) if is_alive(authority, &id).await? => id,
+        Some(id) if keep_alive(authority, &id).await? => id,
         _ => {
             let granted = post(authority, "lease/grant", &json!({"TTL": LEASE_SECONDS})).await?;
             let id = granted.get("ID").and_then(Value::as_str);
             id.ok_or(EtcdError::Answer)?.to_owned()
         }
     };
-    let put = json!({"key": STANDARD.encode(key), "value": STANDARD.encode(record), "lease": id});
-    post(authority, "kv/put", &put).await?;
-    *lease = Some(id);
+    let id = lease.insert(id);
+    let (key, value) = (STANDARD.encode(key), STANDARD.encode(text));
+    let found = post(authority, "kv/range", &json!({"key": key})).await?;
+    let told = |field: &str| found.pointer(&format!("/kvs/0/{field}")).and_then(Value::as_str);
+    let is_kept = match (told("value"), told("lease")) {
+        (Some(kept), Some(owner)) if kept == value => {
+            owner == id || seconds_left(authority, owner).await? > LEASE_SECONDS / 2
+        }
+        _ => false,
+    };
+    if !is_kept {
+        let put = json!({"key": key, "value": value, "lease": id});
+        post(authority, "kv/put", &put).await?;
+    }
     Ok(())
 }
 
 /// Renews a lease. Returns false if the lease has already ended.
-async fn is_alive(authority: &str, id: &str) -> Result<bool, EtcdError> {
+async fn keep_alive(authority: &str, id: &str) -> Result<bool, EtcdError> {
     let kept = post(authority, "lease/keepalive", &json!({"ID": id})).await?;
     let left = kept.pointer("/result/TTL").and_then(Value::as_str);
     Ok(left.is_some_and(|left| left != "0"))
+}
+
+/// Returns the seconds that a lease has left. A lease that has ended has none.
+async fn seconds_left(authority: &str, id: &str) -> Result<i64, EtcdError> {
+    let told = post(authority, "lease/timetolive", &json!({"ID": id})).await?;
+    let left = told.get("TTL").and_then(Value::as_str);
+    Ok(left.and_then(|left| left.parse().ok()).unwrap_or(0))
 }
 
 async fn revoke(authority: &str, lease: Option<String>) -> Result<(), DiscoveryError> {
@@ -138,6 +182,13 @@ async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, Etcd
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use axum::Json;
+    use axum::http::Uri;
+    use parking_lot::Mutex;
+
     use super::*;
 
     #[test]
@@ -176,5 +227,147 @@ mod tests {
         stop.cancel();
         keeping.await.unwrap();
         assert!(!path.exists());
+    }
+
+    fn record(discovery: Discovery) -> Record {
+        Record {
+            discovery,
+            key: "v1/instances/a/b/kv_indexer_query/5".to_owned(),
+            text: "record".to_owned(),
+            lease: None,
+        }
+    }
+
+    /// Names, times and numbers of the files in a folder.
+    #[cfg(unix)]
+    fn files_in(folder: &Path) -> Vec<(String, SystemTime, u64)> {
+        use std::os::unix::fs::MetadataExt;
+        let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+        let file = |entry: std::fs::DirEntry| {
+            let metadata = entry.metadata().unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            (name, metadata.modified().unwrap(), metadata.ino())
+        };
+        entries.map(file).collect()
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_file_that_is_there_only_gets_a_new_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut record = record(Discovery::Files(folder.path().to_owned()));
+        let path = file_of(folder.path(), &record.key);
+        record.keep().await.unwrap();
+        let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(old).unwrap();
+        let before = files_in(path.parent().unwrap());
+        record.keep().await.unwrap();
+        let after = files_in(path.parent().unwrap());
+        assert_eq!((before.len(), after.len()), (1, 1));
+        assert_eq!((&before[0].0, before[0].2), (&after[0].0, after[0].2));
+        assert!(before[0].1 == old && after[0].1 > old);
+        // What somebody else has written, or removed, is put right.
+        std::fs::write(&path, "cut o").unwrap();
+        record.keep().await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "record");
+        std::fs::remove_file(&path).unwrap();
+        record.keep().await.unwrap();
+        assert!(path.exists());
+    }
+
+    /// An etcd, as far as a record needs it.
+    #[derive(Default)]
+    struct Etcd {
+        /// Value and lease of the only key.
+        kept: Option<(Value, String)>,
+        /// Seconds that leases have left, by number.
+        leases: BTreeMap<String, i64>,
+        granted: u32,
+        writes: usize,
+    }
+
+    impl Etcd {
+        fn answer(&mut self, method: &str, question: &Value) -> Value {
+            let id = question["ID"].as_str().unwrap_or_default();
+            match method {
+                "lease/grant" => {
+                    self.granted += 1;
+                    let id = self.granted.to_string();
+                    self.leases.insert(id.clone(), LEASE_SECONDS);
+                    json!({"ID": id, "TTL": LEASE_SECONDS.to_string()})
+                }
+                "lease/keepalive" => match self.leases.get_mut(id) {
+                    Some(left) => {
+                        *left = LEASE_SECONDS;
+                        json!({"result": {"ID": id, "TTL": left.to_string()}})
+                    }
+                    None => json!({"result": {"ID": id}}),
+                },
+                "lease/timetolive" => {
+                    json!({"TTL": self.leases.get(id).unwrap_or(&-1).to_string()})
+                }
+                "kv/range" => match &self.kept {
+                    Some((value, lease)) => json!({"kvs": [{"value": value, "lease": lease}]}),
+                    None => json!({}),
+                },
+                "kv/put" => {
+                    self.writes += 1;
+                    let lease = question["lease"].as_str().unwrap().to_owned();
+                    self.kept = Some((question["value"].clone(), lease));
+                    json!({})
+                }
+                other => panic!("{other} is not asked"),
+            }
+        }
+    }
+
+    /// Serves an etcd. Returns it with its authority.
+    async fn serve_etcd() -> (Arc<Mutex<Etcd>>, String) {
+        let etcd = Arc::new(Mutex::new(Etcd::default()));
+        let known = Arc::clone(&etcd);
+        let answer = async move |uri: Uri, Json(question): Json<Value>| {
+            let method = uri.path().strip_prefix("/v3/").unwrap_or_default().to_owned();
+            Json(known.lock().answer(&method, &question))
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string();
+        let router = axum::Router::new().fallback(answer);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        (etcd, authority)
+    }
+
+    #[tokio::test]
+    async fn a_key_is_written_once_and_taken_over_before_its_lease_ends() {
+        let (etcd, authority) = serve_etcd().await;
+        let (mut one, mut other) = (
+            record(Discovery::Etcd(authority.clone())),
+            record(Discovery::Etcd(authority)),
+        );
+        let state = || {
+            let etcd = etcd.lock();
+            (etcd.writes, etcd.kept.as_ref().unwrap().1.clone())
+        };
+        for _ in 0..3 {
+            one.keep().await.unwrap();
+            other.keep().await.unwrap();
+        }
+        assert_eq!(state(), (1, "1".to_owned()));
+        // The owner is gone, and its lease runs out.
+        etcd.lock().leases.insert("1".to_owned(), LEASE_SECONDS / 2 + 1);
+        other.keep().await.unwrap();
+        assert_eq!(state(), (1, "1".to_owned()));
+        etcd.lock().leases.insert("1".to_owned(), LEASE_SECONDS / 2);
+        other.keep().await.unwrap();
+        assert_eq!(state(), (2, "2".to_owned()));
+        // The key is gone, or another text; then all leases are.
+        etcd.lock().kept = None;
+        other.keep().await.unwrap();
+        etcd.lock().kept = Some((json!("b2xk"), "2".to_owned()));
+        other.keep().await.unwrap();
+        assert_eq!(state(), (4, "2".to_owned()));
+        etcd.lock().leases.clear();
+        other.keep().await.unwrap();
+        assert_eq!(state(), (5, "3".to_owned()));
     }
 }
