@@ -108,7 +108,7 @@ async fn accept_own(listener: &UnixListener) -> io::Result<UnixStream> {
     }
 }
 
-/// Passes an engine's bytes to the library. Returns the bound that the engine breaks; `None` if its connection ends without one.
+/// Passes an engine's bytes to the library. Returns the bound that the engine breaks; `None` if its connection ends and no bound was broken.
 async fn pass_inbound(
     mut inbound: impl AsyncRead + Unpin,
     mut to_library: impl AsyncWrite + Unpin,

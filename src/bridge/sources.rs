@@ -84,7 +84,7 @@ pub(super) struct SourceTask {
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// Records of Dynamo's discovery; `None` if no place of them is given.
+    /// Records of Dynamo's discovery; `None` if no place for them is configured.
     pub(super) records: Option<watch::Receiver<Arc<Records>>>,
     /// NATS connection over which daemons are told.
     pub(super) nats: Client,

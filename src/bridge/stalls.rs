@@ -58,7 +58,7 @@ pub(super) struct StallWatch {
     /// Time at which the task was last seen to run.
     awake_at: Instant,
     stalls: u64,
-    /// Whether messages that waited during a stall may still be unread. For sources that cannot be asked.
+    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed messages use it.
     is_behind: bool,
 }
 
@@ -85,7 +85,7 @@ impl StallWatch {
         has_stalled
     }
 
-    /// Restarts the measurement. Called when the source was out of sight meanwhile, so that the wait counts as no stall.
+    /// Restarts the measurement, after a time in which the source was out of sight. That time is then not counted as a stall.
     pub(super) fn begin(&mut self) {
         self.awake_at = self.clock.now();
         self.is_behind = false;

@@ -58,7 +58,7 @@ impl LineageIndex {
         }
     }
 
-    /// Calls `change` with the holder's writer, which is registered if it is new. `None` if the index has no room for another holder.
+    /// Registers the holder if it is new, then calls `change` with its writer. `None` if the index has no room for another holder.
     fn with_writer<T>(&self, holder: HolderNumber, change: impl FnOnce(&mut HolderWriter) -> T) -> Option<T> {
         if !self.writers.contains_key(&holder) {
             let id = HolderId {

@@ -20,8 +20,8 @@ pub enum Attention {
     States,
 }
 
-/// Further places where an engine keeps blocks of windows and states. It always keeps them at a prompt's end, and where two prompts were
-/// found to part.
+/// Places where an engine keeps blocks of windows and states, beside two where it always does: the end of a prompt, and the point where two
+/// prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.

@@ -222,7 +222,7 @@ mod tests {
         })
     }
 
-    /// Clears with these numbers, in this order; none has none.
+    /// Makes a batch of clears with these numbers, in this order. A `None` gives a clear without a number.
     fn batch(numbers: &[Option<u64>]) -> EngineBatch {
         let event = |id: &Option<u64>| json!({"worker_id": 7, "event": {"event_id": id, "data": "cleared", "dp_rank": 0}});
         let events: Vec<Value> = numbers.iter().map(event).collect();

@@ -167,7 +167,7 @@ impl IndexShared {
 }
 
 impl TotalUsage {
-    /// Evicts blocks of the largest index if all indexes together have too many. The caller must hold no index's turn.
+    /// Evicts blocks of the largest index if all indexes together have too many. The caller must not hold the turn of any index.
     fn make_room(&self, share: u64) {
         if self.usage.excess_blocks() == 0 {
             return;

@@ -7,8 +7,8 @@ use super::settings::Capacity;
 /// Approximate bytes of a distinct block. By it, bytes to be freed become a number of blocks to be evicted.
 const BLOCK_BYTES: u64 = 32;
 
-/// State aside, without a place among the runs, may take the capacity divided by this number, or [`ASIDE_BYTES_MIN`] if
-/// that is more. State aside is blocks without a parent, and events that wait.
+/// Divisor of the capacity. The result, or [`ASIDE_BYTES_MIN`] if that is more, bounds the state that has no place among
+/// the runs: blocks without a parent, and events that wait.
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 

@@ -37,7 +37,7 @@ pub(crate) struct IndexParts {
     pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
-    /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
+    /// Reports of two numbers for each request: the cached blocks that it found, and the blocks that an answer had promised.
     pub(crate) outcomes: Arc<Outcomes>,
     /// The daemon's shard (its part of the workers), as text. `None` if the daemon knows all workers.
     pub(crate) shard: Option<String>,

@@ -49,7 +49,7 @@ pub(crate) enum Job {
     RestoreForest(Arc<ForestChunk>),
     /// The snapshot ends here: no further part of a forest follows.
     EndRestore,
-    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are left out, unless `with_blocks` is set.
+    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is set.
     DumpNext {
         after: Option<HolderKey>,
         with_blocks: bool,

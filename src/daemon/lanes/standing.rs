@@ -39,7 +39,7 @@ pub(super) enum BlocksChange {
     Missed,
     /// Numbering has restarted without a new epoch.
     CountRestarted,
-    /// An epoch has begun whose first batches are missing.
+    /// The epoch has ended: a new epoch has begun, and its first batches are missing.
     EpochEnded,
     /// The held batches are applied without the missing batches before them.
     Released,

@@ -69,7 +69,7 @@ struct Reply {
 }
 
 impl Gateway {
-    /// Makes a gateway on a connection. It shares the `served` requests with the other members of their queue group.
+    /// Makes a gateway on a connection. The gateway shares the `served` requests with the other members of the queue group.
     ///
     /// # Errors
     ///

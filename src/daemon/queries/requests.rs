@@ -91,7 +91,7 @@ impl ServedRequests {
         self.subjects.roster(&self.queue_group)
     }
 
-    /// The subjects that requests are subscribed to.
+    /// Subjects of the subscriptions through which requests arrive.
     pub(super) fn subscriptions(&self) -> [String; 2] {
         [self.subjects.all_queries(), self.subjects.all_statuses()]
     }

@@ -332,7 +332,7 @@ impl Run {
         !self.bars.get(guard).is_empty()
     }
 
-    /// The entries of all holders; each is of one instant.
+    /// Entries of all holders. Each entry shows its holder at a single instant, which may differ from entry to entry.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
         self.roster(guard).entries()

@@ -77,7 +77,7 @@ fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
 /// Leading blocks of a query that a holder has in some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NearBlocks {
-    /// Number of leading blocks in these tiers, up to the first block that lies elsewhere.
+    /// Number of leading blocks in the near tiers (the device, or device and host). The count stops at the first block that lies in neither.
     pub matched_blocks: u32,
     /// Number of these blocks that a request can reuse.
     pub usable_blocks: u32,

@@ -1,13 +1,13 @@
-//! Sequence hashes of a query that gives tokens or block hashes, computed where a search looks.
+//! Sequence hashes of a query that gives tokens or block hashes. They are computed only for the blocks that a search looks at.
 //!
 //! A block's sequence hash is computed from the hash of the block before it, so each computation depends on the one
 //! before. A run that agrees up to some block already has that block's hash. So a search takes the hash before each
 //! block from the run, and the computations of a chunk are done side by side.
 //!
-//! A run that has agreed with 32 blocks once keeps a fingerprint of their block hashes ([`Column::content`]). The next
-//! query with these blocks computes that fingerprint instead of 32 sequence hashes. The fingerprint is mixed with the
-//! fingerprints of the run's own hashes, and of the hashes before them. So it fits no other hashes that the run, or
-//! another run with its number, has later.
+//! After it has agreed with 32 blocks for the first time, a run keeps a fingerprint of their block hashes
+//! ([`Column::content`]). The next query with these blocks computes that fingerprint instead of 32 sequence hashes. The
+//! fingerprint is mixed with the fingerprints of the run's own hashes, and of the hashes before them. The run may have
+//! other hashes later, or another run may get its number: the old fingerprint fits neither.
 
 use crate::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 
