@@ -56,27 +56,49 @@ impl Router {
         two_parts(&header.to_string(), &question.to_string())
     }
 
-    /// The messages of one answer, headers and bodies.
+    /// The messages of one answer, headers and bodies. As Dynamo's, it ends the connection behind the last message.
     async fn answer(&self) -> Vec<(Value, Value)> {
         let taking = async {
             let (mut stream, _) = self.0.accept().await.unwrap();
-            let mut bytes = Vec::new();
-            stream.read_to_end(&mut bytes).await.unwrap();
-            bytes
+            let mut messages = Vec::new();
+            while messages
+                .last()
+                .is_none_or(|(header, _)| *header != json!("sentinel"))
+            {
+                let mut lengths = [0; 3];
+                for length in &mut lengths {
+                    *length = usize::try_from(stream.read_u64().await.unwrap()).unwrap();
+                }
+                let mut part = async |length: usize| {
+                    let mut bytes = vec![0; length];
+                    stream.read_exact(&mut bytes).await.unwrap();
+                    serde_json::from_slice(&bytes).unwrap_or(Value::Null)
+                };
+                messages.push((part(lengths[0]).await, part(lengths[1]).await));
+            }
+            messages
         };
-        let bytes = tokio::time::timeout(PATIENCE, taking)
+        tokio::time::timeout(PATIENCE, taking)
             .await
-            .expect("an answer comes");
-        let (mut rest, mut messages) = (bytes.as_slice(), Vec::new());
-        while let Some((head, behind)) = rest.split_first_chunk::<24>() {
-            let length = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
-            let (header, behind) = behind.split_at(usize::try_from(length(0)).unwrap());
-            let (body, behind) = behind.split_at(usize::try_from(length(8)).unwrap());
-            let json = |bytes| serde_json::from_slice(bytes).unwrap_or(Value::Null);
-            messages.push((json(header), json(body)));
-            rest = behind;
-        }
-        messages
+            .expect("an answer comes")
+    }
+
+    /// Whether the router's side keeps the ports of connections that have ended, and not the other side; none while there is no such
+    /// connection.
+    #[cfg(target_os = "linux")]
+    fn keeps_ports(&self) -> Option<bool> {
+        const TIME_WAIT: &str = "06";
+        let own = format!(":{:04X}", self.0.local_addr().unwrap().port());
+        let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let mut ended = connections.lines().filter_map(|line| {
+            let mut columns = line.split_whitespace().skip(1);
+            let (local, remote) = (columns.next()?, columns.next()?);
+            let is_own = local.ends_with(&own);
+            let has_ended = columns.next()? == TIME_WAIT && (is_own || remote.ends_with(&own));
+            has_ended.then_some(is_own)
+        });
+        let first = ended.next()?;
+        Some(first && ended.all(|is_own| is_own))
     }
 }
 
@@ -177,6 +199,9 @@ async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
     for _ in 0..3 {
         assert_eq!(in_order(ask(question(MODEL, 6)).await), expected());
     }
+    // With a connection for each answer, the side that ends connections runs out of ports.
+    #[cfg(target_os = "linux")]
+    assert!(eventually("a connection has ended", async || router.keeps_ports()).await);
     other.stop().await;
 }
 

@@ -37,6 +37,8 @@ const ANSWERS_MAX: usize = 256;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest path and longest headers of a request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Time for a router to end the connection of an answer, before this side ends it.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes for which one permit of the semaphore `Service::room` stands.
 const ROOM_BYTES: usize = 1 << 10;
 /// Most messages that may wait on the connection to NATS.
@@ -200,8 +202,17 @@ async fn send(reply_to: &ReplyTo, answer: Bytes) -> io::Result<()> {
     let mut stream = TcpStream::connect(&reply_to.address).await?;
     stream.set_nodelay(true)?;
     stream.write_all(&answer).await?;
+    // The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side would run out of
+    // ports. So the router, which knows the last message, gets time to end the connection.
+    if let Ok(ended) = timeout(END_PATIENCE, read_to_end(&mut stream)).await {
+        return ended;
+    }
     stream.shutdown().await?;
-    // The router sends back at most requests to end the stream, and the stream ends anyway: they are read and ignored.
+    read_to_end(&mut stream).await
+}
+
+/// Reads until the router ends the connection. The router sends back at most requests to end the stream, which ends anyway.
+async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())
