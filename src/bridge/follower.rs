@@ -257,10 +257,9 @@ impl Follower {
         certain.or_else(|| self.relay.trouble())
     }
 
-    /// Tells daemons what the trouble with the engine is: why it is `out_of_sight`, or else why it is in doubt although it is followed.
-    pub(super) async fn explain(&mut self, out_of_sight: Option<&str>) -> Result<(), FollowError> {
-        let trouble = out_of_sight.or_else(|| self.trouble()).map(str::to_owned);
-        Ok(self.relay.explain(trouble.as_deref()).await?)
+    /// Tells daemons what the `trouble` with the engine is.
+    pub(super) async fn explain(&mut self, trouble: Option<&str>) -> Result<(), FollowError> {
+        Ok(self.relay.explain(trouble).await?)
     }
 
     /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. Without a replay

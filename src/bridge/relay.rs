@@ -1,5 +1,7 @@
 //! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
 
+mod labels;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +11,7 @@ use kvatlas_client::publish::{
     SharedState, cut_events,
 };
 use kvatlas_core::wire::{
-    DegradedReason, DegradedReasons, Event, LAYERS_LABEL, Labels, ModelKey, Profile, Rank, Subjects,
-    TROUBLE_LABEL, Tier,
+    DegradedReason, DegradedReasons, Event, Labels, ModelKey, Profile, Rank, Subjects, Tier,
 };
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
@@ -23,6 +24,7 @@ use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
 use super::republish::Tap;
+use labels::Added;
 
 /// Bounds on a piece that is handed to the publisher at once. The publisher has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
@@ -65,31 +67,6 @@ pub(super) struct Way {
     pub(super) lease: Option<Lease>,
     /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
-}
-
-/// Labels that the bridge adds to those that a holder was given.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Added {
-    /// Layers beside full attention that the engine's events tell of.
-    layers: Option<&'static str>,
-    /// Trouble with the engine, as the value of a label.
-    trouble: Option<String>,
-}
-
-impl Added {
-    /// Returns `profile` with these labels added. A label for which there is no room is left out.
-    fn to(&self, profile: &Profile) -> Profile {
-        let added = [
-            (LAYERS_LABEL, self.layers),
-            (TROUBLE_LABEL, self.trouble.as_deref()),
-        ];
-        let mut profile = profile.clone();
-        for (key, value) in added {
-            let labels = value.and_then(|value| profile.labels.with(key, value).ok());
-            profile.labels = labels.unwrap_or(profile.labels);
-        }
-        profile
-    }
 }
 
 /// Knowledge that an earlier bridge had of an engine, and the last epoch in which it told daemons.

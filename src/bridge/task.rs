@@ -262,11 +262,9 @@ impl EngineTask {
     }
 
     async fn note_followed(&mut self) -> Result<(), FollowError> {
-        self.progress.followed(
-            &self.engine,
-            self.follower.relay().is_exact(),
-            self.follower.trouble(),
-        );
-        self.follower.explain(None).await
+        let trouble = self.follower.trouble().map(str::to_owned);
+        let is_exact = self.follower.relay().is_exact();
+        self.progress.followed(&self.engine, is_exact, trouble.as_deref());
+        self.follower.explain(trouble.as_deref()).await
     }
 }

@@ -9,7 +9,7 @@ use crate::cli::text::counted;
 const LINES_MAX: usize = 16;
 
 /// The engines, servers and sources that a bridge shows.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub(super) struct Followed {
     engines: Vec<Named>,
     // Of an older bridge.
