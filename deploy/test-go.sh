@@ -36,7 +36,7 @@ need_kvatlas
 
 formatted=$(gofmt -l src/go deploy/go-example)
 [ -z "$formatted" ] || { echo "gofmt would change: $formatted" >&2; exit 1; }
-(cd "$root/deploy/go-example" && go vet . && go build -o "$work/example" .)
+(cd "$root/deploy/go-example" && go vet . && go build -o "$work/example" . && go test -count=1 .)
 cd "$root/src/go"
 go vet .
 # They mostly wait: six at a time keep two cores busy.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
 
+from policy import choose
 from processes import Prompt
 from vllm_fleet import ENGINES, SIZE, Fleet
 from ways import Asked
-
-sys.path.append(str(Path(__file__).parents[2] / "deploy/router-example"))
-
-from policy import choose
 
 
 class Example(Asked):

@@ -9,7 +9,7 @@ from ways import Asked, named, place_of
 
 
 class Hinted(Asked):
-    """Routers that send a prompt to who reuses most, or will soon; by turns among equals."""
+    """Routers that send a prompt to who reuses most, or will soon; among equals to its home."""
 
     # Longer than an event is under way, and short beside the life of a block.
     OPTIONS: ClassVar[tuple[str, ...]] = ("--hints-ttl-ms", "2000")

@@ -1,4 +1,4 @@
-"""llm-d-router's indexer, as a small router would ask it: its scores, ties by turns."""
+"""llm-d-router's indexer, as a small router would ask it: its scores, ties as the others of ours."""
 
 from __future__ import annotations
 

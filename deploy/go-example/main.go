@@ -23,13 +23,19 @@ func show(ctx context.Context, client *kvatlas.Client, namespace, title string, 
 		return err
 	}
 	fmt.Println(title)
+	usable := map[string]int{}
 	for _, holder := range reply.Holders {
+		usable[holder.Worker] = int(holder.UsableBlocks)
 		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
 			holder.Worker, holder.MatchedBlocks, reply.QueryBlocks, holder.UsableBlocks, holder.Exact, holder.Degraded)
 		if holder.Address != "" {
 			fmt.Printf("    at %s %v\n", holder.Address, holder.Labels)
 		}
 	}
+	// A router counts here what it has sent to each, until that is answered.
+	underWay := map[string]int{}
+	engine, toCompute := choose([]string{"gpu-0", "gpu-1"}, query.Tokens, int(reply.QueryBlocks), usable, underWay)
+	fmt.Printf("  a request goes to %s, which has to compute %d blocks\n", engine, toCompute)
 	return nil
 }
 
@@ -62,7 +68,7 @@ func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publis
 	if err := tell(ctx, client, publisher, namespace, worker, kvatlas.Removed{SequenceHashes: chain[3:]}); err != nil {
 		return err
 	}
-	return show(ctx, client, namespace, "after the removal:", kvatlas.Query{SequenceHashes: chain})
+	return show(ctx, client, namespace, "after the removal:", kvatlas.Query{Tokens: tokens})
 }
 
 func run(url, namespace, worker, address string, stay bool) error {

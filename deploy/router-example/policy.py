@@ -8,19 +8,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-# Tokens that decide a prompt's home: more than the system prompt, which most prompts share.
-HOME_TOKENS = 1024
+# Most tokens that decide a prompt's home: more than the system prompt, which most prompts share.
+HOME_TOKENS_MAX = 1024
 # Where something is known, engines within a tenth of the prompt's own cost above the cheapest are equals.
-KNOWN_TOLERANCE = 0.1
-# Where nothing is known, the home has a good chance to have all of it.
-UNKNOWN_TOLERANCE = 1.0
+KNOWN_TOLERANCE_DIVISOR = 10
 
 
-def home_score(engine: str, first_tokens: Sequence[int]) -> bytes:
-    """The engine's score for prompts that begin with these tokens: the same in every router. The highest is the home."""
-    digest = hashlib.blake2b(engine.encode() + b"\0", digest_size=8)
-    digest.update(b"".join(token.to_bytes(4, "little") for token in first_tokens))
-    return digest.digest()
+def home_key(tokens: Sequence[int]) -> bytes:
+    """The hash of the first tokens, which decide the prompt's home.
+
+    Their number is a power of two: so a short conversation keeps its home over most turns.
+    """
+    shortened = min(len(tokens), HOME_TOKENS_MAX)
+    decisive = 1 << shortened.bit_length() >> 1
+    return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in tokens[:decisive])).digest()
+
+
+def home_score(engine: str, key: bytes) -> bytes:
+    """The engine's score for prompts with this key: the same in every router. The highest is the home."""
+    return hashlib.sha256(engine.encode() + b"\0" + key).digest()
 
 
 def choose(
@@ -38,9 +44,11 @@ def choose(
     to_compute = {engine: max(blocks - usable.get(engine, 0), 0) for engine in engines}
     costs = {engine: missing + under_way.get(engine, 0) for engine, missing in to_compute.items()}
     is_known = any(usable.get(engine, 0) for engine in costs)
-    tolerance = (KNOWN_TOLERANCE if is_known else UNKNOWN_TOLERANCE) * blocks
-    most = min(costs.values()) + tolerance
-    first = tokens[:HOME_TOKENS]
-    equals = (engine for engine, cost in costs.items() if cost <= most)
-    chosen = max(equals, key=lambda engine: home_score(engine, first))
+    # Where nothing is known, the home has a good chance to have all of it.
+    divisor = KNOWN_TOLERANCE_DIVISOR if is_known else 1
+    # In parts of a block, so that nothing is rounded.
+    most = min(costs.values()) * divisor + blocks
+    key = home_key(tokens)
+    equals = (engine for engine, cost in costs.items() if cost * divisor <= most)
+    chosen = max(equals, key=lambda engine: home_score(engine, key))
     return chosen, to_compute[chosen]

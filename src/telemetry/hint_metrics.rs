@@ -15,7 +15,9 @@ metric_group! {
     HintMetrics::new() {
         /// Hints of routers that were kept.
         taken: Counter = "kvatlas_hints_total", Count;
-        /// Hints of routers that have ended: what they predicted is known by now, or was wrong.
+        /// Hints of routers that have come true: all their blocks were known before their time ended.
+        fulfilled: Counter = "kvatlas_hints_fulfilled_total", Count;
+        /// Hints of routers whose time has ended before all their blocks were known.
         expired: Counter = "kvatlas_hints_expired_total", Count;
         /// Hints of routers that were not kept, or went before their time, by reason.
         dropped: PerLabel<HintDrop, Counter> = "kvatlas_hints_dropped_total", Count;
@@ -30,7 +32,12 @@ impl HintMetrics {
         self.taken.increment(1);
     }
 
-    /// Counts hints whose time has ended.
+    /// Counts a hint that has come true.
+    pub fn fulfilled(&self) {
+        self.fulfilled.increment(1);
+    }
+
+    /// Counts hints whose time has ended, and which have not come true.
     pub fn expired(&self, hints: u64) {
         self.expired.increment(hints);
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kvatlas_bridge::{Bridge, BridgeOptions, EngineDefaults, StateDirectory, parse_engine};
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
+use kvatlas_core::hash::{BlockSize, HashSeed, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
     EventBatch, HolderMatch, Labels, NamespaceName, Profile, QueryResult, TROUBLE_LABEL, Tier,
 };
@@ -88,6 +89,22 @@ async fn every_answer_says_where_a_holder_is() {
     let asked_for = json!({"model_name": "llama", "token_ids": [1, 2, 3]});
     let dynamo = http.post("/query", &asked_for).await.json();
     assert_eq!(dynamo.get("addresses"), None, "{dynamo}");
+    let tokens: Vec<u32> = (1..=16).collect();
+    let blocks = block_hashes(&tokens, BlockSize::DEFAULT, HashSeed::for_cache(None, None));
+    let of_tokens = vec![stored(sequence_hashes(blocks).collect())];
+    publisher.publish(Tier::DEVICE, of_tokens).await.unwrap();
+    client.applied("gpu-0", 0, publisher.flush().await.unwrap()).await;
+    for (path, body) in [
+        ("/query", json!({"model_name": "llama", "token_ids": tokens})),
+        ("/lookup", json!({"tokens": tokens})),
+    ] {
+        let answer = http.post(path, &body).await.json();
+        assert_eq!(
+            answer["addresses"],
+            json!({"gpu-0": {"0": "10.0.0.7:8000"}}),
+            "{path}: {answer}"
+        );
+    }
     let (_, body) = http_get(daemon.admin_address().unwrap(), "/workers");
     let admin: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(said(&admin["holders"][0]), both);

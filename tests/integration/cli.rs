@@ -1,11 +1,11 @@
 //! The real binary, as a person or a script runs it.
 
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::{Output, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
+use tokio::net::TcpSocket;
 
 use crate::support::process::{Process, kvatlas};
 use crate::support::{PATIENCE, eventually, http_get};
@@ -36,10 +36,17 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// The URL of a port on which nobody listens.
-fn dead_broker() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("nats://{}", listener.local_addr().unwrap())
+/// A port on which nobody listens, and which nobody else gets meanwhile: a socket is bound to it.
+struct DeadBroker {
+    url: String,
+    _bound: TcpSocket,
+}
+
+fn dead_broker() -> DeadBroker {
+    let bound = TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("nats://{}", bound.local_addr().unwrap());
+    DeadBroker { url, _bound: bound }
 }
 
 #[test]
@@ -142,7 +149,14 @@ async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
 fn nobody_to_read_a_message_is_no_reason_to_panic() {
     for (arguments, expected) in [
         (
-            vec!["query", "--namespace", "a", "--status", "--nats", &dead_broker()],
+            vec![
+                "query",
+                "--namespace",
+                "a",
+                "--status",
+                "--nats",
+                &dead_broker().url,
+            ],
             UNAVAILABLE,
         ),
         (vec!["serve", "--admin-listen", "nowhere"], USAGE),
@@ -211,13 +225,14 @@ fn the_printed_configuration_loads_back() {
 
 #[test]
 fn without_a_broker_the_error_says_what_to_change() {
-    let url = dead_broker();
+    let dead = dead_broker();
+    let url = dead.url.as_str();
     let folder = tempfile::tempdir().unwrap();
     let events = folder.path().join("events.jsonl");
     std::fs::write(&events, "{\"events\":[]}\n").unwrap();
     for arguments in [
-        &["query", "--namespace", "a", "--tokens", "1,2", "--nats", &url][..],
-        &["query", "--namespace", "a", "--status", "--nats", &url],
+        &["query", "--namespace", "a", "--tokens", "1,2", "--nats", url][..],
+        &["query", "--namespace", "a", "--status", "--nats", url],
         &[
             "publish",
             events.to_str().unwrap(),
@@ -226,7 +241,7 @@ fn without_a_broker_the_error_says_what_to_change() {
             "--worker",
             "b",
             "--nats",
-            &url,
+            url,
         ],
     ] {
         let output = run(arguments);
@@ -303,7 +318,8 @@ fn a_file_that_is_no_snapshot_is_told_from_one_that_is() {
 
 #[test]
 fn a_daemon_without_a_broker_waits_and_stops_when_told() {
-    let mut served = Process::logged(&["--nats-url", &dead_broker()]);
+    let broker = dead_broker();
+    let mut served = Process::logged(&["--nats-url", &broker.url]);
     served.wait_for_line(|line| {
         line["message"]
             .as_str()

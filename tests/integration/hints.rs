@@ -1,7 +1,7 @@
 //! Hints: routers say where they have sent requests, and queries that ask for it are told apart from what is known.
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{Event, Hint, QueryOptions, QueryReply, SingleQuery, Tier};
+use kvatlas_core::wire::{Event, Hint, QueryOptions, QueryReply, RemovedBlocks, SingleQuery, Tier};
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
@@ -119,6 +119,42 @@ async fn what_routers_hint_is_predicted_apart_until_events_tell_of_it() {
         (predicted(&reply) == [("gpu-0", 8), ("gpu-1", 7)]).then_some(())
     })
     .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hint_that_has_come_true_predicts_nothing_more() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("hints.ttl_ms", "60000")]).await;
+    let client = Client::connect(broker.url()).await;
+    two_workers(&client).await;
+    let hints = vec![hint("gpu-1", 6)];
+    client.queries.tell_hints(&namespace(), hints).await.unwrap();
+    eventually("the hint is heard", async || {
+        (predicted(&asked(&client, 8).await) == [("gpu-1", 6)]).then_some(())
+    })
+    .await;
+    let mut publisher = client.publisher("gpu-1", 0);
+    let events = vec![Event::Cleared, stored(hashes(1, 6))];
+    publisher.publish(Tier::DEVICE, events).await.unwrap();
+    let fulfilled = || {
+        let (_, page) = http_get(daemon.admin_address().unwrap(), "/metrics");
+        page.lines().any(|line| line == "kvatlas_hints_fulfilled_total 1")
+    };
+    eventually("it has come true", async || fulfilled().then_some(())).await;
+    // The engine evicts some blocks again.
+    let evicted = Event::Removed(RemovedBlocks::by_sequence(hashes(1, 6)[2..].to_vec()));
+    publisher.publish(Tier::DEVICE, vec![evicted]).await.unwrap();
+    let reply = eventually("the eviction is known", async || {
+        let reply = asked(&client, 8).await;
+        let known = matches(&reply);
+        known
+            .iter()
+            .any(|(name, _, blocks, _)| name == "gpu-1" && *blocks == 2)
+            .then_some(reply)
+    })
+    .await;
+    assert_eq!(predicted(&reply), []);
     daemon.stop().await;
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import json
 import os
+import sys
 import time
 import urllib.request
 from abc import ABC, abstractmethod
@@ -15,6 +15,10 @@ from typing import Any, ClassVar
 
 from processes import Broker, Process, Prompt, free_ports, kvatlas, wait_until
 from vllm_fleet import ENGINES, MODEL, SIZE, Client, Fleet, Worker
+
+sys.path.append(str(Path(__file__).parents[2] / "deploy/router-example"))
+
+from policy import home_key, home_score
 
 
 class Way(ABC):
@@ -197,12 +201,11 @@ class Republished(Direct):
 
 
 class Scoring(Way):
-    """Small routers that ask how much of a prompt each engine reuses, and send it to who reuses most; by turns among equals."""
+    """Small routers that ask how much of a prompt each engine reuses, and send it to who reuses most; among equals to the prompt's home."""
 
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         super().__init__(folder, fleet, routers)
         self._workers = [Client(worker.port) for worker in fleet.workers]
-        self._turns = [itertools.count() for _ in range(routers)]
 
     @abstractmethod
     def reused(self, prompt: Prompt, router: int) -> dict[int, float]:
@@ -210,9 +213,8 @@ class Scoring(Way):
 
     def choose(self, prompt: Prompt, router: int) -> int:
         """The place of the engine for a prompt."""
-        reused, turn = self.reused(prompt, router), next(self._turns[router])
-        places = [(turn + step) % ENGINES for step in range(ENGINES)]
-        return max(places, key=lambda place: reused.get(place, 0))
+        reused, key = self.reused(prompt, router), home_key(prompt[0])
+        return max(range(ENGINES), key=lambda place: (reused.get(place, 0), home_score(f"gpu-{place}", key)))
 
     def ask(self, prompt: Prompt, router: int) -> None:
         self.send(self.choose(prompt, router), prompt)

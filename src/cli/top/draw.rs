@@ -325,6 +325,23 @@ mod tests {
     }
 
     #[test]
+    fn what_the_publisher_says_of_its_doubt_comes_first() {
+        let mut model = model();
+        let told = json!({"kvatlas/trouble": "the replay begins at 512, needed 1"});
+        let frame = json!({
+            "ready": true, "reasons": [], "namespaces": [],
+            "fleet": {"whole": false, "added": [], "profiles": [[1, "", told]], "facts": [], "gone": []},
+        });
+        model.take("frame", &frame.to_string());
+        let lines = drawn(&mut model, 100);
+        assert!(
+            lines[10].starts_with("the replay begins at 512, needed 1. Mend: ask the publisher"),
+            "{}",
+            lines[10]
+        );
+    }
+
+    #[test]
     fn keys_filter_and_move_and_end() {
         let mut model = model();
         press(&mut model, KeyCode::Char('d'));

@@ -5,6 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
 
+use kvatlas_core::wire::TROUBLE_LABEL;
+
 use super::frames::{Frame, Hello, NamespaceFrame, Rates};
 use crate::cli::text::{SECOND_US, lasted, printable};
 
@@ -28,6 +30,8 @@ pub(super) struct ShownHolder {
     pub(super) worker: String,
     pub(super) rank: u32,
     pub(super) address: String,
+    /// What its publisher says of its own doubts; empty where it says nothing.
+    told: String,
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
     reasons: u32,
@@ -126,6 +130,7 @@ impl Model {
                 worker: printable(&worker).replace('\n', ""),
                 rank,
                 address: String::new(),
+                told: String::new(),
                 blocks: 0,
                 lag_us: 0,
                 reasons: 0,
@@ -134,9 +139,11 @@ impl Model {
             };
             self.holders.entry(number).or_insert(holder);
         }
-        for (number, address, _) in change.profiles {
+        for (number, address, labels) in change.profiles {
             if let Some(holder) = self.holders.get_mut(&number) {
+                let told = labels.get(TROUBLE_LABEL).and_then(|told| told.as_str());
                 holder.address = printable(&address).replace('\n', "");
+                holder.told = printable(told.unwrap_or_default()).replace('\n', "");
             }
         }
         for (number, since_us) in change.since {
@@ -231,7 +238,7 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// The cost and the mends of the selected holder's doubt; none while that is exact.
+    /// What the publisher of the selected holder says of its doubt, the cost, and the mends; none while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {
@@ -242,11 +249,12 @@ impl Model {
             known.map_or_else(|| format!("kvatlas explain {word}"), |(_, mend)| printable(mend))
         };
         let mends: Vec<String> = self.words(holder).map(mend).collect();
-        let cost = match holder.cost.as_str() {
+        let sentence = |before: &str, text: &str| match text {
             "" => String::new(),
-            cost => format!("Cost: {cost}. "),
+            text => format!("{before}{text}. "),
         };
-        Some(format!("{cost}Mend: {}", mends.join("; ")))
+        let (told, cost) = (sentence("", &holder.told), sentence("Cost: ", &holder.cost));
+        Some(format!("{told}{cost}Mend: {}", mends.join("; ")))
     }
 
     /// In words, whether a holder's state is certain.

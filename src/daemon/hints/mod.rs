@@ -1,5 +1,6 @@
 //! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between a router's
-//! decision and the first event of the engine that shows it.
+//! decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown all its blocks: the engine may
+//! evict them again, and then only the index knows.
 //!
 //! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets them in
 //! a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
@@ -19,6 +20,7 @@ use kvatlas_core::wire::{HolderId, NamespaceName, Shard};
 use kvatlas_telemetry::HintMetrics;
 use kvatlas_telemetry::labels::HintDrop;
 
+pub(crate) use table::KeptHint;
 use table::{Table, cost};
 
 /// The hints of all namespaces.
@@ -94,7 +96,7 @@ impl Hints {
         name: &NamespaceName,
         chain: &mut QueryChain<'_>,
         now: Instant,
-    ) -> Vec<(Arc<HolderId>, usize)> {
+    ) -> Vec<(Arc<KeptHint>, usize)> {
         let mut tables = self.tables.lock();
         if tables.is_empty() {
             return Vec::new();
@@ -106,10 +108,37 @@ impl Hints {
         })
     }
 
+    /// Asks `has_all` of hints that are not fulfilled yet whether the holder has all blocks, of at most `max` hints a namespace. The
+    /// hints of which it has are fulfilled: they predict nothing any more.
+    pub(crate) fn look(
+        &self,
+        max: usize,
+        now: Instant,
+        mut has_all: impl FnMut(&NamespaceName, &KeptHint) -> bool,
+    ) {
+        let mut tables = self.tables.lock();
+        self.expire(&mut tables, now);
+        let looks = tables
+            .iter_mut()
+            .map(|(name, table)| (name.clone(), table.look(max)));
+        let looks: Vec<(NamespaceName, Vec<Arc<KeptHint>>)> = looks.collect();
+        // Queries need the tables meanwhile.
+        drop(tables);
+        for (name, hints) in looks {
+            for hint in hints {
+                if has_all(&name, &hint) {
+                    hint.fulfil();
+                    self.metrics.fulfilled();
+                }
+            }
+        }
+    }
+
     fn expire(&self, tables: &mut HashMap<NamespaceName, Table>, now: Instant) {
-        let expired: u64 = tables.values_mut().map(|table| table.expire(now)).sum();
-        if expired > 0 {
-            self.metrics.expired(expired);
+        let before: usize = tables.values().map(Table::len).sum();
+        let unfulfilled: u64 = tables.values_mut().map(|table| table.expire(now)).sum();
+        self.metrics.expired(unfulfilled);
+        if tables.values().map(Table::len).sum::<usize>() < before {
             tables.retain(|_, table| table.len() > 0);
             self.show(tables);
         }
@@ -121,7 +150,7 @@ impl Hints {
         while tables.values().map(Table::bytes).sum::<usize>() > room {
             let largest = tables.iter_mut().max_by_key(|(_, table)| table.bytes());
             let Some((name, table)) = largest else { return };
-            if !table.forget_oldest() {
+            if table.forget_oldest().is_none() {
                 return;
             }
             self.metrics.dropped(HintDrop::NoRoom, 1, name);

@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::wire::HolderId;
+use kvatlas_core::wire::{HolderId, QueryKey};
 
 /// Approximate bytes of one block of a hint, in the map and in the hint's own list together.
 const BLOCK_BYTES: usize = 160;
@@ -19,32 +20,57 @@ pub(super) fn cost(blocks: usize) -> usize {
     HINT_BYTES + blocks.saturating_mul(BLOCK_BYTES)
 }
 
+/// A hint that is kept: a holder that should soon have all blocks of a prompt.
+#[derive(Debug)]
+pub(crate) struct KeptHint {
+    pub(crate) holder: HolderId,
+    /// The prompt's blocks, as lineage hashes.
+    pub(crate) prompt: QueryKey,
+    ends: Instant,
+    /// Number of the hint; later hints have higher numbers.
+    number: u64,
+    is_fulfilled: AtomicBool,
+}
+
+impl KeptHint {
+    /// Number of the prompt's blocks.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks().len()
+    }
+
+    /// Notes that the holder has had all blocks. From now on the index alone says what the holder has.
+    pub(crate) fn fulfil(&self) {
+        self.is_fulfilled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the holder has had all blocks.
+    pub(super) fn is_fulfilled(&self) -> bool {
+        self.is_fulfilled.load(Ordering::Relaxed)
+    }
+
+    fn blocks(&self) -> &[PositionalLineageHash] {
+        match &self.prompt {
+            QueryKey::LineageHashes(blocks) => blocks,
+            _ => &[],
+        }
+    }
+}
+
 /// The hints, in the order in which they came.
 ///
 /// A hint is about a whole prefix. So a holder with a claim to a block has a claim to every block before it, unless newer claims have
-/// pushed the holder out there. Therefore a block never has more claims than the block before it.
+/// pushed the holder out there. Therefore a block never has more claims than the block before it. Fulfilled hints keep their claims, so
+/// that this stays true, and are passed over.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    claims: HashMap<PositionalLineageHash, Vec<Claim>>,
-    hints: VecDeque<KeptHint>,
+    /// By block: the latest hint of each holder that should have the block, the latest last.
+    claims: HashMap<PositionalLineageHash, Vec<Arc<KeptHint>>>,
+    hints: VecDeque<Arc<KeptHint>>,
     /// The number of the next hint.
     next: u64,
+    /// The number of the hint at which the next look begins.
+    looked: u64,
     bytes: usize,
-}
-
-/// The claim that a holder should have a block.
-#[derive(Debug)]
-struct Claim {
-    holder: Arc<HolderId>,
-    /// Number of the latest hint that makes the claim.
-    hint: u64,
-}
-
-#[derive(Debug)]
-struct KeptHint {
-    ends: Instant,
-    number: u64,
-    blocks: Vec<PositionalLineageHash>,
 }
 
 impl Table {
@@ -60,49 +86,60 @@ impl Table {
 
     /// Keeps a hint until `ends`.
     pub(super) fn add(&mut self, holder: HolderId, blocks: Vec<PositionalLineageHash>, ends: Instant) {
-        let (holder, number) = (Arc::new(holder), self.next);
-        self.next += 1;
         self.bytes += cost(blocks.len());
-        for block in &blocks {
+        let hint = Arc::new(KeptHint {
+            holder,
+            prompt: QueryKey::LineageHashes(blocks),
+            ends,
+            number: self.next,
+            is_fulfilled: AtomicBool::new(false),
+        });
+        self.next += 1;
+        for block in hint.blocks() {
             let claims = self.claims.entry(*block).or_default();
-            claims.retain(|claim| claim.holder != holder);
+            claims.retain(|claim| claim.holder != hint.holder);
             if claims.len() >= HOLDERS_MAX {
                 // The latest stand at the end.
                 claims.remove(0);
             }
-            claims.push(Claim {
-                holder: Arc::clone(&holder),
-                hint: number,
-            });
+            claims.push(Arc::clone(&hint));
         }
-        self.hints.push_back(KeptHint { ends, number, blocks });
+        self.hints.push_back(hint);
     }
 
-    /// Forgets hints that have ended by `now`. Returns how many.
+    /// Forgets hints that have ended by `now`. Returns how many of them were not fulfilled.
     pub(super) fn expire(&mut self, now: Instant) -> u64 {
-        let mut expired = 0;
+        let mut unfulfilled = 0;
         while self.hints.front().is_some_and(|first| first.ends <= now) {
-            self.forget_oldest();
-            expired += 1;
+            let forgotten = self.forget_oldest();
+            unfulfilled += u64::from(forgotten.is_some_and(|hint| !hint.is_fulfilled()));
         }
-        expired
+        unfulfilled
     }
 
-    /// Forgets the oldest hint. Returns whether there was a hint.
-    pub(super) fn forget_oldest(&mut self) -> bool {
-        let Some(oldest) = self.hints.pop_front() else {
-            return false;
-        };
-        self.bytes = self.bytes.saturating_sub(cost(oldest.blocks.len()));
-        for block in &oldest.blocks {
+    /// Forgets the oldest hint, and returns it.
+    pub(super) fn forget_oldest(&mut self) -> Option<Arc<KeptHint>> {
+        let oldest = self.hints.pop_front()?;
+        self.bytes = self.bytes.saturating_sub(cost(oldest.len()));
+        for block in oldest.blocks() {
             if let Some(claims) = self.claims.get_mut(block) {
-                claims.retain(|claim| claim.hint != oldest.number);
+                claims.retain(|claim| claim.number != oldest.number);
                 if claims.is_empty() {
                     self.claims.remove(block);
                 }
             }
         }
-        true
+        Some(oldest)
+    }
+
+    /// Returns at most `max` hints that are not fulfilled. Further calls go on behind them, and then begin again.
+    pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
+        let first = self.hints.partition_point(|hint| hint.number < self.looked);
+        let behind = self.hints.range(first..).chain(self.hints.range(..first));
+        let open = behind.filter(|hint| !hint.is_fulfilled());
+        let looked: Vec<Arc<KeptHint>> = open.take(max).cloned().collect();
+        self.looked = looked.last().map_or(0, |last| last.number + 1);
+        looked
     }
 
     /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks, the most first. The prompt
@@ -111,8 +148,8 @@ impl Table {
         &self,
         len: usize,
         mut block: impl FnMut(usize) -> PositionalLineageHash,
-    ) -> Vec<(Arc<HolderId>, usize)> {
-        let mut found: Vec<(Arc<HolderId>, usize)> = Vec::new();
+    ) -> Vec<(Arc<KeptHint>, usize)> {
+        let mut found: Vec<(Arc<KeptHint>, usize)> = Vec::new();
         // Number of leading blocks that have at least so many claims each, by binary search.
         let mut depth_of = |claims: usize| {
             let (mut low, mut high) = (0, len);
@@ -135,9 +172,9 @@ impl Table {
         depths.dedup();
         for depth in depths {
             let claims = self.claims.get(&block(depth - 1));
-            for claim in claims.into_iter().flatten() {
-                if found.iter().all(|(known, _)| *known != claim.holder) {
-                    found.push((Arc::clone(&claim.holder), depth));
+            for claim in claims.into_iter().flatten().filter(|claim| !claim.is_fulfilled()) {
+                if found.iter().all(|(known, _)| known.holder != claim.holder) {
+                    found.push((Arc::clone(claim), depth));
                 }
             }
         }
@@ -179,7 +216,10 @@ mod tests {
 
     fn depths(table: &Table, asked: &[PositionalLineageHash]) -> HashMap<u32, usize> {
         let found = table.find(asked.len(), |place| asked[place]);
-        found.iter().map(|(id, depth)| (id.rank, *depth)).collect()
+        found
+            .iter()
+            .map(|(hint, depth)| (hint.holder.rank, *depth))
+            .collect()
     }
 
     #[test]
@@ -192,7 +232,45 @@ mod tests {
         let found = table.find(asked.len(), |place| asked[place]);
         assert_eq!((found.len(), found[0].1), (HOLDERS_MAX, HOLDERS_MAX + 3));
         assert!(found.is_sorted_by(|one, next| one.1 > next.1));
-        while table.forget_oldest() {}
+        while table.forget_oldest().is_some() {}
+        assert_eq!((table.bytes(), table.claims.len(), table.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn fulfilled_hints_are_passed_over_and_others_of_the_holder_are_not() {
+        const SHARED: usize = 3;
+        let (mut table, now) = (Table::default(), Instant::now());
+        let (one, other) = (prompt(0, SHARED, 8), prompt(1, SHARED, 6));
+        table.add(holder(0), one.clone(), now + Duration::from_secs(1));
+        table.add(holder(0), other.clone(), now + Duration::from_secs(2));
+        table.add(holder(1), other.clone(), now + Duration::from_secs(2));
+        let looked = table.look(2);
+        assert_eq!(looked.iter().map(|hint| hint.len()).collect::<Vec<_>>(), [8, 6]);
+        looked[1].fulfil();
+        assert_eq!(depths(&table, &one), HashMap::from([(0, 8), (1, SHARED)]));
+        assert_eq!(depths(&table, &other), HashMap::from([(1, 6)]));
+        // The next look goes on behind the last one, and then begins again.
+        let ranks = |table: &mut Table, max| {
+            table
+                .look(max)
+                .iter()
+                .map(|hint| hint.holder.rank)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (ranks(&mut table, 1), ranks(&mut table, 9)),
+            (vec![1], vec![0, 1])
+        );
+        assert_eq!(
+            table.expire(now + Duration::from_secs(1)),
+            1,
+            "the first one was not fulfilled"
+        );
+        assert_eq!(
+            table.expire(now + Duration::from_secs(2)),
+            1,
+            "one of the others was"
+        );
         assert_eq!((table.bytes(), table.claims.len(), table.len()), (0, 0, 0));
     }
 

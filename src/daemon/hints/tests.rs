@@ -31,7 +31,7 @@ fn find(hints: &Hints, namespace: &str, key: &QueryKey, now: Instant) -> Vec<(St
     let found = hints.find(&name(namespace), &mut chain, now);
     found
         .iter()
-        .map(|(id, blocks)| (id.worker.to_string(), *blocks))
+        .map(|(hint, blocks)| (hint.holder.worker.to_string(), *blocks))
         .collect()
 }
 

@@ -29,9 +29,12 @@ pub(super) struct LookupJson {
 }
 
 #[derive(Serialize)]
-struct Answer<L> {
+struct Answer<L, A> {
     event_id: String,
     layout_info: L,
+    /// Addition of kvatlas to LMCache's answer. Left out if no address is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addresses: Option<A>,
 }
 
 /// `POST /lookup`.
@@ -61,6 +64,7 @@ pub(super) async fn lookup(
     let answer = Answer {
         event_id: event_id(),
         layout_info: scores.by_location(),
+        addresses: scores.addresses(),
     };
     Ok(json_response(&answer, Some(scores.are_exact())))
 }

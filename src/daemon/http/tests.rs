@@ -199,7 +199,7 @@ fn what_an_answer_always_has_is_required() {
         ("MooncakeFigures", &[][..]),
         ("DynamoFigures", &[]),
         ("DynamoScores", &["addresses"]),
-        ("Layout", &[]),
+        ("Layout", &["addresses"]),
         ("QueryReply", &["gathered", "predicted"]),
         (
             "HolderMatch",

@@ -1,6 +1,6 @@
 //! Hearing hints of routers over NATS.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_nats::Message;
 
@@ -13,6 +13,13 @@ use crate::shared::{Shared, Stage};
 use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
+
+/// Time between two looks at which hints have come true: short beside the time for which an engine keeps a block that it has just stored.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Pause after a look, as a multiple of the look's own time, so that looks take a small share of a core.
+const LOOK_PAUSES: u32 = 20;
+/// Most hints of a namespace that one look asks about.
+const LOOKED_AT_MAX: usize = 1024;
 
 /// Begins to take hints from NATS as a task of `stage`, if the settings allow hints. Every replica takes all hints, so whichever replica
 /// is asked next knows them.
@@ -29,9 +36,22 @@ pub(super) async fn start_hints(
         subjects: shared.subjects.all_hints(),
         group: None,
     };
+    let (looking, stop) = (answerer.clone(), stage.stop.clone());
+    stage
+        .tasks
+        .spawn(async move { stop.run_until_cancelled(look(looking)).await });
     let (subjects, limits) = (shared.subjects.clone(), shared.query_limits.clone());
     let take = move |message: &Message| hear(&answerer, &hints, &subjects, &limits, message);
     start_reports(shared, stage, told, take).await
+}
+
+/// Looks again and again which hints have come true.
+async fn look(answerer: Answerer) {
+    loop {
+        let begun = Instant::now();
+        answerer.look_at_hints(LOOKED_AT_MAX, begun);
+        tokio::time::sleep(LOOK_PAUSE.max(begun.elapsed() * LOOK_PAUSES)).await;
+    }
 }
 
 fn hear(

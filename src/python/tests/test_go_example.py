@@ -58,14 +58,16 @@ async def test_it_publishes_asks_and_gives_its_state(program: Path, broker: Brok
         )
         try:
             assert running.stdout is not None
-            lines = [running.stdout.readline().rstrip() for _ in range(7)]
+            lines = [running.stdout.readline().rstrip() for _ in range(9)]
             assert lines == [
                 "after the store:",
                 "  gpu-0 holds 4 of 4 blocks, 3 of them usable, exact: true []",
                 "    at 10.0.0.7:8000 map[]",
+                "  a request goes to gpu-0, which has to compute 1 blocks",
                 "after the removal:",
                 "  gpu-0 holds 3 of 4 blocks, 3 of them usable, exact: true []",
                 "    at 10.0.0.7:8000 map[]",
+                "  a request goes to gpu-0, which has to compute 1 blocks",
                 "staying until interrupted",
             ]
             status = await here.holder()

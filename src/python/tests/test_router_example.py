@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import json
 import os
 import random
@@ -107,6 +108,38 @@ def test_equals_have_one_home_and_load_and_knowledge_go_before_it(policy: Module
         assert policy.choose(kept, tokens, 100, {}, {})[0] == home
     counts = [list(homes.values()).count(engine) for engine in engines]
     assert all(25 <= count <= 75 for count in counts), counts
+
+
+def choices(policy: ModuleType) -> list[dict[str, Any]]:
+    """What the policy chooses in some hundred cases, which the examples in Rust and Go must choose, too."""
+    pick, cases = random.Random(1), []
+    for _ in range(200):
+        engines = [f"gpu-{number}" for number in range(pick.randint(1, 6))]
+        blocks = pick.choice([0, 1, 7, 10, 30, 64, 100])
+        some = [engine for engine in engines if pick.random() < 0.5]
+        usable = {engine: pick.randint(0, blocks) for engine in some if pick.random() < 0.7}
+        under_way = {engine: pick.randint(0, 2 * blocks) for engine in engines if pick.random() < 0.3}
+        first, count = pick.randint(0, 1 << 17), 16 * blocks + pick.randint(0, 15)
+        chosen, to_compute = policy.choose(engines, range(first, first + count), blocks, usable, under_way)
+        case = {"engines": engines, "first_token": first, "tokens": count, "blocks": blocks, "usable": usable, "under_way": under_way}
+        cases.append(case | {"chosen": chosen, "to_compute": to_compute})
+    return cases
+
+
+def test_the_policy_chooses_what_the_examples_in_other_languages_do(policy: ModuleType) -> None:
+    kept, cases = SOURCE / "choices.json", choices(policy)
+    if "KVATLAS_TEST_REWRITE_VECTORS" in os.environ:
+        kept.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    assert json.loads(kept.read_text()) == cases
+
+
+def test_a_short_conversation_keeps_its_home_over_most_turns(policy: ModuleType) -> None:
+    engines = [f"gpu-{number}" for number in range(16)]
+    tokens = list(range(2000))
+    homes = [policy.choose(engines, tokens[:length], length // 16, {}, {})[0] for length in range(100, 2000, 50)]
+    changes = sum(one != other for one, other in itertools.pairwise(homes))
+    assert changes <= 4, homes
+    assert len(set(homes[20:])) == 1, homes
 
 
 def test_routing_by_answers_beats_round_robin() -> None:

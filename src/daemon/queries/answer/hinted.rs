@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvatlas_core::index::{Namespace, QueryChain, Search};
+use kvatlas_core::index::{Match, Namespace, PositionalIndexer, QueryChain, Search};
 use kvatlas_core::wire::{
     ErrorCode, HINTS_MAX, Hint, HolderId, NamespaceName, PredictedHolder, QueryOptions, WireError, WorkerName,
 };
 
 use super::spoken::spoken;
 use super::{Answerer, profile_of, saturating_u32};
-use crate::hints::Hints;
+use crate::hints::{Hints, KeptHint};
 
 impl Answerer {
     /// Returns the same answerer, which keeps hints of routers in `hints`. With `None`, hints are refused.
@@ -55,6 +55,16 @@ impl Answerer {
         Ok(taken)
     }
 
+    /// Looks which hints have come true: of at most `max` hints a namespace, whether the holder has all their blocks.
+    pub(crate) fn look_at_hints(&self, max: usize, now: Instant) {
+        if let Some(hints) = &self.hints {
+            hints.look(max, now, |name, hint| {
+                let namespace = self.namespaces.get(name);
+                namespace.is_some_and(|namespace| has_all(&namespace.indexer, hint))
+            });
+        }
+    }
+
     fn take_hint(
         &self,
         kept: &Hints,
@@ -88,9 +98,12 @@ impl Answerer {
         };
         let mut hinted = hints.find(&namespace.name, chain, Instant::now());
         if let Some(workers) = &options.workers {
-            hinted.retain(|(id, _)| workers.contains(&id.worker));
+            hinted.retain(|(hint, _)| workers.contains(&hint.holder.worker));
         }
-        let workers: Vec<WorkerName> = hinted.iter().map(|(id, _)| id.worker.clone()).collect();
+        let workers: Vec<WorkerName> = hinted
+            .iter()
+            .map(|(hint, _)| hint.holder.worker.clone())
+            .collect();
         if workers.is_empty() {
             return Vec::new();
         }
@@ -105,9 +118,9 @@ impl Answerer {
             let found = known.holders().find(|found| found.holder.id == *id);
             found.map_or(0, |found| found.matched_blocks)
         };
-        let predicted = hinted.iter().filter_map(|(id, blocks)| {
-            let blocks = saturating_u32(*blocks);
-            let is_registered = registered.iter().any(|holder| holder.id == **id);
+        let predicted = hinted.iter().filter_map(|(hint, blocks)| {
+            let (id, blocks) = (&hint.holder, saturating_u32(*blocks));
+            let is_registered = registered.iter().any(|holder| holder.id == *id);
             (is_registered && blocks > has(id)).then(|| PredictedHolder {
                 worker: id.worker.clone(),
                 rank: id.rank,
@@ -119,4 +132,18 @@ impl Answerer {
         predicted.sort_by(|one, other| one.order().cmp(&other.order()));
         predicted
     }
+}
+
+/// Whether a hint's holder has all the blocks that the hint is about.
+fn has_all(indexer: &PositionalIndexer, hint: &KeptHint) -> bool {
+    let search = Search {
+        workers: Some(std::slice::from_ref(&hint.holder.worker)),
+        ..Search::default()
+    };
+    let found = indexer.find_matches(&hint.prompt, search);
+    found.is_ok_and(|found| {
+        let has =
+            |found: Match<'_>| found.holder.id == hint.holder && found.matched_blocks as usize >= hint.len();
+        found.holders().any(has)
+    })
 }
