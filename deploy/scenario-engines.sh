@@ -7,6 +7,7 @@
 #   deploy/scenario-engines.sh --seed 7 --seeds 3  the seeds 7, 8 and 9
 #   deploy/scenario-engines.sh --short             six of them, once around
 #   deploy/scenario-engines.sh --only restarts     those with this text in their names
+#   deploy/scenario-engines.sh --outages           instead, for how long answers are not exact while a bridge or NATS restarts: six minutes
 #
 # Without the wheels it says so and skips, and so it does without Python 3.11 or pip; with CI=true those two are failures.
 #

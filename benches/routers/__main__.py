@@ -25,14 +25,16 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests" / folder) for folder in ("routers", "engines")]
 
+import memory
+import overhead
 from cases import SCENARIOS, Scenario
-from memory import SAMPLES, measure
 from plot import plot
 from processes import kvatlas
 from ways import Way
 
 REQUESTS, REQUESTS_QUICK = 200, 60
 MEMORY, BLOCKS = "memory", 1_000_000
+OVERHEAD, OVERHEAD_REQUESTS = "overhead", 1_000
 FAILED = "failed"
 # A port may be taken between two lives of a process.
 ATTEMPTS = 2
@@ -120,8 +122,18 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
     lines.append("|---" * 8 + "|")
     for row in rows:
         figures = [f"{mib:,.0f}" for mib in row["memory"]["mib"].values()] + [f"{row['memory']['bytes_a_block']:,}"]
-        figures.append(f"{sum(row['memory']['samples_found'])} of {2 * SAMPLES}")
+        figures.append(f"{sum(row['memory']['samples_found'])} of {2 * memory.SAMPLES}")
         lines.append(f"| {WAYS[row['way']].title} | " + " | ".join(figures) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def overhead_table(rows: list[dict[str, Any]]) -> str:
+    """The rows of overhead as Markdown."""
+    lines = ["| | added to a request, ms: p50 | p99 | computing of its processes, ms a request |", "|---" * 4 + "|"]
+    for row in rows:
+        found = row["overhead"]
+        added = found["added_ms"]
+        lines.append(f"| {WAYS[row['way']].title} | {added['p50']:.2f} | {added['p99']:.2f} | {found['computing_ms']:.2f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -149,7 +161,7 @@ def about(seed: int, requests: int) -> dict[str, Any]:
 def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in one scenario, in a process of its own, which can have one kind of engine only."""
     row: dict[str, Any] = {"scenario": scenario, "way": way}
-    if scenario != MEMORY and (why_not := WAYS[way].cannot_play(SCENARIOS[scenario])):
+    if scenario in SCENARIOS and (why_not := WAYS[way].cannot_play(SCENARIOS[scenario])):
         return row | {"not_played": why_not}
     command = [sys.executable, str(HERE), "--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]
     for attempt in range(ATTEMPTS):
@@ -165,15 +177,19 @@ def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, An
 def one(scenario: str, entry: Entry, seed: int, is_quick: bool) -> dict[str, Any]:
     """What one way does in one scenario."""
     if scenario == MEMORY:
-        return {"memory": measure(seed, entry.way(), BLOCKS // 10 if is_quick else BLOCKS)}
+        return {"memory": memory.measure(seed, entry.way(), BLOCKS // 10 if is_quick else BLOCKS)}
+    if scenario == OVERHEAD:
+        return {"overhead": overhead.measure(seed, entry.way(), OVERHEAD_REQUESTS // 10 if is_quick else OVERHEAD_REQUESTS)}
     played = SCENARIOS[scenario]
     return {"tally": asdict(played.run(seed, entry.way(played.keeps_state), REQUESTS_QUICK if is_quick else REQUESTS))}
 
 
 def write(folder: Path, described: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Writes what has been measured so far. Returns the tables."""
-    choices = [row for row in rows if row["scenario"] != MEMORY]
-    tables = table(choices) + "\n" + memory_table([row for row in rows if "memory" in row])
+    choices = [row for row in rows if row["scenario"] in SCENARIOS]
+    tables = table(choices)
+    for name, of_rows in ((MEMORY, memory_table), (OVERHEAD, overhead_table)):
+        tables += "\n" + of_rows([row for row in rows if name in row])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "routers.json").write_text(json.dumps(described | {"rows": rows}, indent=1) + "\n")
     (folder / "routers.md").write_text(tables)
@@ -186,7 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{REQUESTS_QUICK} requests instead of {REQUESTS}")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help=f"the scenarios with this text in their names, or '{MEMORY}'")
+    parser.add_argument("--only", default="", help=f"the scenarios with this text in their names: also '{MEMORY}' or '{OVERHEAD}'")
     parser.add_argument("--ways", default=",".join(WAYS), help="these ways only: %(default)s")
     parser.add_argument("--output", type=Path, default=HERE.parents[1] / "target/routers")
     parser.add_argument("--keep", action="store_true", help="keep what is in the folder, and play only what is not")
@@ -201,7 +217,7 @@ def main() -> int:
     before = json.loads(kept.read_text())["rows"] if arguments.keep and kept.exists() else []
     rows = [row for row in before if row.get("not_played") != FAILED]
     ways = available(arguments.ways.split(","))
-    for scenario in filter(lambda name: arguments.only in name, [*SCENARIOS, MEMORY]):
+    for scenario in filter(lambda name: arguments.only in name, [*SCENARIOS, MEMORY, OVERHEAD]):
         for way in ways:
             is_known = any((row["scenario"], row["way"]) == (scenario, way) for row in rows)
             if is_known or (scenario == MEMORY and way in WITHOUT_MEMORY):

@@ -58,13 +58,18 @@ def resident_mib(way: Way) -> float:
     return total / 1024
 
 
-def cpu_seconds(way: Way) -> float:
-    """What a way's processes have computed so far, and this one, where SMG's relays are."""
+def ticks(of: list[int]) -> int:
+    """What these processes have computed so far, in ticks of the clock."""
     total = 0
-    for number in [os.getpid(), *numbers(way.processes())]:
+    for number in of:
         fields = Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()
         total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+    return total
+
+
+def cpu_seconds(way: Way) -> float:
+    """What a way's processes have computed so far, and this one, where SMG's relays are."""
+    return ticks([os.getpid(), *numbers(way.processes())]) / TICKS
 
 
 def settle(way: Way) -> None:

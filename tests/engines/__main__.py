@@ -1,6 +1,7 @@
 """Runs kvatlas beside genuine engines, and compares every answer with their caches.
 
     python3 tests/engines [--seed N] [--seeds COUNT] [--short] [--only TEXT]
+    python3 tests/engines --outages [--output FILE] [--seed N] [--only TEXT]
 
 Wants KVATLAS_ENGINES (see fetch.py), KVATLAS_BIN and NATS_SERVER_BIN where they are not where a build and deploy/setup.sh leave them.
 Prints a table, a line a scenario. Ends with 1 where an answer that was called exact was wrong, or a scenario failed otherwise.
@@ -16,6 +17,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from outages import measure
 from scenarios import SCENARIOS, Scenario
 from world import World, summary
 
@@ -47,8 +49,12 @@ def main() -> int:
     arguments.add_argument("--seeds", type=int, default=1, help="so many seeds, one after the other")
     arguments.add_argument("--short", action="store_true", help="six scenarios, once around")
     arguments.add_argument("--only", default="", help="scenarios with this text in their names")
+    arguments.add_argument("--outages", action="store_true", help="measure for how long answers are not exact while parts restart")
+    arguments.add_argument("--output", type=Path, help="where the figures of --outages go, as JSON")
     arguments.add_argument("--keep", help="a folder that keeps the logs")
     given = arguments.parse_args()
+    if given.outages:
+        return measure(given.seed, given.only, given.output)
     print("| scenario | answers | called exact | not right | wrong, called exact | behind at most | exact within | |")
     print("|---|---|---|---|---|---|---|---|")
     failed = 0
