@@ -1,9 +1,11 @@
 #!/bin/sh
 # Builds the release of the commit that is checked out, so that whoever builds it gets the same bytes:
-#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz, the wheel that pip installs, a bill of
+#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz, the wheel that pip installs, the Debian package, a bill of
 #                                          materials, and SHA256SUMS
 #   deploy/release.sh --check DIRECTORY    builds it twice, at two places, and compares
 #
+# The Debian package needs cargo-deb (cargo install cargo-deb); without it the package is left out, and that is said. deploy/scenario-release.sh tries all
+# that was made.
 # The same bytes need the same commit, toolchain (releasing.md), C compiler and C library. Paths, times, users and the environment do not count.
 #   KVATLAS_RELEASE_PROFILE   another profile than dist, to try the script out quickly
 set -eu
@@ -66,6 +68,11 @@ build() {
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$1" -cf - "$name" |
         gzip --no-name --best >"$2/$name.tar.gz"
     deploy/wheel.sh "$built" "$2" >/dev/null
+    if cargo deb --version >/dev/null 2>&1; then
+        KVATLAS_BIN=$built deploy/debian/build.sh "$2" >/dev/null
+    else
+        echo "SKIPPED: the Debian package: there is no cargo-deb" >&2
+    fi
     python3 deploy/sbom.py >"$2/kvatlas-$version.cdx.json"
 }
 
@@ -84,4 +91,4 @@ if [ "$is_check" = true ]; then
         echo "release: ${archive##*/} is the same, built at two places"
     done
 fi
-(cd "$out" && sha256sum kvatlas-*.tar.gz kvatlas-*.whl kvatlas-*.cdx.json >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && find . -maxdepth 1 -name 'kvatlas[-_]*' -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS)

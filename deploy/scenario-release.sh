@@ -23,10 +23,10 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
 one() {
-    [ $# -eq 1 ] && [ -f "$1" ] || {
+    if [ $# -ne 1 ] || [ ! -f "$1" ]; then
         echo "$checks: there is not one such file: $*" >&2
         exit 1
-    }
+    fi
     echo "$1"
 }
 
@@ -42,7 +42,11 @@ program=$unpacked/kvatlas
 # The runbook is in the program.
 "$program" explain upstream_gap | grep -q . && "$program" doctor --help >/dev/null
 for page in "$unpacked"/man/*.1; do
-    MANWIDTH=80 man --warnings -l "$page" 2>&1 >/dev/null | { ! grep .; }
+    said=$(MANWIDTH=80 man --warnings -l "$page" 2>&1 >/dev/null)
+    [ -z "$said" ] || {
+        echo "$page: $said" >&2
+        exit 1
+    }
 done
 bash -n "$unpacked/kvatlas.bash"
 
@@ -78,6 +82,7 @@ if [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null; then
     skip "the package was not installed: that needs root and debootstrap"
     exit 0
 fi
+# shellcheck disable=SC2016
 mirror=$(apt-get indextargets --format '$(SITE)' | head -n 1)
 debootstrap --variant=minbase bookworm "$debian" "$mirror" >"$work/debootstrap.log" 2>&1 || {
     tail -n 5 "$work/debootstrap.log" >&2
@@ -113,7 +118,7 @@ buildah() { command buildah --root "$work/images" --runroot "$work/run" "$@"; }
 if ! buildah pull "$(sed -n 's/^FROM \(gcr.*\)/\1/p' deploy/container/Dockerfile)" >/dev/null 2>&1; then
     echo "the registries cannot be reached: a Debian stands in for both bases, and the program that is built is that of the archive"
     rm "$debian/kvatlas.deb"
-    for base in $(sed -n 's/^FROM \([^ ]*\).*/\1/p' deploy/container/Dockerfile); do
+    sed -n 's/^FROM \([^ ]*\).*/\1/p' deploy/container/Dockerfile | while read -r base; do
         container=$(buildah from scratch)
         buildah copy --quiet "$container" "$debian" / >/dev/null
         # The container's own build script takes a program that is there.

@@ -34,10 +34,13 @@ Examples:
 
 /// Messages that may wait for one publisher: questions of daemons.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// How long the stop may take.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same, while NATS is away.
-const ALONE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the stop of a bridge may take while it is connected to NATS, or is not.
+pub(super) fn stop_patience(is_connected: bool) -> Duration {
+    match is_connected {
+        true => Duration::from_secs(5),
+        false => Duration::from_millis(500),
+    }
+}
 
 /// Whom to follow, and whom to tell.
 #[derive(Debug, Args)]
@@ -273,11 +276,7 @@ impl BridgeArguments {
             http.stop().await;
         }
         let is_connected = || ready.report().is_set(Latch::Connected);
-        let patience = if is_connected() {
-            STOP_PATIENCE
-        } else {
-            ALONE_PATIENCE
-        };
+        let patience = stop_patience(is_connected());
         let stopping = tokio::time::timeout(patience, bridge.stop(self.forget)).await;
         drop(admin);
         match stopping {

@@ -243,12 +243,14 @@ fn what_to_try(session: &Session) -> String {
         .broker_pid()
         .map(|pid| pid.to_string())
         .unwrap_or_default();
+    // As it was called: it need not be in PATH.
+    let kvatlas = std::env::args().next().unwrap_or_else(|| "kvatlas".to_owned());
     format!(
         "\nA fleet goes on in the namespace stay, with {STAY_RATE} requests a second. Ctrl-C ends it.\n  \
            look at it                     http://{page}/\n  \
-           in another terminal            kvatlas status --admin {page}\n  \
-           what a word means              kvatlas explain stale\n  \
-           break it: a worker forgotten   kvatlas admin forget stay worker-3 --nats-url {nats}\n  \
+           in another terminal            {kvatlas} status --admin {page}\n  \
+           what a word means              {kvatlas} explain stale\n  \
+           break it: a worker forgotten   {kvatlas} admin forget stay worker-3 --nats-url {nats}\n  \
            break it: NATS stands still    kill -STOP {broker}; sleep 10; kill -CONT {broker}\n"
     )
 }

@@ -44,6 +44,7 @@ mod serve;
 mod snapshot;
 mod status;
 mod status_report;
+mod strays;
 pub(crate) mod supervisor;
 mod table;
 mod text;

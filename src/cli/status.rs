@@ -6,6 +6,7 @@ use clap::Args;
 use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
+use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
 use super::admin_client::{AdminArguments, AdminClient, Role};
@@ -14,6 +15,7 @@ use super::missing::MissingShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{Refused, reason_of};
+use super::strays::Stray;
 use super::table::{Side, Table};
 use super::text::{counted, printable, since};
 
@@ -50,6 +52,9 @@ struct Index {
     snapshot_error: Option<String>,
     #[serde(default)]
     missing_shards: Vec<MissingShard>,
+    // An older daemon does not say it.
+    #[serde(default)]
+    strays: Vec<Stray>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -109,6 +114,9 @@ struct Status {
     snapshot_error: Option<String>,
     /// The shards that answers of a gateway lack.
     missing_shards: Vec<MissingShard>,
+    /// Namespaces that do not exist although events of them come.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    strays: Vec<Stray>,
     namespaces: Vec<NamespaceStatus>,
 }
 
@@ -195,6 +203,7 @@ impl Status {
             messages_waiting: index.messages_waiting,
             snapshot_error: index.snapshot_error,
             missing_shards: index.missing_shards,
+            strays: index.strays,
             namespaces: namespaces.into_values().collect(),
         })
     }
@@ -219,6 +228,9 @@ impl Status {
         let mut namespaces = self.namespaces.iter();
         if let Some(status) = namespaces.find(|status| !status.refused_publishers.is_empty()) {
             return Err(Failure::failed(status.render_refused()));
+        }
+        if let Some(stray) = self.strays.first() {
+            return Err(Failure::failed(stray));
         }
         if let Some(error) = &self.snapshot_error {
             return Err(Failure::failed(format_args!(
@@ -253,6 +265,9 @@ impl Status {
         }
         for missing in &self.missing_shards {
             text += &format!("  {missing} {}\n", missing.describe(now_us));
+        }
+        for stray in &self.strays {
+            text += &format!("  {}\n    mend: {}\n", stray.describe(now_us), stray.mend());
         }
         if let Some(hint) = self.role.hint() {
             return text + hint;
@@ -363,6 +378,20 @@ impl NamespaceStatus {
         if unnamed > 0 {
             text += &format!("  and {unnamed} more\n");
         }
+        text + &self.render_mends()
+    }
+
+    /// The runbook's advice about each reason, with the names of the first holder that has the reason.
+    fn render_mends(&self) -> String {
+        let mut text = String::new();
+        for reason in self.reasons.keys() {
+            let has = |holder: &&ToldHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
+            if let Some(first) = self.doubts.iter().find(has) {
+                let culprit = [&*first.namespace, &*first.worker, &first.rank.to_string()];
+                let mend = mend_for([*reason].into_iter(), "what to do", culprit);
+                text += &format!("  mend {reason}: {mend}\n");
+            }
+        }
         text
     }
 }
@@ -388,6 +417,7 @@ mod tests {
             messages_waiting: 1,
             snapshot_error: None,
             missing_shards: Vec::new(),
+            strays: Vec::new(),
             namespaces: vec![namespace("llama"), namespace("qwen")],
         }
     }
@@ -446,6 +476,20 @@ qwen          1000         0  123456  12345678
     }
 
     #[test]
+    fn a_namespace_of_which_nothing_is_taken_is_named_and_fails() {
+        let strays = r#"[{"namespace":"new","worker":"gpu-0","reason":"undecodable","detail":"no map","messages":7,
+            "since_us":1800000000000000}]"#;
+        let status = Status {
+            strays: serde_json::from_str(strays).unwrap(),
+            ..sound()
+        };
+        let text = status.render("a:1", 1_800_000_060_000_000);
+        let line = "  nothing of namespace new is taken: 7 messages, the last of gpu-0 (undecodable) since 08:00:00 UTC (60 s): no map\n    mend: ";
+        assert!(text.contains(line), "{text}");
+        assert!(status.verdict().is_err());
+    }
+
+    #[test]
     fn what_is_not_right_is_named_and_fails() {
         let mut status = sound();
         let gap = DegradedReasons::of(DegradedReason::Gap);
@@ -472,10 +516,23 @@ qwen          1000         0  123456  12345678
             ),
             "{text}"
         );
-        assert!(text.ends_with("  gpu-9/0 gap\n  and 2 more\n"), "{text}");
+        assert!(
+            text.contains("  gpu-9/0 gap\n  and 2 more\n  mend gap: "),
+            "{text}"
+        );
+        assert!(text.contains("\n  mend stale: "), "{text}");
         let failure = status.verdict().unwrap_err();
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),
+            "{failure}"
+        );
+        let mut dropped = sound();
+        dropped.namespaces[1].refused_publishers = vec!["wide".to_owned()];
+        let failure = dropped.verdict().unwrap_err();
+        assert!(
+            failure
+                .to_string()
+                .starts_with("publishers in qwen: all batches are dropped of wide"),
             "{failure}"
         );
         status.namespaces[0].epochs_ahead = 1;

@@ -18,6 +18,7 @@ use kvatlas_process::broker::{ConnectPatience, connect};
 use kvatlas_process::registry::{EngineRegistry, EngineState, EngineStatus};
 use kvatlas_telemetry::install_shared;
 
+use super::bridge::stop_patience;
 use super::engines::EngineArguments;
 use super::failure::Failure;
 use super::output::print;
@@ -94,14 +95,14 @@ impl UpArguments {
         );
         let nats = nats.await.map_err(Failure::failed)?;
         bridge.start(&nats);
-        let queries = QueryClient::new(nats, subjects_of_queries);
+        let queries = QueryClient::new(nats.clone(), subjects_of_queries);
         let signal = tokio::select! {
             signal = follow(&daemon, (&bridge, &queries), &arguments, &mut signals) => signal?,
             () = arguments.reload_at(hangup, &bridge) => "SIGHUP",
         };
         tracing::info!(signal, "draining; another signal ends the process at once");
         tokio::select! {
-            stopped = Box::pin(stop(daemon, bridge)) => stopped,
+            stopped = Box::pin(stop(daemon, bridge, &nats)) => stopped,
             signal = signals.next() => Err(Failure::failed(format_args!("ended by {signal} before it was drained"))),
         }
     }
@@ -269,9 +270,13 @@ fn curl_line(address: SocketAddr, model: &str) -> String {
     )
 }
 
-async fn stop(daemon: Daemon, bridge: Bridge) -> Result<(), Failure> {
+async fn stop(daemon: Daemon, bridge: Bridge, nats: &async_nats::Client) -> Result<(), Failure> {
     // Whoever reads the daemon's last snapshot finds the engines out of sight.
-    bridge.stop(false).await;
+    let is_connected = nats.connection_state() == async_nats::connection::State::Connected;
+    let stopping = tokio::time::timeout(stop_patience(is_connected), bridge.stop(false)).await;
+    if stopping.is_err() {
+        tracing::warn!("engines were still followed at the end");
+    }
     let report = daemon.stop().await;
     if !report.overran.is_empty() {
         return Err(Failure::failed(report));

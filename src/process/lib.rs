@@ -8,6 +8,7 @@
 //! | [`registry`] | what is said of engines: between the listeners that are told, and the bridge that follows them |
 //! | [`presence`] | by what tools find a process among the services of NATS |
 //! | `instance` | the name by which people tell a process from others |
+//! | [`setup`] | what a daemon wants of its surroundings |
 //! | [`storage`] | the file system behind a directory, which one process has |
 //! | [`dynamo`] | messages of Dynamo's request plane, and questions to etcd |
 
@@ -18,6 +19,7 @@ mod instance;
 pub mod listener;
 pub mod presence;
 pub mod registry;
+pub mod setup;
 pub mod storage;
 
 pub use instance::{BRIDGE, instance_name};

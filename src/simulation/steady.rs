@@ -24,7 +24,7 @@ use kvatlas_process::broker::{ConnectPatience, connect};
 /// Longest time that a router waits for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest time that the workers' goodbyes may take.
-const GOODBYE_PATIENCE: Duration = Duration::from_secs(3);
+const GOODBYE_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Settings of a steady fleet.
 #[derive(Debug, Clone)]

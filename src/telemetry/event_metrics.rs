@@ -23,6 +23,7 @@ static REMOVED_GATE: LogGate = LogGate::new();
 static EPOCH_GATE: LogGate = LogGate::new();
 static AHEAD_GATE: LogGate = LogGate::new();
 static CONTESTED_GATE: LogGate = LogGate::new();
+static SETTINGS_GATE: LogGate = LogGate::new();
 static SETTLED_GATE: LogGate = LogGate::new();
 
 /// Effect of one applied batch on the index.
@@ -149,7 +150,8 @@ impl EventMetrics {
     /// Counts a batch that was dropped whole, and logs it.
     ///
     /// `subject` is the subject of the message and may hold any text. Duplicates and stale epochs are signs of a
-    /// redelivery, so their lines are at level debug.
+    /// redelivery, so their lines are at level debug. So are those of other settings, which [`Self::settings_refused`]
+    /// logs once.
     pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
         self.batches_dropped.get(reason).increment(1);
         let Some(suppressed) = DROP_GATES[reason.index()].admit() else {
@@ -158,7 +160,7 @@ impl EventMetrics {
         let namespace = &*self.namespace;
         let subject = subject.escape_debug();
         match reason {
-            DropReason::Duplicate | DropReason::StaleEpoch => {
+            DropReason::Duplicate | DropReason::StaleEpoch | DropReason::OtherSettings => {
                 tracing::debug!(namespace, %reason, %subject, %detail, suppressed, "batch dropped");
             }
             _ => tracing::warn!(namespace, %reason, %subject, %detail, suppressed, "batch dropped"),
@@ -250,6 +252,21 @@ impl EventMetrics {
                 lower_epoch = lower,
                 suppressed,
                 "two publishers claim a worker: batches of a lower epoch are dropped"
+            );
+        }
+    }
+
+    /// Logs that a publisher's batches are dropped because of their settings. Call it for the first one of each holder.
+    pub fn settings_refused(&self, worker: &str, data_parallel_rank: u32, detail: &dyn Display) {
+        if let Some(suppressed) = SETTINGS_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                %detail,
+                suppressed,
+                "all batches of a worker are dropped: it has other settings"
             );
         }
     }

@@ -110,6 +110,7 @@ async fn without_a_server_nobody_waits_to_take_leave_of_it() {
     let processes = [
         Process::serve(broker.url(), &[]),
         Process::bridge(broker.url(), &engine),
+        Process::up(broker.url(), &engine),
     ];
     for process in &processes {
         eventually("it is ready, for probes and for metrics", async || {

@@ -73,7 +73,9 @@ fn judge_engines(place: &str, followed: &Followed) -> Check {
         0 => format!("{instance}: {error}"),
         more => format!("{instance}: {error}; and {more} more"),
     };
-    let mend = format!("http://{place}/workers names all of them; deploy/bridge.md says what each means");
+    let mend = format!(
+        "http://{place}/workers names all of them; kvatlas explain KvatlasServersTroubled says what to do"
+    );
     Check::warning(NAME, found, mend)
 }
 

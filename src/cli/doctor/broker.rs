@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use async_nats::{Client, jetstream};
 use kvatlas_config::Config;
-use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats};
+use kvatlas_process::broker::{
+    ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats, places_of,
+};
+use kvatlas_process::setup::Setup;
 use tokio::sync::mpsc;
 
 use super::report::Check;
@@ -21,8 +24,16 @@ pub(super) struct Connected {
     round_trip: Duration,
 }
 
+/// The finding of a connection that did not come about, and the words in which the whole ends.
+pub(super) struct Unconnected {
+    pub(super) check: Check,
+    pub(super) verdict: &'static str,
+}
+
+const UNREACHABLE: &str = "no NATS server could be reached";
+
 /// Connects, or says why not.
-pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Connected, Check> {
+pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Connected, Unconnected> {
     let (sender, refusals) = mpsc::channel(REFUSALS_MAX);
     let notice = move |notice| {
         if let ConnectionNotice::Refused(refusal) = notice {
@@ -37,17 +48,32 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Conne
         ConnectPatience::FailFast,
         notice,
     );
-    let failed = |found: String| {
-        let mend =
-            "start the NATS server, correct nats.url, or see its log for why it refuses the credentials";
-        Check::failed("broker", found, mend)
+    let failed = |found: String, mend: &str, verdict| Unconnected {
+        check: Check::failed("broker", found, mend),
+        verdict,
+    };
+    let silent = |found: String| {
+        let mend = "check that a NATS server runs there, or name another with --nats-url";
+        failed(found, mend, UNREACHABLE)
     };
     let nats = tokio::time::timeout(patience, connecting)
         .await
-        .map_err(|_| failed(format!("no answer within {patience:?}")))?
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|_| {
+            silent(format!(
+                "no answer from {} within {patience:?}",
+                places_of(&config.nats)
+            ))
+        })?
+        .map_err(|error| match error.is_refusal() {
+            true => failed(
+                error.found(),
+                error.mend(),
+                "the NATS server refuses the credentials",
+            ),
+            false => failed(error.found(), error.mend(), UNREACHABLE),
+        })?;
     let begun = Instant::now();
-    nats.flush().await.map_err(|error| failed(error.to_string()))?;
+    nats.flush().await.map_err(|error| silent(error.to_string()))?;
     Ok(Connected {
         nats,
         refusals: tokio::sync::Mutex::new(refusals),
@@ -66,9 +92,9 @@ impl Connected {
         Check::fine("broker", found)
     }
 
-    /// Whether the server takes messages as large as the daemon does.
-    pub(super) fn check_payload(&self, config: &Config) -> Check {
-        let (taken, wanted) = (self.nats.max_payload(), config.queries.max_message_bytes);
+    /// Whether the server takes messages as large as a daemon does.
+    pub(super) fn check_payload(&self, setup: &Setup) -> Check {
+        let (taken, wanted) = (self.nats.max_payload() as u64, setup.max_message_bytes);
         let found = format!("the server takes messages of {taken} bytes");
         if taken >= wanted {
             return Check::fine("max_payload", found);
@@ -82,11 +108,10 @@ impl Connected {
         )
     }
 
-    /// Whether JetStream is there, where the configuration needs it.
-    pub(super) async fn check_jetstream(&self, config: &Config, patience: Duration) -> Check {
+    /// Whether JetStream is there, where a daemon needs it.
+    pub(super) async fn check_jetstream(&self, setup: &Setup, patience: Duration) -> Check {
         const NAME: &str = "JetStream";
-        let needs_stream = config.events.transport.keeps_events();
-        if !needs_stream && config.snapshots.object_store.is_none() {
+        if setup.stream.is_none() && !setup.has_object_store {
             return Check::skipped(
                 NAME,
                 "not needed: events.transport is core, and there is no snapshots.object_store",
@@ -99,10 +124,9 @@ impl Connected {
                  let the daemon publish to $JS.API.>";
             return Check::failed(NAME, error, mend);
         }
-        if !needs_stream {
+        let Some(name) = &setup.stream else {
             return Check::fine(NAME, "it answers");
-        }
-        let name = &config.events.stream.name;
+        };
         match context.get_stream(name).await {
             Ok(stream) => {
                 let info = stream.cached_info();

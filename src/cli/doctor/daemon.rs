@@ -1,6 +1,5 @@
 //! The daemon: a probe event's round trip, the disk.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_config::Config;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
+use kvatlas_process::setup::{Setup, SnapshotRoom};
 
 use super::DoctorArguments;
 use super::broker::Connected;
@@ -17,8 +17,6 @@ use super::report::Check;
 const ROUND_TRIP: &str = "round trip";
 /// Between two questions whether the probe has arrived.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
-/// Free room below which the next snapshot may not fit.
-const FREE_BYTES_MIN: u64 = 1 << 30;
 
 /// Publishes one event, asks for it, and takes it back.
 pub(super) async fn check_round_trip(
@@ -126,47 +124,53 @@ async fn wait_for(
     }
 }
 
-/// Whether snapshots can be written.
-pub(super) fn check_disk(config: &Config) -> Check {
-    const NAME: &str = "disk";
-    let Some(directory) = &config.snapshots.directory else {
+/// Whether snapshots have a place, and room there. `name` tells the daemon's.
+pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
+    let Some(room) = room else {
         return Check::warning(
-            NAME,
+            name,
             "there is no snapshots.directory: a restart begins with an empty map",
-            "set snapshots.directory for a warm start; --config names the daemon's file",
+            "set snapshots.directory for a warm start",
         );
     };
-    if let Err(error) = try_to_write(directory) {
+    let directory = &room.directory;
+    match (room.free_bytes, &room.error) {
+        (Some(free), _) => {
+            let text = format!("{} MiB are free at {directory}", free >> 20);
+            if free >= room.wanted_bytes {
+                return Check::fine(name, text);
+            }
+            let mend = format!("make room: {} MiB should be free", room.wanted_bytes >> 20);
+            Check::warning(name, text, mend)
+        }
+        (None, error) => Check::failed(
+            name,
+            format!(
+                "{directory}: {}",
+                error.as_deref().unwrap_or("nothing is known of it")
+            ),
+            "create it, and see whether the disk is sound",
+        ),
+    }
+}
+
+/// Whether the doctor's own configuration has a place for snapshots. The doctor stands for a daemon that does not run, or cannot be asked.
+pub(super) fn check_disk(config: &Config) -> Check {
+    const NAME: &str = "disk";
+    if let Some(directory) = &config.snapshots.directory
+        && let Err(error) = try_to_write(directory)
+    {
         return Check::failed(
             NAME,
             format!("cannot write to {}: {error}", directory.display()),
             "create it, and let the daemon's user write to it; run the doctor as that user",
         );
     }
-    match rustix::fs::statvfs(directory.as_path()) {
-        Err(error) => Check::failed(NAME, error, "see whether the disk is sound"),
-        Ok(found) => {
-            let free = found.f_bavail.saturating_mul(found.f_frsize);
-            // Two snapshots are there while one is written.
-            let wanted = largest_file(directory).saturating_mul(2).max(FREE_BYTES_MIN);
-            let text = format!("{} MiB are free at {}", free >> 20, directory.display());
-            if free >= wanted {
-                return Check::fine(NAME, text);
-            }
-            let mend = format!("make room: {} MiB should be free", wanted >> 20);
-            Check::warning(NAME, text, mend)
-        }
-    }
+    check_room(NAME, Setup::of(config).snapshots.as_ref())
 }
 
 fn try_to_write(directory: &Path) -> std::io::Result<()> {
     tempfile::tempfile_in(directory).map(drop)
-}
-
-fn largest_file(directory: &Path) -> u64 {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let sizes = entries.filter_map(|entry| entry.metadata().ok());
-    sizes.map(|metadata| metadata.len()).max().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -180,5 +184,20 @@ mod tests {
         assert_eq!(check(vec![0]).outcome(), Outcome::Failed);
         assert_eq!(check(vec![0]).found(), "shard 0 of 3 is not there");
         assert_eq!(check(vec![0, 2]).found(), "shards 0 and 2 of 3 are not there");
+    }
+
+    #[test]
+    fn the_room_of_a_daemons_snapshots_is_what_it_tells() {
+        let room = |free_bytes| SnapshotRoom {
+            directory: "/d".to_owned(),
+            free_bytes,
+            wanted_bytes: 5 << 20,
+            error: free_bytes.is_none().then(|| "no such directory".to_owned()),
+        };
+        let outcome = |room| check_room("disk of a", Some(&room)).outcome();
+        assert_eq!(outcome(room(Some(5 << 20))), Outcome::Fine);
+        assert_eq!(outcome(room(Some(4 << 20))), Outcome::Warning);
+        assert_eq!(outcome(room(None)), Outcome::Failed);
+        assert_eq!(check_room("disk of a", None).outcome(), Outcome::Warning);
     }
 }

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kvatlas_config::{Config, process_environment};
-use kvatlas_core::wire::{NamespaceName, Subjects, WorkerName};
+use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Subjects, WorkerName};
+use kvatlas_process::setup::Setup;
 
 use super::admin_client::AdminArguments;
 use super::connect::{parse_time, with_context};
@@ -27,7 +28,7 @@ use replicas::Replica;
 use report::{Check, Report};
 
 pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of its own, asks for it, and takes it back. \
-    It leaves an empty namespace, unless --namespace names one that is in use.\n\
+    Nothing of it stays.\n\
     Exit codes: 0 nothing failed, although there may be warnings, 1 a check failed, 69 no NATS server.\n\n\
     Examples:\n  \
     kvatlas doctor\n  \
@@ -54,10 +55,10 @@ pub(crate) struct DoctorArguments {
     #[arg(long, value_enum, default_value_t = Role::All)]
     role: Role,
     /// Namespace of the probe event.
-    #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
+    #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     namespace: NamespaceName,
     /// Worker of the probe event; no real worker may have this name.
-    #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
+    #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     worker: WorkerName,
     /// Admin listener of a replica; may be given for each [default: those of the daemons, gateways and bridges that are found on NATS; without
     /// a daemon or gateway among them also 127.0.0.1:9464]
@@ -97,32 +98,43 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
     let mut report = Report::default();
     let mut replicas = Vec::new();
-    let is_reachable = match broker::connect(&config, arguments.timeout).await {
+    let own = Setup::of(&config);
+    let mut told = Vec::new();
+    let unconnected = match broker::connect(&config, arguments.timeout).await {
         Ok(connected) => {
             report.add(connected.check());
-            report.add(connected.check_payload(&config));
-            report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
-            report.add(connected.check_jetstream(&config, arguments.timeout).await);
-            report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
+            let mut found = Vec::new();
             if arguments.admin.is_empty() {
-                let (found, checks) =
+                (replicas, found) =
                     replicas::find(&connected, &config.subjects.prefix, arguments.timeout).await;
-                report.extend(checks);
-                replicas = found;
             }
-            true
+            arguments.add_named(&mut replicas)?;
+            told = replicas::setups(&replicas).await;
+            let setup = wanted(&own, &told);
+            report.add(connected.check_payload(&setup));
+            report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
+            report.add(connected.check_jetstream(&setup, arguments.timeout).await);
+            report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
+            report.extend(found);
+            None
         }
-        Err(check) => {
-            report.add(check);
+        Err(unconnected) => {
+            report.add(unconnected.check);
             for name in ["max_payload", "permissions", "JetStream", "round trip"] {
                 report.add(Check::skipped(name, "there is no NATS server to ask"));
             }
-            false
+            arguments.add_named(&mut replicas)?;
+            Some(unconnected.verdict)
         }
     };
-    report.add(daemon::check_disk(&config));
-    if replicas.iter().all(Replica::is_bridge) {
-        replicas.extend(arguments.replicas()?);
+    if told.is_empty() {
+        report.add(daemon::check_disk(&config));
+    }
+    for (place, setup) in &told {
+        report.add(daemon::check_room(
+            &format!("disk of {place}"),
+            setup.snapshots.as_ref(),
+        ));
     }
     report.extend(replicas::check(&replicas, arguments.timeout, arguments.namespace.as_str()).await);
     if arguments.json {
@@ -130,10 +142,32 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     } else {
         print(&printable(&report.render()))?;
     }
-    report.verdict(is_reachable)
+    report.verdict(unconnected)
+}
+
+/// What daemons want of the server, all together: as they have told, or as the doctor's own configuration has it.
+fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
+    let mut setups = told.iter().map(|(_, setup)| setup.clone());
+    let Some(first) = setups.next() else {
+        return own.clone();
+    };
+    setups.fold(first, |all, next| Setup {
+        max_message_bytes: all.max_message_bytes.max(next.max_message_bytes),
+        stream: all.stream.or(next.stream),
+        has_object_store: all.has_object_store || next.has_object_store,
+        snapshots: None,
+    })
 }
 
 impl DoctorArguments {
+    /// Adds the replicas that were named, or the usual one where no daemon or gateway was found.
+    fn add_named(&self, replicas: &mut Vec<Replica>) -> Result<(), Failure> {
+        if replicas.iter().all(Replica::is_bridge) {
+            replicas.extend(self.replicas()?);
+        }
+        Ok(())
+    }
+
     fn load(&self) -> Result<Config, Failure> {
         let is_given = self.urls.is_some() || self.config.is_some();
         let surroundings = Surroundings::of_process();

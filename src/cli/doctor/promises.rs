@@ -5,8 +5,8 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::promises::BrokenPromise;
 
-const MEND: &str = "its events do not tell what its cache does: compare the engine's version and flags with deploy/engines.md, and report it; \
-                    kvatlas admin resync has its publisher tell all again";
+const MEND: &str = "its events do not tell what its cache does: kvatlas admin resync has its publisher tell all again; kvatlas explain \
+                    KvatlasPromisesBroken says more";
 
 /// A namespace, as `/index` shows it.
 #[derive(Debug, Deserialize)]

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use kvatlas_client::unix_time_us;
 use kvatlas_daemon::runbook::mend_of;
+use kvatlas_process::setup::Setup;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -20,6 +21,7 @@ use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
 use crate::cli::missing::MissingShard;
+use crate::cli::strays::Stray;
 use crate::cli::text::counted;
 
 /// A difference of clocks above which lags and times in the log mislead.
@@ -36,6 +38,13 @@ struct Index<N> {
     #[serde(default)]
     role: Role,
     namespaces: Vec<N>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Wanting {
+    #[serde(default)]
+    role: Role,
+    setup: Option<Setup>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -128,6 +137,19 @@ pub(super) async fn find(
         }
     }
     (replicas, checks)
+}
+
+/// What the daemons with an index want of their surroundings, by their places. Older ones, gateways and bridges do not tell it.
+pub(super) async fn setups(replicas: &[Replica]) -> Vec<(String, Setup)> {
+    let mut told = Vec::new();
+    for Replica { admin, .. } in replicas.iter().filter(|replica| !replica.is_bridge) {
+        if let Ok(index) = admin.json::<Wanting>("/index").await
+            && let (Role::Daemon, Some(setup)) = (index.role, index.setup)
+        {
+            told.push((admin.authority().to_owned(), setup));
+        }
+    }
+    told
 }
 
 /// The place where the admin listener of a daemon is reached from `own_host`, or why it is not.
@@ -258,6 +280,13 @@ async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
         let mend = "see to the snapshot directory, its owner and the room on its disk; kvatlas explain KvatlasSnapshotsFail says more";
         Some(Check::failed(&format!("snapshots of {place}"), error, mend))
     }));
+    for (place, index) in &known {
+        let strays = index.get("strays").map(Vec::<Stray>::deserialize);
+        checks.extend(strays.and_then(Result::ok).into_iter().flatten().map(|stray| {
+            let found = format!("{}, at {place}", stray.describe(unix_time_us()));
+            Check::failed("strays", found, stray.mend())
+        }));
+    }
     checks.extend(promises::judge(&namespaces_of::<Promising>(&known)));
     if daemons.len() > 1 {
         checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));

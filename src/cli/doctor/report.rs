@@ -123,10 +123,10 @@ impl Report {
         self.checks.iter().filter(is_one).count()
     }
 
-    /// An error where something is to be mended. A warning is none: it works.
-    pub(super) fn verdict(&self, is_reachable: bool) -> Result<(), Failure> {
-        if !is_reachable {
-            return Err(Failure::unavailable("no NATS server could be reached"));
+    /// An error where something is to be mended. A warning is none: it works. `unconnected` says why there is no connection to NATS.
+    pub(super) fn verdict(&self, unconnected: Option<&str>) -> Result<(), Failure> {
+        if let Some(why) = unconnected {
+            return Err(Failure::unavailable(why));
         }
         match self.count(Outcome::Failed) {
             0 => Ok(()),
@@ -147,7 +147,7 @@ mod tests {
         let mut report = Report::default();
         report.add(Check::fine("broker", "nats-server 2.15"));
         report.add(Check::warning("disk", "1 % free", "make room"));
-        assert_eq!(report.verdict(true), Ok(()));
+        assert_eq!(report.verdict(None), Ok(()));
         let failed = Check::failed("round trip", "no answer", "start the daemon");
         report.add(failed.costing(Some("31 % of queries".to_owned())));
         report.add(Check::skipped("clock", "no admin listener"));
@@ -161,9 +161,12 @@ FAIL round trip: no answer
 -    clock: no admin listener
 ";
         assert_eq!(report.render(), expected);
-        assert_eq!(report.verdict(true), Err(Failure::failed("1 of 4 checks failed")));
+        assert_eq!(report.verdict(None), Err(Failure::failed("1 of 4 checks failed")));
         assert_eq!(
-            report.verdict(false).unwrap_err().status,
+            report
+                .verdict(Some("no NATS server could be reached"))
+                .unwrap_err()
+                .status,
             crate::cli::ExitStatus::Unavailable
         );
     }

@@ -158,9 +158,15 @@ impl PositionalIndexer {
 
     /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
     /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. `now_us` is any clock in
-    /// microseconds that does not run backwards.
-    pub fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, now_us: u64) {
-        self.shared.slots.note_refused(worker, rank, reason, now_us);
+    /// microseconds that does not run backwards. Returns whether it is the first batch that was dropped of the holder.
+    pub fn note_refused(
+        &self,
+        worker: &WorkerName,
+        rank: Option<Rank>,
+        reason: &'static str,
+        now_us: u64,
+    ) -> bool {
+        self.shared.slots.note_refused(worker, rank, reason, now_us)
     }
 
     /// Forgets a refused holder, which has left.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use crate::hash::{BlockSize, SchemeAlgorithm, SchemeChains};
-use crate::wire::{ModelKey, NamespaceName};
+use crate::wire::{ModelKey, NamespaceName, PROBE_NAME};
 
 use super::indexer::PositionalIndexer;
 use super::settings::{Capacity, Hashing, IndexLimits, NamespaceSettings};
@@ -183,11 +183,16 @@ impl Namespaces {
         self.current.read().get(name).cloned()
     }
 
-    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. Namespaces of
-    /// the configuration stay. `now_us` is a clock in microseconds that does not run backwards. To be called now and
+    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. That of
+    /// [`PROBE_NAME`] goes as soon as it has none. Namespaces of the configuration stay. `now_us` is a clock in microseconds that does not run backwards. To be called now and
     /// then.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
-        let is_forgotten = |_: &NamespaceName, namespace: &mut Arc<Namespace>| {
+        let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
+            let empty_us_max = if name.as_str() == PROBE_NAME {
+                0
+            } else {
+                empty_us_max
+            };
             // A thread that is about to register a holder has a reference, too, and under the lock nobody gets one.
             namespace.is_long_empty(now_us.max(1), empty_us_max) && Arc::strong_count(namespace) == 1
         };

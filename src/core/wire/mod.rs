@@ -98,7 +98,7 @@ pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
 pub use status::{HolderStatusReply, StatusReply};
-pub use subject::{HolderId, NameError, NamespaceName, Rank, SubjectError, Subjects, WorkerName};
+pub use subject::{HolderId, NameError, NamespaceName, PROBE_NAME, Rank, SubjectError, Subjects, WorkerName};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;

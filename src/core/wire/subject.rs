@@ -36,6 +36,10 @@ pub enum NameError {
 /// Longest name that any configuration can allow, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
+/// Name of the namespace, and of the worker in it, with which `kvatlas doctor` probes a deployment. A daemon forgets the namespace as soon as
+/// it is empty.
+pub const PROBE_NAME: &str = "kvatlas-doctor";
+
 fn check(text: &str, max: usize) -> Result<(), NameError> {
     let max = max.min(NAME_BYTES_MAX);
     if text.is_empty() {

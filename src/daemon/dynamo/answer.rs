@@ -63,11 +63,11 @@ impl Indexer {
 /// Returns the holders in Dynamo's format. `scores` count leading blocks on the device. `hits` of a lower tier count the blocks that
 /// follow the blocks of the tiers before it.
 ///
-/// Workers whose state is in doubt are left out. Workers whose names are not numbers are left out too: Dynamo does not know them.
+/// Only what is certain is told: of a worker whose far tiers are in doubt, the nearer ones. Workers whose names are not numbers are left out too: Dynamo does not know them.
 fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
     let mut scores = Vec::new();
     let (mut host, mut disk) = (Vec::new(), Vec::new());
-    for holder in holders.iter().filter(|holder| holder.is_exact) {
+    for holder in holders.iter().filter_map(FoundHolder::certain) {
         let Ok(worker_id) = holder.id.worker.as_str().parse::<u64>() else {
             continue;
         };
@@ -105,6 +105,7 @@ mod tests {
             blocks: matched_blocks,
             near_blocks,
             is_exact,
+            near_exact: [is_exact; 2],
             address: None,
         }
     }

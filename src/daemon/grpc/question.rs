@@ -71,14 +71,14 @@ struct Certain {
 }
 
 impl Certain {
-    /// Adds the holders of one namespace. Workers in doubt are left out. So are pools (caches that workers share): no request can be sent
-    /// there.
+    /// Adds the holders of one namespace, as far as they are certain. Pools are left out (caches that workers share): no request can be
+    /// sent there.
     fn add(&mut self, found: Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
-        let certain = found.holders.into_iter();
-        for holder in certain.filter(|holder| holder.is_exact && !is_pool(&holder.id.worker)) {
+        let certain = found.holders.iter().filter_map(FoundHolder::certain);
+        for holder in certain.filter(|holder| !is_pool(&holder.id.worker)) {
             let place = *places
                 .entry(holder.id.worker.clone())
                 .or_insert(self.workers.len());
@@ -378,6 +378,7 @@ mod tests {
             blocks,
             near_blocks: [device, with_host],
             is_exact,
+            near_exact: [is_exact; 2],
             address: address.map(|address| address.parse().unwrap()),
         }
     }

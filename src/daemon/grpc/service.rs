@@ -282,7 +282,7 @@ fn not_received(error: &HttpError) -> Status {
         HttpError::TooManyBodies => Status::resource_exhausted(
             "questions take too much room (grpc.max_receiving_bytes); ask again later",
         ),
-        _ => Status::cancelled("the question did not come whole"),
+        _ => Status::unavailable("the question did not come whole"),
     }
 }
 

@@ -15,9 +15,9 @@ use kvatlas_core::wire::{
 };
 
 use crate::queries::{AnyReply, described};
-use kvatlas_config::meant;
 
 use super::error::{ContractError, HttpError};
+use super::fields::{self, refused};
 use super::shared::{HttpShared, Payload, json_response};
 
 /// A request, or one query of a batch.
@@ -47,7 +47,9 @@ impl<'de> Deserialize<'de> for RequestJson {
                 let mut seen: Vec<&'static str> = Vec::new();
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
                     let Some(key) = known_key(&name) else {
-                        return Err(A::Error::custom(unknown_field(&name)));
+                        // If it were ignored, the answer would change without notice.
+                        let known: Vec<&str> = known_keys().collect();
+                        return Err(A::Error::custom(refused(&name, &known)));
                     };
                     if seen.contains(&key) {
                         return Err(A::Error::duplicate_field(key));
@@ -73,19 +75,6 @@ fn known_keys() -> impl Iterator<Item = &'static str> {
 
 fn known_key(name: &str) -> Option<&'static str> {
     known_keys().find(|key| *key == name)
-}
-
-/// Most characters of an unknown field's name that an error repeats.
-const NAME_CHARACTERS_MAX: usize = 64;
-
-/// Returns the error for an unknown field. The field may be a typing error, or from a program of another release. If it were ignored, the
-/// answer would change without notice.
-fn unknown_field(name: &str) -> String {
-    let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
-    match meant(&name, known_keys()) {
-        Some(known) => format!("there is no field {name:?}: did you mean {known}?"),
-        None => format!("there is no field {name:?}; GET /openapi.json has them all"),
-    }
 }
 
 impl RequestJson {
@@ -185,7 +174,7 @@ pub(super) async fn query(
 ) -> Result<Response, ContractError> {
     let started = Instant::now();
     let index = shared.index()?;
-    let asked: RequestJson = payload.json()?;
+    let asked: RequestJson = fields::whole(payload.object()?)?;
     let namespace = namespace_of(
         asked.namespace.as_deref(),
         asked.model.as_deref(),

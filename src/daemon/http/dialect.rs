@@ -18,6 +18,7 @@ use crate::queries::Found;
 use kvatlas_telemetry::labels::QueryKind;
 
 use super::error::{DialectError, HttpError};
+use super::fields::Unknown;
 use super::scores::{Scores, Words};
 use super::shared::{HttpShared, Index, Payload, json_response};
 
@@ -184,7 +185,7 @@ pub(super) async fn query_by_hash(
 
 async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Response, DialectError> {
     let index = shared.index()?;
-    let mut request: QueryJson = payload.json()?;
+    let mut request: QueryJson = payload.json(Unknown::Ignored)?;
     let (words, cache) = request.cache()?;
     let namespace = cache
         .namespace()

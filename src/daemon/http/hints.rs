@@ -11,11 +11,11 @@ use kvatlas_core::wire::Hint;
 
 use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
+use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 
 /// A report of hints, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ReportJson {
     namespace: Option<String>,
     model: Option<String>,
@@ -29,7 +29,7 @@ pub(super) async fn hints(
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let answerer = &shared.index()?.source.here()?.answerer;
-    let report: ReportJson = payload.json()?;
+    let report: ReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(
         report.namespace.as_deref(),
         report.model.as_deref(),

@@ -14,6 +14,7 @@ use kvatlas_core::wire::{ModelKey, NamespaceName, QueryKey};
 
 use super::dialect::{find, named};
 use super::error::{DialectError, HttpError};
+use super::fields::Unknown;
 use super::scores::Scores;
 use super::shared::{HttpShared, Index, Payload, json_response};
 use super::source::Source;
@@ -43,7 +44,7 @@ pub(super) async fn lookup(
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let index = shared.index()?;
-    let request: LookupJson = payload.json()?;
+    let request: LookupJson = payload.json(Unknown::Ignored)?;
     let (namespace, cache) = match named(request.model) {
         Some(model) => {
             let cache = ModelKey::of_tenant(model, request.tenant_id.unwrap_or_default());

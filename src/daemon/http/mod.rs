@@ -33,6 +33,7 @@ mod contract;
 mod dialect;
 mod dump;
 mod error;
+mod fields;
 mod hints;
 mod lookup;
 mod models;

@@ -11,12 +11,12 @@ use kvatlas_core::wire::{ErrorCode, Outcome, OutcomeReport, WireError};
 
 use super::contract::namespace_of;
 use super::error::{ContractError, HttpError};
+use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
 use crate::outcomes::ReportError;
 
 /// A report of outcomes, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ReportJson {
     namespace: Option<String>,
     model: Option<String>,
@@ -30,7 +30,7 @@ pub(super) async fn outcomes(
     payload: Payload,
 ) -> Result<Response, ContractError> {
     let index = shared.index()?;
-    let report: ReportJson = payload.json()?;
+    let report: ReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(
         report.namespace.as_deref(),
         report.model.as_deref(),

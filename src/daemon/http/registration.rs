@@ -14,6 +14,7 @@ use kvatlas_engines::{Format, GroupFacts};
 use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::error::{DialectError, HttpError};
+use super::fields::Unknown;
 use super::scores::Words;
 use super::shared::{HttpShared, Payload, json_response};
 use kvatlas_process::registry::{BesideEvents, read_scheme};
@@ -133,7 +134,7 @@ pub(super) async fn register(
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
-    let request: RegisterJson = payload.json()?;
+    let request: RegisterJson = payload.json(Unknown::Ignored)?;
     let (words, engine) = request.into_engine()?;
     engines
         .may_register(&engine, caller.peer)
@@ -193,7 +194,7 @@ pub(super) async fn unregister(
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
-    let request: UnregisterJson = payload.json()?;
+    let request: UnregisterJson = payload.json(Unknown::Ignored)?;
     // In Dynamo's dialect, a request without a routing group means all groups.
     let names_group = request.routing_group.is_some();
     let (words, model) = cache_of(

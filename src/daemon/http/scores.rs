@@ -63,13 +63,10 @@ impl Scores {
     /// Returns `{INSTANCE: {RANK: address}}`, with the ranks whose address is known. `None` if no address is known.
     pub(super) fn addresses(&self) -> Option<impl Serialize> {
         let is_known = self.holders.iter().any(|holder| holder.address.is_some());
-        let of_instance = |ranks: Ranks<'_>| {
-            let holders = ranks.holders.iter();
-            let known = holders.filter_map(|holder| Some((holder.id.rank, holder.address.clone()?)));
-            (ranks.instance(), known.collect::<BTreeMap<Rank, Address>>())
-        };
-        is_known.then_some(MapOf(move || {
-            let instances = self.instances().map(of_instance);
+        is_known.then_some(MapOf(|| {
+            let instances = self
+                .instances()
+                .map(|ranks| (ranks.instance(), ranks.addresses()));
             instances.filter(|(_, known)| !known.is_empty())
         }))
     }
@@ -99,11 +96,19 @@ struct Ranks<'a> {
     block_size: u32,
 }
 
-impl Ranks<'_> {
+impl<'a> Ranks<'a> {
     fn instance(&self) -> String {
         self.holders
             .first()
             .map_or_else(String::new, |holder| instance_of_worker(&holder.id.worker))
+    }
+
+    /// Returns the addresses of the ranks that have told one.
+    fn addresses(&self) -> BTreeMap<Rank, &'a Address> {
+        let known = self.holders.iter();
+        known
+            .filter_map(|holder| Some((holder.id.rank, holder.address.as_ref()?)))
+            .collect()
     }
 
     fn tokens(&self, blocks: u32) -> u64 {
@@ -163,6 +168,11 @@ impl Serialize for Figures<'_> {
         map.serialize_entry(host, &with_host)?;
         map.serialize_entry(disk, &longest)?;
         map.serialize_entry(ranks, &self.ranks)?;
+        // An addition of kvatlas to Mooncake's answer, which has no place beside its instances. In Dynamo's it stands there.
+        let addresses = self.ranks.addresses();
+        if self.words == Words::Mooncake && !addresses.is_empty() {
+            map.serialize_entry("addresses", &addresses)?;
+        }
         map.end()
     }
 }
@@ -196,6 +206,7 @@ mod tests {
             id: HolderId { worker, rank },
             blocks: matched_blocks,
             is_exact: true,
+            near_exact: [true; 2],
             near_blocks,
             address: None,
         }
@@ -266,5 +277,10 @@ mod tests {
         });
         let addresses = serde_json::to_value(scores.addresses()).unwrap();
         assert_eq!(addresses, json!({"a": {"0": "h:1", "1": "h:2"}}));
+        let mooncake = serde_json::to_value(scores.by_instance(Words::Mooncake)).unwrap();
+        assert_eq!(mooncake["a"]["addresses"], json!({"0": "h:1", "1": "h:2"}));
+        assert_eq!(mooncake["b.c"].get("addresses"), None);
+        let dynamo = serde_json::to_value(scores.by_instance(Words::Dynamo)).unwrap();
+        assert_eq!(dynamo["a"].get("addresses"), None);
     }
 }

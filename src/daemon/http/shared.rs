@@ -24,6 +24,7 @@ use kvatlas_telemetry::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMet
 
 use super::bodies::{Bodies, BodyLimits, Received};
 use super::error::HttpError;
+use super::fields::{self, Unknown};
 use super::source::Source;
 use kvatlas_process::registry::EngineRegistry;
 
@@ -207,15 +208,18 @@ impl HttpShared {
 pub(super) struct Payload(Received);
 
 impl Payload {
-    /// Reads the body as a JSON object.
-    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
-        // Only an object is accepted: serde would read an array's values as the fields, in their order.
+    /// Reads the body as a JSON object, and does with fields that the route does not know as `unknown` says.
+    pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpError> {
+        fields::read(self.object()?, unknown)
+    }
+
+    /// Returns the bytes of the body, which seems to be a JSON object: serde would read an array's values as the fields, in their order.
+    pub(super) fn object(&self) -> Result<&[u8], HttpError> {
         let bytes = &self.0.bytes;
-        if bytes.trim_ascii_start().first() != Some(&b'{') {
-            return Err(HttpError::BadRequest("the body is no JSON object".to_owned()));
+        match bytes.trim_ascii_start().first() {
+            Some(b'{') => Ok(bytes),
+            _ => Err(HttpError::BadRequest("the body is no JSON object".to_owned())),
         }
-        serde_json::from_slice(bytes)
-            .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
     }
 }
 

@@ -196,7 +196,7 @@ fn what_a_request_need_not_have_may_be_null() {
 fn what_an_answer_always_has_is_required() {
     let document: Value = serde_json::from_str(DOCUMENT).unwrap();
     for (name, optional) in [
-        ("MooncakeFigures", &[][..]),
+        ("MooncakeFigures", &["addresses"][..]),
         ("DynamoFigures", &[]),
         ("DynamoScores", &["addresses"]),
         ("Layout", &["addresses"]),

@@ -58,6 +58,7 @@ pub(crate) mod sequence;
 mod settings;
 mod snapshot;
 mod standing;
+mod strays;
 mod tally;
 
 #[cfg(test)]

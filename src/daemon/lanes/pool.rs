@@ -7,6 +7,7 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
 
 use crate::traces::OpenSpan;
+use kvatlas_client::unix_time_us;
 use kvatlas_config::Live;
 use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
@@ -22,6 +23,7 @@ use super::line::{Assignments, LaneId, WorkerKey};
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
+use super::strays::{Stray, Strays};
 
 /// Most small messages of one worker that a lane takes in one turn. Also most messages of one job.
 const TURN_MESSAGES_MAX: usize = 32;
@@ -114,6 +116,7 @@ pub struct LanePool {
     /// Metrics of each namespace, made at its first message. Bounded by the limit on namespaces.
     metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
     pub(super) unattributed: EventMetrics,
+    strays: Strays,
     subjects: Subjects,
     limits: Live<LaneLimits>,
     liveness: Arc<LivenessSettings>,
@@ -176,6 +179,7 @@ impl LanePool {
             namespaces,
             metrics: DashMap::new(),
             unattributed: EventMetrics::unattributed(),
+            strays: Strays::default(),
             subjects: settings.subjects.clone(),
             limits,
             liveness,
@@ -393,6 +397,8 @@ impl LanePool {
                     _ => DropReason::Undecodable,
                 };
                 self.unattributed.batch_dropped(reason, name.as_str(), &error);
+                self.strays
+                    .note(name, &worker.worker, reason, &error, unix_time_us());
                 self.absent.note_undecodable(worker);
                 return None;
             }
@@ -400,18 +406,30 @@ impl LanePool {
         // A namespace that is used is not made anew, and `known` uses it.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
-        let count = |error| self.refuse_namespace(name, &error);
+        let count = |error| self.refuse_namespace(name, &worker.worker, &error);
         created.map_err(count).ok()
     }
 
     /// Counts a message or frame that cannot be taken because its namespace cannot be made.
-    pub(super) fn refuse_namespace(&self, name: &NamespaceName, error: &NamespaceRefused) {
+    pub(super) fn refuse_namespace(
+        &self,
+        name: &NamespaceName,
+        worker: &WorkerName,
+        error: &NamespaceRefused,
+    ) {
         let reason = match error {
             NamespaceRefused::LimitReached { .. } => DropReason::TooManyNamespaces,
             NamespaceRefused::NotNamed => DropReason::NamespaceNotNamed,
             NamespaceRefused::OtherBlockSize { .. } => DropReason::OtherSettings,
         };
         self.unattributed.batch_dropped(reason, name.as_str(), error);
+        self.strays.note(name, worker, reason, error, unix_time_us());
+    }
+
+    /// Returns the names of namespaces that do not exist although events of them came lately.
+    pub(crate) fn strays(&self) -> Vec<Stray> {
+        let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
+        self.strays.lately(unix_time_us(), exists)
     }
 
     /// Drops the metrics of a namespace that has been forgotten.

@@ -78,18 +78,21 @@ impl Lane {
     }
 
     /// Notes that a batch of a holder that is not registered was dropped. Answers then say that this holder may have blocks that are not
-    /// known. A batch that ends in a goodbye withdraws the note.
-    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch, reason: DropReason) {
+    /// known. A batch that ends in a goodbye withdraws the note. Returns whether it is the first batch that was dropped of the holder.
+    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch, reason: DropReason) -> bool {
         let id = HolderId {
             worker: sender.worker.worker.clone(),
             rank: batch.rank,
         };
         let indexer = &sender.namespace.indexer;
         match batch.events.last() {
-            Some(Event::Goodbye) => indexer.forget_refused(&id),
+            Some(Event::Goodbye) => {
+                indexer.forget_refused(&id);
+                false
+            }
             _ => {
                 let listened_us = self.absent.listened_us();
-                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), listened_us);
+                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), listened_us)
             }
         }
     }
@@ -107,16 +110,13 @@ impl Lane {
     /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size is
     /// removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
     pub(super) fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
-        let in_force = sender.namespace.indexer.settings().block_size;
-        sender.metrics.batch_dropped(
-            DropReason::OtherSettings,
-            sender.worker.worker.as_str(),
-            &OtherSize {
-                namespace: &sender.namespace.name,
-                in_force,
-                told: batch.block_size,
-            },
-        );
+        let other_size = OtherSize {
+            namespace: &sender.namespace.name,
+            in_force: sender.namespace.indexer.settings().block_size,
+            told: batch.block_size,
+        };
+        let (metrics, worker) = (&sender.metrics, sender.worker.worker.as_str());
+        metrics.batch_dropped(DropReason::OtherSettings, worker, &other_size);
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
@@ -128,8 +128,11 @@ impl Lane {
             holder.high_water.note(batch);
             self.take_leave(&key);
         }
-        if !is_late && !self.holders.contains_key(&key) {
-            self.note_refused(sender, batch, DropReason::OtherSettings);
+        if !is_late
+            && !self.holders.contains_key(&key)
+            && self.note_refused(sender, batch, DropReason::OtherSettings)
+        {
+            metrics.settings_refused(worker, batch.rank, &other_size);
         }
     }
 }

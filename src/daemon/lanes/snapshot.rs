@@ -56,7 +56,7 @@ impl LanePool {
         {
             Ok(namespace) => namespace,
             Err(error) => {
-                self.refuse_namespace(&holder.namespace, &error);
+                self.refuse_namespace(&holder.namespace, &holder.worker, &error);
                 return Ok(());
             }
         };

@@ -223,6 +223,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
     );
     DaemonView {
         role: shared.config.gateway.role(),
+        config: shared.config.clone(),
         namespaces: Arc::clone(&shared.namespaces),
         history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),

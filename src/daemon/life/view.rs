@@ -14,12 +14,14 @@ use crate::outcomes::{BrokenPromise, Outcomes, Tally};
 use crate::page::Page;
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
+use kvatlas_config::Config;
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::{HolderStatus, StreamTrust};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL};
 use kvatlas_process::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
+use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
 use kvatlas_telemetry::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 
@@ -34,6 +36,7 @@ static FORGOTTEN_GATE: LogGate = LogGate::new();
 pub(super) struct DaemonView {
     /// The role of this process among the daemons: `daemon`, or `gateway`.
     pub(super) role: &'static str,
+    pub(super) config: Config,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) history: Arc<History>,
     pub(super) outcomes: Arc<Outcomes>,
@@ -341,9 +344,11 @@ impl AdminSource for DaemonView {
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
         serde_json::json!({
             "role": self.role,
+            "setup": Setup::of(&self.config),
             "snapshot_error": self.snapshot_error(),
             "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
+            "strays": self.pool.strays(),
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),
         })

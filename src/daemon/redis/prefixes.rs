@@ -181,17 +181,15 @@ impl Prefixes {
     }
 }
 
-/// Returns the pods whose state is certain, the deepest first. llm-d knows no ranks: a pod's depth in a tier is the greatest of its
+/// Returns the pods as far as their state is certain, the deepest first. llm-d knows no ranks: a pod's depth in a tier is the greatest of its
 /// ranks'.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     let mut depths: HashMap<&str, [u32; TIERS.len()]> = HashMap::new();
-    for holder in holders
-        .iter()
-        .filter(|holder| holder.is_exact && !is_pool(&holder.id.worker))
-    {
-        let [device, with_host] = holder.near_blocks;
+    for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
+        let Some(certain) = holder.certain() else { continue };
+        let [device, with_host] = certain.near_blocks;
         let known = depths.entry(holder.id.worker.as_str()).or_default();
-        for (known, depth) in known.iter_mut().zip([device, with_host, holder.blocks]) {
+        for (known, depth) in known.iter_mut().zip([device, with_host, certain.blocks]) {
             *known = depth.max(*known);
         }
     }
@@ -231,6 +229,7 @@ mod tests {
             blocks,
             near_blocks,
             is_exact,
+            near_exact: [is_exact; 2],
             address: None,
         }
     }

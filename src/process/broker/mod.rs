@@ -8,4 +8,6 @@ mod nats;
 pub use intake::{Intake, bytes_of};
 pub use kvatlas_client::{Refusal, Refused};
 pub use nats::{Buffer, SubscribeError, connect_counted, follow_connection, is_confirmed};
-pub use nats::{ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, round_trip};
+pub use nats::{
+    ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, places_of, round_trip,
+};

@@ -23,7 +23,7 @@ static UNCONFIRMED_GATE: LogGate = LogGate::new();
 /// Pauses between attempts to connect. The first are short, because in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
     pause_min: Duration::from_millis(10),
-    pause_max: Duration::from_secs(4),
+    pause_max: Duration::from_secs(1),
 };
 /// Interval between two pings that check whether the server is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -53,6 +53,37 @@ pub enum ConnectError {
         /// Error of the last attempt.
         source: async_nats::ConnectError,
     },
+}
+
+impl ConnectError {
+    /// Returns what went wrong, without the advice.
+    pub fn found(&self) -> String {
+        match self {
+            Self::Credentials { .. } => self.to_string(),
+            Self::Connect { urls, source } => {
+                format!("cannot connect to NATS at {urls}: {}", describe(source))
+            }
+        }
+    }
+
+    /// Returns the advice on what to do.
+    pub fn mend(&self) -> &'static str {
+        match self {
+            Self::Credentials { .. } => "name a file that can be read, and is of the form that NATS makes",
+            Self::Connect { source, .. } => mend_of(source.kind()),
+        }
+    }
+
+    /// Whether a server answers, and refuses the client.
+    pub fn is_refusal(&self) -> bool {
+        let Self::Connect { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            source.kind(),
+            ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication
+        )
+    }
 }
 
 /// Error of a [`round_trip`]: the server did not answer.
@@ -177,6 +208,12 @@ pub async fn connect(
     connect_with(config, role, buffer, patience, notice).await
 }
 
+/// Returns the servers of a configuration for messages: hosts and ports, without the passwords that URLs may have.
+pub fn places_of(config: &NatsConfig) -> String {
+    let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
+    config.urls.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 pub(super) async fn connect_with(
     config: &NatsConfig,
     role: &str,
@@ -184,8 +221,7 @@ pub(super) async fn connect_with(
     patience: ConnectPatience,
     notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
 ) -> Result<Client, ConnectError> {
-    let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
-    let urls = config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
+    let urls = places_of(config);
     let servers = urls.clone();
     let authentication = config.authentication.clone();
     check_credentials(&authentication.current())?;

@@ -71,10 +71,7 @@ impl Process {
         let mut arguments = vec!["--nats-url".to_owned(), url.to_owned()];
         arguments.extend(flags(settings));
         let mut process = Self::logged(&arguments);
-        let prefix = "metrics and probes are at http://";
-        let line = process.wait_for_line(|line| message(line).starts_with(prefix));
-        let address = message(&line).trim_start_matches(prefix).trim_end_matches('/');
-        process.admin_address = Some(address.parse().unwrap());
+        process.wait_until_listening();
         process.wait_for_line(|line| message(line) == "ready");
         process
     }
@@ -109,6 +106,24 @@ impl Process {
         let line = process.wait_for_line(|line| message(line) == "admin listener started");
         process.admin_address = Some(line["local_addr"].as_str().unwrap().parse().unwrap());
         process
+    }
+
+    /// Starts a daemon with a bridge in it, with a broker of its own at `url`, and waits for its admin listener.
+    pub fn up(url: &str, arguments: &[&str]) -> Self {
+        let settings = ["--logging-format", "json", "--http-listen", "127.0.0.1:0"];
+        let mut up = kvatlas(&["up", "--nats-url", url, "--admin-listen", "127.0.0.1:0"]);
+        up.args(settings).args(arguments);
+        let mut process = Self::read(up);
+        process.wait_until_listening();
+        process
+    }
+
+    /// Waits for the daemon's admin listener.
+    fn wait_until_listening(&mut self) {
+        let prefix = "metrics and probes are at http://";
+        let line = self.wait_for_line(|line| message(line).starts_with(prefix));
+        let address = message(&line).trim_start_matches(prefix).trim_end_matches('/');
+        self.admin_address = Some(address.parse().unwrap());
     }
 
     /// Starts a command, and reads its log.

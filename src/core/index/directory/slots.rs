@@ -157,17 +157,20 @@ impl Slots {
         })
     }
 
-    /// Notes that a batch of a holder without a slot was dropped. `rank` is `None` if the batch cannot be read.
+    /// Notes that a batch of a holder without a slot was dropped. `rank` is `None` if the batch cannot be read. Returns
+    /// whether it is the first one that was dropped of the holder.
     pub(crate) fn note_refused(
         &self,
         worker: &WorkerName,
         rank: Option<Rank>,
         reason: &'static str,
         now_us: u64,
-    ) {
-        if self.refused.note(worker, rank, reason, now_us) {
+    ) -> bool {
+        let is_first = self.refused.note(worker, rank, reason, now_us);
+        if is_first {
             self.doubts.note_change();
         }
+        is_first
     }
 
     /// Forgets a holder without a slot, which has left.

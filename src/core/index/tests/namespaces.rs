@@ -57,6 +57,21 @@ fn an_empty_namespace_gives_its_place_back_after_a_while() {
 }
 
 #[test]
+fn the_namespace_of_a_probe_goes_as_soon_as_it_is_empty() {
+    let namespaces = namespaces();
+    let probe = name(crate::wire::PROBE_NAME);
+    drop(namespaces.get_or_create(&probe, None).unwrap());
+    drop(namespaces.get_or_create(&name("empty"), None).unwrap());
+    assert!(
+        namespaces.forget_empty(1, 1_000).is_empty(),
+        "seen for the first time"
+    );
+    let gone = namespaces.forget_empty(2, 1_000);
+    assert_eq!(gone.iter().map(|gone| &gone.name).collect::<Vec<_>>(), [&probe]);
+    assert!(namespaces.get(&name("empty")).is_some());
+}
+
+#[test]
 fn where_only_named_ones_may_exist_no_other_is_made() {
     let mut namespaces = namespaces();
     namespaces.is_open = false;

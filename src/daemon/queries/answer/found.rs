@@ -2,7 +2,7 @@
 
 use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{
-    Address, ErrorCode, HolderId, NamespaceName, QueryKey, QueryReply, WireError, WorkerName,
+    Address, ErrorCode, HolderId, NamespaceName, QueryKey, QueryReply, Tier, WireError, WorkerName,
 };
 
 use kvatlas_config::Depth;
@@ -14,6 +14,9 @@ use super::{
     Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, profile_of,
     saturating_u32, spoken,
 };
+
+/// The tiers of [`FoundHolder::near_blocks`].
+const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub(crate) struct FoundHolder {
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
+    /// Whether the state of its device is certain, and that of its device and host together.
+    pub(crate) near_exact: [bool; 2],
     /// The address where requests for it go.
     pub(crate) address: Option<Address>,
 }
@@ -46,6 +51,25 @@ pub(crate) struct Found {
     pub(crate) foreign_holders: u32,
     /// Number of holders asked about that are not in the list, and whose state is not certain.
     pub(crate) doubtful_holders: u32,
+}
+
+impl FoundHolder {
+    /// Returns the holder as far as it is certain, for protocols without a word for doubt: a doubt about a far tier leaves the blocks on
+    /// nearer tiers. `None` if nothing is certain.
+    pub(crate) fn certain(&self) -> Option<Self> {
+        let [device, with_host] = self.near_blocks;
+        let (near_blocks, blocks) = match (self.is_exact, self.near_exact) {
+            (true, _) => (self.near_blocks, self.blocks),
+            (false, [_, true]) => (self.near_blocks, with_host),
+            (false, [true, false]) => ([device; 2], device),
+            (false, [false, false]) => return None,
+        };
+        Some(Self {
+            near_blocks,
+            blocks,
+            ..self.clone()
+        })
+    }
 }
 
 impl Found {
@@ -81,6 +105,7 @@ impl Found {
                 blocks: deep(holder.usable_blocks, holder.matched_blocks),
                 near_blocks: near.map(|(usable, matched)| deep(usable, matched.unwrap_or_default())),
                 is_exact: holder.exact,
+                near_exact: NEAR_TIERS.map(|tier| holder.is_exact_up_to(tier)),
                 address: holder.address,
                 id: HolderId {
                     worker: holder.worker,
@@ -171,15 +196,16 @@ impl Answerer {
             most.usable_blocks = most.usable_blocks.max(found.usable_blocks);
             let reasons = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, reasons, &seen, true);
-            let is_exact = doubted.judge(reasons, near, asked).is_empty();
-            self.count_doubt(found.holder, is_exact);
+            let reasons = doubted.judge(reasons, near, asked);
+            self.count_doubt(found.holder, reasons.is_empty());
             FoundHolder {
                 id: found.holder.id.clone(),
                 blocks: deep(found.usable_blocks, found.matched_blocks),
                 near_blocks: near
                     .unwrap_or_default()
                     .map(|near| deep(near.usable_blocks, near.matched_blocks)),
-                is_exact,
+                is_exact: reasons.is_empty(),
+                near_exact: NEAR_TIERS.map(|tier| reasons.up_to(tier).is_empty()),
                 address: found.holder.status.profile().address,
             }
         });
@@ -190,6 +216,7 @@ impl Answerer {
             blocks: 0,
             near_blocks: [0; 2],
             is_exact: false,
+            near_exact: [false; 2],
             address: profile_of(indexer, id).address,
         }));
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
@@ -206,5 +233,34 @@ impl Answerer {
             foreign_holders: foreign_holders(indexer, doubts.key),
             doubtful_holders,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_doubt_about_a_far_tier_leaves_what_is_certain_of_nearer_tiers() {
+        let depths = |is_exact, near_exact| {
+            let holder = FoundHolder {
+                id: HolderId {
+                    worker: WorkerName::new("w").unwrap(),
+                    rank: 0,
+                },
+                blocks: 9,
+                near_blocks: [3, 5],
+                is_exact,
+                near_exact,
+                address: None,
+            };
+            holder
+                .certain()
+                .map(|certain| (certain.near_blocks, certain.blocks))
+        };
+        assert_eq!(depths(true, [true, true]), Some(([3, 5], 9)));
+        assert_eq!(depths(false, [true, true]), Some(([3, 5], 5)));
+        assert_eq!(depths(false, [true, false]), Some(([3, 3], 3)));
+        assert_eq!(depths(false, [false, false]), None);
     }
 }

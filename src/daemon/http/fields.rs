@@ -1,0 +1,158 @@
+//! JSON bodies with fields that nobody knows: mostly a typing error, which would change the answer without notice.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter, Result as Formatted};
+
+use serde::de::{DeserializeOwned, Deserializer, Error, IgnoredAny, Visitor};
+use serde::forward_to_deserialize_any;
+
+use kvatlas_config::meant;
+
+use super::error::HttpError;
+
+/// Fields that a route does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// Refused: the contract has no others.
+    Refused,
+    /// Ignored, if it does not look like a field that is known: gateways of other projects send fields of their own.
+    Ignored,
+}
+
+/// Reads a JSON object.
+///
+/// # Errors
+///
+/// [`HttpError::BadRequest`] if the bytes are no object of this form, or have a field that is refused.
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Result<T, HttpError> {
+    let body = whole(bytes)?;
+    let keys: BTreeMap<String, IgnoredAny> = whole(bytes)?;
+    let known = fields_of::<T>();
+    let mut strange = keys.keys().filter(|key| !known.contains(&key.as_str()));
+    match strange.find_map(|key| refusal(key, known, unknown)) {
+        Some(text) => Err(HttpError::BadRequest(text)),
+        None => Ok(body),
+    }
+}
+
+/// Reads JSON of a type that itself refuses fields which it does not know.
+///
+/// # Errors
+///
+/// [`HttpError::BadRequest`] if the bytes are not of this form.
+pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
+}
+
+/// Most characters of an unknown field's name that an error repeats.
+const NAME_CHARACTERS_MAX: usize = 64;
+
+/// Returns the words by which a field that is not among `known` is refused. `None` if it is ignored.
+fn refusal(name: &str, known: &[&'static str], unknown: Unknown) -> Option<String> {
+    let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
+    match (meant(&name, known.iter().copied()), unknown) {
+        (Some(known), _) => Some(format!("there is no field {name:?}: did you mean {known}?")),
+        (None, Unknown::Refused) => Some(format!(
+            "there is no field {name:?}; GET /openapi.json has them all"
+        )),
+        (None, Unknown::Ignored) => None,
+    }
+}
+
+/// Returns the words by which the contract's routes refuse a field that is not among `known`.
+pub(super) fn refused(name: &str, known: &[&'static str]) -> String {
+    refusal(name, known, Unknown::Refused).unwrap_or_default()
+}
+
+/// Returns the names of a struct's fields, as serde reads it.
+fn fields_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    match T::deserialize(Asked) {
+        Err(Names(names)) => names,
+        Ok(_) => &[],
+    }
+}
+
+/// A deserializer that has no values: it fails with the names of the fields that it is asked for.
+struct Asked;
+
+#[derive(Debug)]
+struct Names(&'static [&'static str]);
+
+impl Display for Names {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> Formatted {
+        write!(formatter, "{:?}", self.0)
+    }
+}
+
+impl std::error::Error for Names {}
+
+impl Error for Names {
+    fn custom<D: Display>(_: D) -> Self {
+        Self(&[])
+    }
+}
+
+impl<'de> Deserializer<'de> for Asked {
+    type Error = Names;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Names> {
+        Err(Names(&[]))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Names> {
+        Err(Names(fields))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq tuple
+        tuple_struct map enum identifier ignored_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize, PartialEq, Eq)]
+    struct Query {
+        token_ids: Vec<u32>,
+        lora_name: Option<String>,
+    }
+
+    fn asked(body: &str, unknown: Unknown) -> Result<Query, String> {
+        read(body.as_bytes(), unknown).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn fields_that_look_like_known_ones_are_refused_and_others_where_the_contract_says_so() {
+        let query = Query {
+            token_ids: vec![1],
+            lora_name: None,
+        };
+        for unknown in [Unknown::Refused, Unknown::Ignored] {
+            assert_eq!(asked(r#"{"token_ids":[1]}"#, unknown).as_ref(), Ok(&query));
+            let error = asked(r#"{"token_ids":[1],"lora_nam":"a"}"#, unknown).unwrap_err();
+            assert!(
+                error.contains(r#"there is no field "lora_nam": did you mean lora_name?"#),
+                "{error}"
+            );
+            assert!(asked(r#"{"token_ids":[1]} {}"#, unknown).is_err());
+            assert!(asked(r#"{"token_ids":["#, unknown).is_err());
+        }
+        let own = r#"{"token_ids":[1],"x_gateway_trace":{"lora_nam":1}}"#;
+        assert_eq!(asked(own, Unknown::Ignored), Ok(query));
+        assert!(
+            asked(own, Unknown::Refused)
+                .unwrap_err()
+                .contains("x_gateway_trace")
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! Events of namespaces that do not exist: none of them could be taken, so that no holder, answer or namespace shows them.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use kvatlas_core::wire::{NamespaceName, WorkerName};
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
+
+/// Most names that are kept. Of further names it is only known that there are some: metrics count their messages.
+const NAMES_MAX: usize = 64;
+/// Time without a message after which a name is forgotten, in microseconds.
+const KEPT_US: u64 = 300_000_000;
+/// Most characters of an error that are kept.
+const DETAIL_CHARACTERS_MAX: usize = 200;
+
+/// A name of which nothing was taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Stray {
+    namespace: NamespaceName,
+    /// The publisher of the last message.
+    worker: WorkerName,
+    /// The word by which metrics count the last message.
+    reason: &'static str,
+    /// The error of the last message.
+    detail: String,
+    messages: u64,
+    /// Times of the first and the last message, in microseconds since the Unix epoch.
+    since_us: u64,
+    last_us: u64,
+}
+
+/// The names of which nothing was taken.
+#[derive(Debug, Default)]
+pub(super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
+
+impl Strays {
+    /// Notes a message that was dropped at `now_us`, in microseconds since the Unix epoch.
+    pub(super) fn note(
+        &self,
+        namespace: &NamespaceName,
+        worker: &WorkerName,
+        reason: DropReason,
+        error: &dyn std::fmt::Display,
+        now_us: u64,
+    ) {
+        let mut strays = self.0.lock();
+        if strays.len() >= NAMES_MAX && !strays.contains_key(namespace) {
+            strays.retain(|_, stray| now_us.saturating_sub(stray.last_us) < KEPT_US);
+            if strays.len() >= NAMES_MAX {
+                return;
+            }
+        }
+        let stray = strays.entry(namespace.clone()).or_insert_with(|| Stray {
+            namespace: namespace.clone(),
+            worker: worker.clone(),
+            reason: reason.as_str(),
+            detail: String::new(),
+            messages: 0,
+            since_us: now_us,
+            last_us: now_us,
+        });
+        stray.worker = worker.clone();
+        (stray.reason, stray.last_us) = (reason.as_str(), now_us);
+        stray.detail = error.to_string().chars().take(DETAIL_CHARACTERS_MAX).collect();
+        stray.messages += 1;
+    }
+
+    /// Returns the names that have had a message lately. Forgets the others, and those for which `exists` is true by now.
+    pub(super) fn lately(&self, now_us: u64, exists: impl Fn(&NamespaceName) -> bool) -> Vec<Stray> {
+        let mut strays = self.0.lock();
+        strays.retain(|name, stray| now_us.saturating_sub(stray.last_us) < KEPT_US && !exists(name));
+        strays.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_kept_while_messages_come_and_no_namespace_is_made() {
+        let (strays, worker) = (Strays::default(), WorkerName::new("gpu-0").unwrap());
+        let name = |number: usize| NamespaceName::new(&format!("n{number:03}")).unwrap();
+        for number in 0..NAMES_MAX + 9 {
+            strays.note(
+                &name(number),
+                &worker,
+                DropReason::Undecodable,
+                &"x".repeat(999),
+                7,
+            );
+        }
+        strays.note(&name(3), &worker, DropReason::Oversized, &"2 MiB", 8);
+        let known = strays.lately(8, |_| false);
+        assert_eq!(known.len(), NAMES_MAX);
+        let third = known.iter().find(|stray| stray.namespace == name(3)).unwrap();
+        assert_eq!(
+            (
+                third.reason,
+                third.detail.as_str(),
+                third.messages,
+                third.since_us
+            ),
+            ("oversized", "2 MiB", 2, 7)
+        );
+        assert!(
+            known
+                .iter()
+                .all(|stray| stray.detail.len() <= DETAIL_CHARACTERS_MAX)
+        );
+        // Those that are silent make room.
+        strays.note(&name(500), &worker, DropReason::Undecodable, &"x", 7 + KEPT_US);
+        let known = strays.lately(7 + KEPT_US, |found| *found == name(3));
+        assert_eq!(
+            known.iter().map(|stray| &stray.namespace).collect::<Vec<_>>(),
+            [&name(500)]
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! What a daemon's configuration wants of its surroundings, and the room that its snapshots have. A daemon tells it on its admin listener, so that
+//! `kvatlas doctor` need not guess.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use kvatlas_config::Config;
+
+/// Free room below which the next snapshot may not fit.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// A daemon's wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Size of the largest query that the daemon takes, in bytes.
+    pub max_message_bytes: u64,
+    /// Name of the stream that keeps events. `None` if none does.
+    pub stream: Option<String>,
+    /// Whether snapshots are kept in NATS, too.
+    pub has_object_store: bool,
+    /// The directory of snapshots. `None` if there is none.
+    pub snapshots: Option<SnapshotRoom>,
+}
+
+/// The room for snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRoom {
+    /// The directory.
+    pub directory: String,
+    /// Free bytes on its disk. `None` if that cannot be told; `error` then says why.
+    pub free_bytes: Option<u64>,
+    /// Bytes that should be free: two snapshots are there while one is written.
+    pub wanted_bytes: u64,
+    /// Why the free bytes are not known.
+    pub error: Option<String>,
+}
+
+impl Setup {
+    /// Returns what `config` wants. Looks at the directory of snapshots.
+    pub fn of(config: &Config) -> Self {
+        let keeps_events = config.events.transport.keeps_events();
+        Self {
+            max_message_bytes: config.queries.max_message_bytes as u64,
+            stream: keeps_events.then(|| config.events.stream.name.clone()),
+            has_object_store: config.snapshots.object_store.is_some(),
+            snapshots: config.snapshots.directory.as_deref().map(SnapshotRoom::at),
+        }
+    }
+}
+
+impl SnapshotRoom {
+    /// Returns the room at a directory.
+    pub fn at(directory: &Path) -> Self {
+        let found = rustix::fs::statvfs(directory);
+        Self {
+            directory: directory.display().to_string(),
+            free_bytes: found
+                .as_ref()
+                .ok()
+                .map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
+            wanted_bytes: largest_file(directory).saturating_mul(2).max(FREE_BYTES_MIN),
+            error: found.err().map(|error| error.to_string()),
+        }
+    }
+}
+
+fn largest_file(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| entry.metadata().ok());
+    sizes.map(|metadata| metadata.len()).max().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_two_snapshots_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = SnapshotRoom::at(folder.path());
+        assert_eq!((room.wanted_bytes, &room.error), (FREE_BYTES_MIN, &None));
+        assert!(room.free_bytes.is_some());
+        let file = fs::File::create(folder.path().join("a")).unwrap();
+        // Sparse: it takes no room itself.
+        file.set_len(FREE_BYTES_MIN).unwrap();
+        assert_eq!(SnapshotRoom::at(folder.path()).wanted_bytes, 2 * FREE_BYTES_MIN);
+        let nowhere = SnapshotRoom::at(&folder.path().join("nowhere"));
+        assert!(nowhere.free_bytes.is_none() && nowhere.error.is_some());
+    }
+}
