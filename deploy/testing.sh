@@ -47,13 +47,9 @@ install_requirements() {
 install_kvatlas() {
     made_of=$(find src/python/pyproject.toml src/python/README.md src/python/kvatlas -type f ! -name '*.pyc' -exec cksum {} + | sort)
     if [ "$(cat "$1/made-of" 2>/dev/null)" = "$made_of" ]; then return; fi
-    # From a copy: pip leaves its work beside what it builds.
-    copy=$(mktemp -d)
-    cp -R src/python/pyproject.toml src/python/README.md src/python/kvatlas "$copy"
-    pip_install "$1" "$copy${2:+[$2]}"
+    pip_install "$1" "./src/python${2:+[$2]}"
     # The version stays the same while the sources change.
-    pip_install "$1" --no-deps --force-reinstall "$copy"
-    rm -r "$copy"
+    pip_install "$1" --no-deps --force-reinstall ./src/python
     echo "$made_of" >"$1/made-of"
 }
 

@@ -19,7 +19,7 @@ checks="the wheel with the program"
 
 environment=$PWD/.tools/wheel-python
 make_environment "$environment" 10
-"$environment/bin/python" -c 'import setuptools, wheel' 2>/dev/null || pip_install "$environment" 'setuptools==84.2.1' 'wheel==0.48.0'
+"$environment/bin/python" -c 'import flit_core, wheel' 2>/dev/null || pip_install "$environment" 'flit_core==3.12.0' 'wheel==0.48.0'
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -27,11 +27,7 @@ trap 'exit 1' HUP INT TERM
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH
 
-# From a copy: a build leaves its work beside its sources.
-mkdir "$work/source"
-cp -R src/python/pyproject.toml src/python/README.md src/python/kvatlas "$work/source"
-find "$work/source" -name __pycache__ -prune -exec rm -r {} +
-"$environment/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" "$work/source"
+"$environment/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" ./src/python
 "$environment/bin/python" -m wheel unpack --dest "$work/unpacked" "$work"/kvatlas-*.whl >/dev/null
 root=$(echo "$work"/unpacked/kvatlas-*)
 mkdir -p "$root/${root##*/}.data/scripts"
