@@ -3,7 +3,9 @@
 
 - Every rendered object has the form that Kubernetes' published schemas want, strictly; of a ServiceMonitor and a PrometheusRule, the form
   that their operator documents.
-- Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
+- Every selector finds what it is for, every volume and port that is named is there, every container is without rights. So it is whatever
+  the release is called, and all names of Services are such as Kubernetes takes.
+- Every workload has the checksum of its configuration.
 - The NATS server of the chart's own takes its configuration, and all others are told of it.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
 - The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
@@ -169,6 +171,16 @@ UNRENDERED: list[tuple[str, Values]] = [
     ("the same as a number", {"config": {"limits": {"max_bytes_total": 3221225472}}}),
     ("memory in words", {"resources": {"limits": {"memory": "much"}}}),
 ]
+# Names of releases, and overrides, that Services cannot have as they are, or only in part.
+NAMES: list[tuple[str, Values]] = [
+    ("1a", {}),
+    ("a.b", {}),
+    ("a" * 53, {}),
+    ("9." + "b" * 51, {}),
+    ("a" * 37 + "---" + "b" * 13, {}),
+    ("prod", {"fullnameOverride": "0.map"}),
+    ("prod", {"nameOverride": "x.y"}),
+]
 # As in --engine; whether each is one is for the bridge to say.
 ENGINES = [
     "http://h:8000",
@@ -331,6 +343,7 @@ def check_references(items: list[dict[str, Any]]) -> None:
     assert not policies or all(sum(selects(policy, each) for policy in policies) == 1 for each in labels), policies
     for owner, template in pods(items):
         spec = template["spec"]
+        assert re.fullmatch("[0-9a-f]{64}", template["metadata"]["annotations"]["kvatlas/config"]), owner["metadata"]
         assert selects(owner["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]), owner["metadata"]
         if owner["kind"] == "StatefulSet":
             assert ("Service", owner["spec"]["serviceName"]) in named
@@ -431,6 +444,37 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert bound and bound[1] == "2457 MiB", toml
     if values.get("resources", {}).get("limits", {}) is None:
         assert not bound, toml
+
+
+def check_names(with_nats: helm.Chart) -> None:
+    """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
+    for name, values in NAMES:
+        for shards in (0, 2):
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}}
+            meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
+            items = objects(with_nats.render(meant, name=name, namespace="inference"))
+            for item in items:
+                check_form(item)
+                if item["kind"] in ("Service", "StatefulSet", "Deployment"):
+                    assert re.fullmatch("[a-z]([-a-z0-9]{0,50}[a-z0-9])?", item["metadata"]["name"]), f"{name}: {item['metadata']['name']}"
+            check_references(items)
+            check_nats(items, meant)
+
+
+def check_checksums(chart: helm.Chart) -> None:
+    """The checksum of the bridge follows what is told to it, and nothing else."""
+
+    def checksum(more: Values) -> str:
+        bridge: Values = {"bridge": {"enabled": True, "enginesConfigMap": "engines"}}
+        items = objects(chart.render(merged(bridge, more), name="prod", namespace="inference"))
+        [template] = [template for owner, template in own_pods(items) if owner["metadata"]["name"].endswith("-bridge")]
+        return str(template["metadata"]["annotations"]["kvatlas/config"])
+
+    plain = checksum({})
+    for same in ({"replicas": 3}, {"podLabels": {"a": "b"}}, {"bridge": {"resources": {"limits": {"memory": "1Gi"}}}}):
+        assert checksum(same) == plain, same
+    for other in ({"bridge": {"blockSize": 32}}, {"bridge": {"engines": ["http://h:8000"]}}, {"nats": {"url": "nats://other"}}, {"extraEnv": [{"name": "A", "value": "b"}]}):
+        assert checksum(other) != plain, other
 
 
 def takes_engines(values: Values) -> bool:
@@ -663,6 +707,8 @@ def main() -> None:
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
+        check_names(with_nats)
+        check_checksums(chart)
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:
