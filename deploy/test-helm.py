@@ -116,13 +116,22 @@ EXTRAS: Values = {
     "updateStrategy": {"type": "OnDelete"},
     "gateway": {"updateStrategy": {"rollingUpdate": {"maxSurge": 2}}},
 }
+# Where people have all pods go.
+PLACES: Values = {
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "priorityClassName": "high",
+    "imagePullSecrets": [{"name": "registry"}],
+}
 # Values that meet the templates once, with the defaults for the rest.
 ONCE: list[Values] = [
     {"resources": {"limits": {"memory": "16Gi"}}, "config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
     {"config": {"logging": {"format": "json", "level": "info,kvatlas=debug"}, "events": {"stream_create": False}}},
-    {"image": {"digest": "sha256:" + "0" * 64}, "imagePullSecrets": [{"name": "registry"}]},
-    {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high"},
-    {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
+    {"image": {"digest": "sha256:" + "0" * 64}},
+    PLACES,
+    PLACES | {"shards": 2, "bridge": {"enabled": True, "enginesConfigMap": "engines"}},
     EXTRAS,
     EXTRAS | {"shards": 2},
     EXTRAS | {"bridge": {"enabled": True, "enginesConfigMap": "engines"}},
@@ -136,6 +145,8 @@ ONCE: list[Values] = [
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
     {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "Recreate"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
@@ -159,6 +170,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
+    ("a bridge that starts before the old one has ended", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "RollingUpdate"}}}),
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
@@ -422,6 +434,22 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
 
 
+def component(labels: dict[str, str]) -> str:
+    return labels["app.kubernetes.io/component"]
+
+
+def check_strategies(items: list[dict[str, Any]], values: Values) -> None:
+    """Workloads of several pods have a budget, unless none is wanted; a bridge without a second one is never there twice."""
+    several = {component(template["metadata"]["labels"]) for owner, template in own_pods(items) if owner["spec"].get("replicas") != 1}
+    budgets = [item["spec"] for item in items if item["kind"] == "PodDisruptionBudget"]
+    wanted = several if values.get("podDisruptionBudget", {}).get("enabled", True) else set()
+    assert sorted(component(budget["selector"]["matchLabels"]) for budget in budgets) == sorted(wanted), budgets
+    bridge = values.get("bridge", {})
+    for strategy in [item["spec"]["strategy"] for item in items if item["metadata"]["name"].endswith("-bridge") and item["kind"] == "Deployment"]:
+        own = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}} if bridge.get("replicas", 1) > 1 else {"type": "Recreate"}
+        assert strategy == bridge.get("updateStrategy", own), strategy
+
+
 def check_extras(items: list[dict[str, Any]], values: Values) -> None:
     """What is added to all pods is in all, and the indexes have their share of memory."""
     for owner, template in own_pods(items):
@@ -429,6 +457,7 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert values.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
         assert values.get("podAnnotations", {}).items() <= template["metadata"].get("annotations", {}).items(), owner["metadata"]
         assert values.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        assert {place: template["spec"].get(place) for place in PLACES if place in values} == {place: values[place] for place in PLACES if place in values}
         assert all(item in container["env"] for item in values.get("extraEnv", [])), owner["metadata"]
         assert all(item in container["volumeMounts"] for item in values.get("extraVolumeMounts", [])), owner["metadata"]
     for policy in own_policies(items):
@@ -702,6 +731,7 @@ def main() -> None:
             check_exposure(items, values)
             check_listeners(items, values)
             check_extras(items, values)
+            check_strategies(items, values)
             check_rights(items, values)
             check_nats(items, values)
             check_daemon(items, checked)

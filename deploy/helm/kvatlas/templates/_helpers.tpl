@@ -258,6 +258,43 @@ serviceAccountName: {{ include "kvatlas.serviceAccountName" . }}
 automountServiceAccountToken: false
 {{- end -}}
 
+{{/* Where pods of a component go: a dictionary with root and component. */}}
+{{- define "kvatlas.affinity" -}}
+{{- if .root.Values.affinity -}}
+affinity: {{- toYaml .root.Values.affinity | nindent 2 }}
+{{- else -}}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "kvatlas.selector" .root | nindent 14 }}
+              app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+{{- end -}}
+
+{{/* How many pods of a component may be away: a dictionary with root, name and component. */}}
+{{- define "kvatlas.disruptionBudget" -}}
+{{- if .root.Values.podDisruptionBudget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "kvatlas.labels" .root | nindent 4 }}
+spec:
+  maxUnavailable: {{ .root.Values.podDisruptionBudget.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "kvatlas.selector" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- end -}}
+
 {{/* What all pods have in common, above their containers and beside their account. */}}
 {{- define "kvatlas.podSpec" -}}
 # Variables about services would be taken for settings, were they not known by their ends.
