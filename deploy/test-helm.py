@@ -3,7 +3,9 @@
 
 - Every rendered object has the form that Kubernetes' published schemas want, strictly; of a ServiceMonitor and a PrometheusRule, the form
   that their operator documents.
-- Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
+- Every selector finds what it is for, every volume and port that is named is there, every container is without rights. So it is whatever
+  the release is called, and all names of Services are such as Kubernetes takes.
+- Every workload has the checksum of its configuration.
 - The NATS server of the chart's own takes its configuration, and all others are told of it.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
 - The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
@@ -114,13 +116,22 @@ EXTRAS: Values = {
     "updateStrategy": {"type": "OnDelete"},
     "gateway": {"updateStrategy": {"rollingUpdate": {"maxSurge": 2}}},
 }
+# Where people have all pods go.
+PLACES: Values = {
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "priorityClassName": "high",
+    "imagePullSecrets": [{"name": "registry"}],
+}
 # Values that meet the templates once, with the defaults for the rest.
 ONCE: list[Values] = [
     {"resources": {"limits": {"memory": "16Gi"}}, "config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
     {"config": {"logging": {"format": "json", "level": "info,kvatlas=debug"}, "events": {"stream_create": False}}},
-    {"image": {"digest": "sha256:" + "0" * 64}, "imagePullSecrets": [{"name": "registry"}]},
-    {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high"},
-    {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
+    {"image": {"digest": "sha256:" + "0" * 64}},
+    PLACES,
+    PLACES | {"shards": 2, "bridge": {"enabled": True, "enginesConfigMap": "engines"}},
     EXTRAS,
     EXTRAS | {"shards": 2},
     EXTRAS | {"bridge": {"enabled": True, "enginesConfigMap": "engines"}},
@@ -134,6 +145,8 @@ ONCE: list[Values] = [
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
     {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "Recreate"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
@@ -157,6 +170,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
+    ("a bridge that starts before the old one has ended", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "RollingUpdate"}}}),
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
@@ -168,6 +182,16 @@ UNRENDERED: list[tuple[str, Values]] = [
     ("indexes that take more than their share of memory", {"config": {"limits": {"max_bytes_total": "3 GiB"}}}),
     ("the same as a number", {"config": {"limits": {"max_bytes_total": 3221225472}}}),
     ("memory in words", {"resources": {"limits": {"memory": "much"}}}),
+]
+# Names of releases, and overrides, that Services cannot have as they are, or only in part.
+NAMES: list[tuple[str, Values]] = [
+    ("1a", {}),
+    ("a.b", {}),
+    ("a" * 53, {}),
+    ("9." + "b" * 51, {}),
+    ("a" * 37 + "---" + "b" * 13, {}),
+    ("prod", {"fullnameOverride": "0.map"}),
+    ("prod", {"nameOverride": "x.y"}),
 ]
 # As in --engine; whether each is one is for the bridge to say.
 ENGINES = [
@@ -331,6 +355,7 @@ def check_references(items: list[dict[str, Any]]) -> None:
     assert not policies or all(sum(selects(policy, each) for policy in policies) == 1 for each in labels), policies
     for owner, template in pods(items):
         spec = template["spec"]
+        assert re.fullmatch("[0-9a-f]{64}", template["metadata"]["annotations"]["kvatlas/config"]), owner["metadata"]
         assert selects(owner["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]), owner["metadata"]
         if owner["kind"] == "StatefulSet":
             assert ("Service", owner["spec"]["serviceName"]) in named
@@ -409,6 +434,22 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
 
 
+def component(labels: dict[str, str]) -> str:
+    return labels["app.kubernetes.io/component"]
+
+
+def check_strategies(items: list[dict[str, Any]], values: Values) -> None:
+    """Workloads of several pods have a budget, unless none is wanted; a bridge without a second one is never there twice."""
+    several = {component(template["metadata"]["labels"]) for owner, template in own_pods(items) if owner["spec"].get("replicas") != 1}
+    budgets = [item["spec"] for item in items if item["kind"] == "PodDisruptionBudget"]
+    wanted = several if values.get("podDisruptionBudget", {}).get("enabled", True) else set()
+    assert sorted(component(budget["selector"]["matchLabels"]) for budget in budgets) == sorted(wanted), budgets
+    bridge = values.get("bridge", {})
+    for strategy in [item["spec"]["strategy"] for item in items if item["metadata"]["name"].endswith("-bridge") and item["kind"] == "Deployment"]:
+        own = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}} if bridge.get("replicas", 1) > 1 else {"type": "Recreate"}
+        assert strategy == bridge.get("updateStrategy", own), strategy
+
+
 def check_extras(items: list[dict[str, Any]], values: Values) -> None:
     """What is added to all pods is in all, and the indexes have their share of memory."""
     for owner, template in own_pods(items):
@@ -416,6 +457,7 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert values.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
         assert values.get("podAnnotations", {}).items() <= template["metadata"].get("annotations", {}).items(), owner["metadata"]
         assert values.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        assert {place: template["spec"].get(place) for place in PLACES if place in values} == {place: values[place] for place in PLACES if place in values}
         assert all(item in container["env"] for item in values.get("extraEnv", [])), owner["metadata"]
         assert all(item in container["volumeMounts"] for item in values.get("extraVolumeMounts", [])), owner["metadata"]
     for policy in own_policies(items):
@@ -431,6 +473,37 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert bound and bound[1] == "2457 MiB", toml
     if values.get("resources", {}).get("limits", {}) is None:
         assert not bound, toml
+
+
+def check_names(with_nats: helm.Chart) -> None:
+    """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
+    for name, values in NAMES:
+        for shards in (0, 2):
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}}
+            meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
+            items = objects(with_nats.render(meant, name=name, namespace="inference"))
+            for item in items:
+                check_form(item)
+                if item["kind"] in ("Service", "StatefulSet", "Deployment"):
+                    assert re.fullmatch("[a-z]([-a-z0-9]{0,50}[a-z0-9])?", item["metadata"]["name"]), f"{name}: {item['metadata']['name']}"
+            check_references(items)
+            check_nats(items, meant)
+
+
+def check_checksums(chart: helm.Chart) -> None:
+    """The checksum of the bridge follows what is told to it, and nothing else."""
+
+    def checksum(more: Values) -> str:
+        bridge: Values = {"bridge": {"enabled": True, "enginesConfigMap": "engines"}}
+        items = objects(chart.render(merged(bridge, more), name="prod", namespace="inference"))
+        [template] = [template for owner, template in own_pods(items) if owner["metadata"]["name"].endswith("-bridge")]
+        return str(template["metadata"]["annotations"]["kvatlas/config"])
+
+    plain = checksum({})
+    for same in ({"replicas": 3}, {"podLabels": {"a": "b"}}, {"bridge": {"resources": {"limits": {"memory": "1Gi"}}}}):
+        assert checksum(same) == plain, same
+    for other in ({"bridge": {"blockSize": 32}}, {"bridge": {"engines": ["http://h:8000"]}}, {"nats": {"url": "nats://other"}}, {"extraEnv": [{"name": "A", "value": "b"}]}):
+        assert checksum(other) != plain, other
 
 
 def takes_engines(values: Values) -> bool:
@@ -658,11 +731,14 @@ def main() -> None:
             check_exposure(items, values)
             check_listeners(items, values)
             check_extras(items, values)
+            check_strategies(items, values)
             check_rights(items, values)
             check_nats(items, values)
             check_daemon(items, checked)
             check_bridge(items, values, bridges)
             variables |= {item["name"] for _, template in own_pods(items) for container in template["spec"]["containers"] for item in container["env"]}
+        check_names(with_nats)
+        check_checksums(chart)
         for what, values in REFUSED:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:

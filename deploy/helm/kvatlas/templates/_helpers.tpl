@@ -1,10 +1,12 @@
-{{- define "kvatlas.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{/* A name that Services accept, and that leaves room for an ending: DNS-1035, of 40 characters at most. */}}
+{{- define "kvatlas.serviceName" -}}
+{{- regexReplaceAll "^([0-9])" . "r-${1}" | replace "." "-" | trunc 40 | regexFind "^.*[^-]" -}}
 {{- end -}}
+
+{{- define "kvatlas.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- include "kvatlas.serviceName" (default $full .Values.fullnameOverride) -}}
 {{- end -}}
 
 {{- define "kvatlas.selector" -}}
@@ -94,7 +96,7 @@ true
 
 {{/* The release's own NATS server: as `nats.name` of charts/nats. */}}
 {{- define "kvatlas.natsName" -}}
-{{- printf "%s-nats" (.Release.Name | replace "." "-" | trunc 40 | trimSuffix "-") -}}
+{{- printf "%s-nats" (include "kvatlas.serviceName" .Release.Name) -}}
 {{- end -}}
 
 {{- define "kvatlas.natsUrl" -}}
@@ -256,6 +258,43 @@ serviceAccountName: {{ include "kvatlas.serviceAccountName" . }}
 automountServiceAccountToken: false
 {{- end -}}
 
+{{/* Where pods of a component go: a dictionary with root and component. */}}
+{{- define "kvatlas.affinity" -}}
+{{- if .root.Values.affinity -}}
+affinity: {{- toYaml .root.Values.affinity | nindent 2 }}
+{{- else -}}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "kvatlas.selector" .root | nindent 14 }}
+              app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+{{- end -}}
+
+{{/* How many pods of a component may be away: a dictionary with root, name and component. */}}
+{{- define "kvatlas.disruptionBudget" -}}
+{{- if .root.Values.podDisruptionBudget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "kvatlas.labels" .root | nindent 4 }}
+spec:
+  maxUnavailable: {{ .root.Values.podDisruptionBudget.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "kvatlas.selector" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- end -}}
+
 {{/* What all pods have in common, above their containers and beside their account. */}}
 {{- define "kvatlas.podSpec" -}}
 # Variables about services would be taken for settings, were they not known by their ends.
@@ -277,5 +316,63 @@ topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* How the bridge shows NATS who it is, as JSON. */}}
+{{- define "kvatlas.bridgeAuth" -}}
+{{ ternary .Values.bridge.auth .Values.nats.auth (and (hasKey .Values.bridge.auth "kind") (not .Values.nats.enabled)) | toJson }}
+{{- end -}}
+
+{{- define "kvatlas.bridgeArguments" -}}
+- bridge
+{{- with .Values.bridge.blockSize }}
+- --block-size={{ . | int }}
+{{- end }}
+- --format={{ .Values.bridge.format }}
+{{- with .Values.bridge.model }}
+- {{ printf "--model=%s" . | quote }}
+{{- end }}
+{{- with .Values.bridge.tenant }}
+- {{ printf "--tenant=%s" . | quote }}
+{{- end }}
+{{- if .Values.bridge.state.enabled }}
+- --state=/var/lib/kvatlas/state
+{{- end }}
+{{- if gt (int .Values.bridge.replicas) 1 }}
+- --lease={{ include "kvatlas.fullname" . }}
+{{- end }}
+{{- range .Values.bridge.discover }}
+- {{ printf "--discover=%s" . | quote }}
+{{- end }}
+{{- if .Values.bridge.enginesConfigMap }}
+- --discover=file:/etc/kvatlas/engines
+{{- end }}
+{{- with .Values.bridge.answerPorts }}
+- {{ printf "--answer-ports=%s" . | quote }}
+{{- end }}
+{{- range .Values.bridge.engines }}
+- {{ printf "--engine=%s" . | quote }}
+{{- end }}
+{{- with and .Values.bridge.http.enabled .Values.bridge.http.engineHosts }}
+- {{ printf "--register-hosts=%s" (join "," .) | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.bridgeEnv" -}}
+{{- $inboxPrefix := default .Values.nats.inboxPrefix .Values.bridge.inboxPrefix -}}
+{{ include "kvatlas.natsEnv" (dict "root" . "auth" (include "kvatlas.bridgeAuth" . | fromJson) "inboxPrefix" $inboxPrefix) | trim }}
+- name: KVATLAS_ADMIN_LISTEN
+  value: {{ include "kvatlas.adminListen" . }}
+{{- if .Values.bridge.http.enabled }}
+- name: KVATLAS_HTTP_LISTEN
+  value: 0.0.0.0:{{ .Values.bridge.http.port }}
+{{- if .Values.bridge.http.tokenSecret }}
+- name: KVATLAS_HTTP_TOKEN_FILE
+  value: /etc/kvatlas/http/{{ .Values.bridge.http.tokenKey }}
+{{- end }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}

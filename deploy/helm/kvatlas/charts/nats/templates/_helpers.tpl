@@ -1,6 +1,6 @@
 {{/* As `kvatlas.natsName` of the chart around this one. */}}
 {{- define "nats.name" -}}
-{{- printf "%s-nats" (.Release.Name | replace "." "-" | trunc 40 | trimSuffix "-") -}}
+{{- printf "%s-nats" (regexReplaceAll "^([0-9])" .Release.Name "r-${1}" | replace "." "-" | trunc 40 | regexFind "^.*[^-]") -}}
 {{- end -}}
 
 {{- define "nats.selector" -}}
