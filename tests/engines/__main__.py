@@ -55,8 +55,8 @@ def main() -> int:
     given = arguments.parse_args()
     if given.outages:
         return measure(given.seed, given.only, given.output)
-    print("| scenario | answers | called exact | not right | wrong, called exact | behind at most | exact within | |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| scenario | answers | called exact | not right | wrong, called exact | promises | not kept | behind at most | exact within | |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     failed = 0
     for seed in range(given.seed, given.seed + given.seeds):
         for number, scenario in enumerate(SCENARIOS):

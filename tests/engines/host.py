@@ -6,6 +6,7 @@ The first argument is {"kind": "vllm" | "vllm_hybrid" | "sglang" | "sglang_unifi
     {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    [[blocks taken from the cache, tokens answered] of each]
     {"depths": [PROMPT, ...]}                     what the caches have now          [[[blocks held, blocks reused] of each prompt] of each engine]
     {"reset": ENGINE}                             clears the cache of an engine     true
+    {"hide_removals": ENGINE}                     an engine of "vllm" or "sglang" tells nothing of what it drops any more     true
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def main() -> None:
             answer(serve(engines, command["serve"]))
         elif "depths" in command:
             answer([[engine.depth(*prompt) for prompt in command["depths"]] for engine in engines])
+        elif "hide_removals" in command:
+            engines[command["hide_removals"]].hides_removals = True
+            answer(True)
         else:
             engines[command["reset"]].reset()
             answer(True)

@@ -160,9 +160,9 @@ class Daemon(Process):
         self, folder: Path, nats_port: int, port: int, settings: dict[str, object], command: list[str]
     ) -> None:
         self._port = port
-        command = [kvatlas(), *command, "--nats-url", f"nats://127.0.0.1:{nats_port}", "--admin-listen", "off"]
+        command = [kvatlas(), *command, "--nats-url", f"nats://127.0.0.1:{nats_port}"]
         command += ["--http-listen", f"127.0.0.1:{port}", "--snapshots-directory", str(folder / "snapshots")]
-        for key, value in settings.items():
+        for key, value in {"admin-listen": "off", **settings}.items():
             command += [f"--{key}", str(value)]
         super().__init__(command, folder / "daemon.log")
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -276,6 +276,10 @@ class Host:
         """Clears the cache of an engine."""
         self._command({"reset": engine})
         self.changed_at = time.monotonic()
+
+    def hide_removals(self, engine: int) -> None:
+        """From now on, an engine tells nobody which blocks it drops."""
+        self._command({"hide_removals": engine})
 
     def depths(self, prompts: list[Prompt]) -> list[list[Depths]]:
         """What the caches have now of each prompt, by engine, and what a request would reuse. A dead engine has nothing."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lies import lied
 from processes import wait_until
 from world import Layout, World
 
@@ -41,7 +42,9 @@ def quiet(world: World, seeded: random.Random, rounds: int) -> None:
         if number % 2:
             world.serve(3)
         world.compare(10)
+        world.serve_as_promised(5)
     world.settles(10)
+    world.promises_are_kept()
 
 
 def daemon_restarts(world: World, seeded: random.Random, rounds: int) -> None:
@@ -54,16 +57,16 @@ def daemon_restarts(world: World, seeded: random.Random, rounds: int) -> None:
             time.sleep(2.5)
             world.serve(10)
             world.compare(5)
-        if seeded.random() < 0.5:
-            world.daemon.stop()
-        else:
-            world.daemon.kill()
+        world.serve_as_promised(5)
+        world.daemon_ends(is_killed=seeded.random() >= 0.5)
         if seeded.random() < 0.5:
             world.serve(30)
         world.daemon.start()
         # Exact when ready: no grace.
         world.compare(40, behind=0)
+        world.serve_as_promised(5)
         world.settles(20)
+    world.promises_are_kept()
 
 
 def bridge_restarts(world: World, seeded: random.Random, rounds: int) -> None:
@@ -78,9 +81,12 @@ def bridge_restarts(world: World, seeded: random.Random, rounds: int) -> None:
         if seeded.random() < 0.5:
             world.serve(40)
             world.compare(10, behind=5)
+        world.serve_as_promised(5, behind=5)
         world.bridge.start()
         world.compare(20, behind=5)
+        world.serve_as_promised(5, behind=5)
         world.settles(20)
+    world.promises_are_kept()
 
 
 def bridge_upgrades(world: World, seeded: random.Random, rounds: int) -> None:
@@ -144,6 +150,7 @@ def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:
         host = seeded.choice(world.hosts)
         host.kill()
         world.compare(20)
+        world.serve_as_promised(5)
         if seeded.random() < 0.5:
             world.none_exact(host, 5)
             world.serve(10, but=host)
@@ -155,8 +162,9 @@ def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:
             world.settles(10)
         host.serve([(0, world.chats.prompt())])
         world.compare(20)
-        world.serve(20)
+        world.serve_as_promised(20)
         world.settles(20)
+    world.promises_are_kept()
 
 
 def blind(world: World, seeded: random.Random, rounds: int) -> None:
@@ -217,11 +225,15 @@ def stalls(world: World, seeded: random.Random, rounds: int) -> None:
             for host in world.hosts:
                 world.none_exact(host, 6)
             world.compare(20)
+            world.serve_as_promised(5)
         time.sleep(max(0.0, begun + seeded.choice((0.5, 2, 4)) - time.monotonic()))
         for process in stalled:
             process.resume()
         world.compare(30, behind=3)
+        world.serve_as_promised(5, behind=3)
         world.settles(20)
+        world.serve_as_promised(5)
+    world.promises_are_kept()
 
 
 def drops(world: World, seeded: random.Random, rounds: int) -> None:
@@ -234,11 +246,13 @@ def drops(world: World, seeded: random.Random, rounds: int) -> None:
             if seeded.random() < 0.3:
                 world.reset(seeded.randrange(100))
             world.compare(10)
+            world.serve_as_promised(3)
         # The last messages may be lost, too: the poll finds that.
         world.compare(20)
         for proxy in world.proxies:
             proxy.heal()
         world.settles(20)
+    world.promises_are_kept()
 
 
 def cuts(world: World, seeded: random.Random, rounds: int) -> None:
@@ -393,6 +407,7 @@ SCENARIOS = [
     Scenario("connections cut", cuts, PROXIED, rounds=3),
     Scenario("kills of each part", kills, NAMES, rounds=4),
     Scenario("kills, JetStream, ranks", kills, replace(NAMES, ranks=2, settings=JETSTREAM), rounds=4),
+    Scenario("a lying engine", lied, replace(MIXED, has_admin=True)),
     Scenario("replay too short", late, replace(MIXED, buffer_steps=20)),
     Scenario("gpt-oss", promised, hybrid("gpt-oss", 16, 700)),
     *(

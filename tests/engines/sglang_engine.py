@@ -44,6 +44,8 @@ class Engine:
             enable_kv_cache_events=True,
             kv_event_lora_names=self._names,
         )
+        # Drops blocks and tells nobody, where that is set.
+        self.hides_removals = False
         self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps)
         self._flush()
 
@@ -75,15 +77,15 @@ class Engine:
         return [(self._serve(*prompt), []) for prompt in prompts]
 
     def _serve(self, tokens: list[int], salt: str | None, adapter: str | None) -> int:
-        taken = self.depth(tokens, salt, adapter)[1]
+        # The last token is always computed.
+        match = self._cache.match_prefix(_base.MatchPrefixParams(key=self._key(tokens[:-1], salt, adapter)))
         key = self._key(tokens, salt, adapter)
-        self._cache.match_prefix(_base.MatchPrefixParams(key=key))
         self._cache.insert(_base.InsertParams(key=key))
         over = self._cache.total_size() - self._capacity
         if over > 0:
             self._cache.evict(_base.EvictParams(num_tokens=over))
         self._flush()
-        return taken
+        return int(match.device_prefix_len // self._size)
 
     def reset(self) -> None:
         """Clears the cache."""
@@ -92,6 +94,8 @@ class Engine:
 
     def _flush(self) -> None:
         events = self._cache.kv_events.take()
+        if self.hides_removals:
+            events = [event for event in events if not isinstance(event, _kv_events.BlockRemoved)]
         if events:
             batch = _kv_events.KVEventBatch(ts=time.time(), events=events, attn_dp_rank=self._rank)
             self._publisher.publish(batch)

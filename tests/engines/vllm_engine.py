@@ -117,6 +117,8 @@ class Engine:
             num_gpu_blocks=blocks, enable_caching=True, hash_block_size=block_size, enable_kv_cache_events=True
         )
         self._hasher = _utils.get_request_block_hasher(block_size, function)
+        # Drops blocks and tells nobody, where that is set.
+        self.hides_removals = False
         self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps, topic=topic)
 
     def _request(self, tokens: list[int], salt: str | None, adapter: str | None) -> _Request:
@@ -170,6 +172,8 @@ class Engine:
 
     def _flush(self) -> None:
         events = self._pool.take_events()
+        if self.hides_removals:
+            events = [event for event in events if not isinstance(event, _kv_events.BlockRemoved)]
         for event in events:
             if isinstance(event, _kv_events.BlockStored):
                 # The cache manager, which is not here, says it of each group.

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
 from chats import Chats
@@ -19,6 +19,9 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 # Time in which an answer may be behind an engine that works undisturbed, in seconds.
 BEHIND = 2.0
 
+# Notes of a scenario that are printed.
+NOTES_MAX = 4
+
 
 @dataclass
 class Counts:
@@ -28,6 +31,9 @@ class Counts:
     exact: int = 0
     wrong: int = 0
     wrong_exact: int = 0
+    # Requests to which an exact answer promised something, and those of them that did not find just that.
+    promises: int = 0
+    broken: int = 0
     # The longest that holders took to be exact again, and that an answer was called exact and was behind, in seconds.
     seconds: float = 0.0
     behind: float = 0.0
@@ -52,6 +58,8 @@ class Layout:
     has_replay: bool = True
     # `kvatlas up`: daemon and bridge in one process.
     is_one_process: bool = False
+    # Whether the daemon has an admin listener.
+    has_admin: bool = False
     # Whether the bridge has a state directory, and whether a second one follows the same engines.
     keeps_state: bool = False
     has_spare: bool = False
@@ -85,7 +93,7 @@ class World:
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         self.layout, self.counts = layout, Counts()
         # The cache that is asked about, in the words of HTTP.
-        self._about = {"namespace": namespace_of(layout.scheme)} if layout.scheme else {"model": MODEL}
+        self.about = {"namespace": namespace_of(layout.scheme)} if layout.scheme else {"model": MODEL}
         self._asked = 0
         # Holders that have served requests in turn.
         self.served: set[tuple[str, int]] = set()
@@ -95,8 +103,12 @@ class World:
         self.proxies: list[Proxy] = []
         self._loop = Loop() if layout.has_proxies else None
         self._seed = seed
-        # Outcomes that the daemon was told of.
+        # Requests that have gone to holders so far.
+        self._turn = 0
+        # Outcomes that the daemon was told of since it began, and whose promises can't be kept.
         self._told = 0
+        self._liars: set[tuple[str, int]] = set()
+        self.folder = folder
         folder.mkdir(parents=True)
         tables = self._engines(folder)
         nats_port, port = free_ports(2)
@@ -104,6 +116,9 @@ class World:
         # Noticed within seconds, so that a scenario need not wait for long.
         settings: dict[str, object] = {"namespace-defaults-stale-after-ms": 3000, "snapshots-interval-seconds": 2}
         settings |= {"namespace-defaults-block-size": layout.block_size, **layout.settings}
+        if layout.has_admin:
+            [self.admin_port] = free_ports(1)
+            settings["admin-listen"] = f"127.0.0.1:{self.admin_port}"
         file = folder / "engines.toml"
         file.write_text(tables)
         follow = ["--engines-file", str(file), "--model", MODEL, "--block-size", str(layout.block_size)]
@@ -169,7 +184,7 @@ class World:
         self.proxies.append(Proxy(self._loop, port, target, self._seed, loses_messages))
         return port
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         try:
             self.broker.start()
             if not self.layout.is_one_process:
@@ -185,25 +200,31 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in {self.bridge, self.spare, self.daemon, self.broker} - {None}:
-            process.kill()
+        for process in {self.bridge, self.spare, self.daemon, self.broker}:
+            if process:
+                process.kill()
         for host in self.hosts:
             host.kill()
 
     def serve(self, requests: int, but: Host | None = None) -> None:
         """Serves so many requests, by the engines that live, `but` one process."""
-        spread = [holder for holder in self.holders if holder.host.lives and holder.host is not but]
         orders: dict[int, list[tuple[int, Prompt]]] = {}
-        hosts = {id(holder.host): holder.host for holder in spread}
-        for number in range(requests):
+        hosts = {id(host): host for host in self.hosts}
+        for _ in range(requests):
             prompt = self.chats.prompt()
-            # Most turns of a conversation go where the ones before went.
-            key = hash(tuple(prompt[0][:64])) if number % 3 else number * 7919
-            holder = spread[key % len(spread)]
-            self.served.add((holder.worker, holder.rank))
+            holder = self._holder_for(prompt, but)
             orders.setdefault(id(holder.host), []).append((holder.place, prompt))
         for host, order in orders.items():
             self._serve_by(hosts[host], order)
+
+    def _holder_for(self, prompt: Prompt, but: Host | None = None) -> Holder:
+        """Whom the next request goes to: most turns of a conversation go where the ones before went."""
+        self._turn += 1
+        spread = [holder for holder in self.holders if holder.host.lives and holder.host is not but]
+        key = hash(tuple(prompt[0][:64])) if self._turn % 3 else self._turn * 7919
+        holder = spread[key % len(spread)]
+        self.served.add((holder.worker, holder.rank))
+        return holder
 
     def _serve_by(self, host: Host, order: list[tuple[int, Prompt]]) -> list[int | None]:
         served = host.serve(order)
@@ -211,43 +232,64 @@ class World:
             self.chats.answered(prompt, answer)
         return [taken for taken, _ in served]
 
-    def serve_as_promised(self, requests: int) -> None:
-        """Serves requests one by one: where an exact answer says before what one will reuse, the engine has to take just that."""
-        for number in range(requests):
+    def serve_as_promised(self, requests: int, behind: float = BEHIND) -> None:
+        """Serves requests one by one: where an exact answer says before what one will reuse, the engine has to take just that.
+
+        An answer that is called exact may be `behind` for so long; until then it is asked again.
+        """
+        for _ in range(requests):
             prompt = self.chats.prompt()
-            holder = self.holders[number % len(self.holders)]
-            # Until the events of the request before have arrived.
-            begun = time.monotonic()
-            truth = self._truth([prompt])
-            while True:
-                found, exact = self._answers(prompt)
-                place = (holder.worker, holder.rank)
-                promised = found.get(place, (0, 0))[1] if place in exact else None
-                if promised is None or promised == truth[place][0][1] or time.monotonic() > begun + BEHIND:
-                    break
-                time.sleep(0.005)
+            holder = self._holder_for(prompt)
+            place = (holder.worker, holder.rank)
+            promised = self._promise(prompt, place, 0.0 if place in self._liars else behind)
             [taken] = self._serve_by(holder.host, [(holder.place, prompt)])
             self.counts.answers += 1
-            if promised is not None:
-                self.counts.exact += 1
-                self.counts.wrong_exact += taken is not None and taken != promised
-            if promised is not None and taken is not None:
-                self._tell(place, promised, taken)
+            if promised is None or taken is None:
+                continue
+            self.counts.exact += 1
+            self.counts.promises += 1
+            self.counts.broken += taken != promised
+            if taken != promised and place not in self._liars:
+                self.counts.wrong_exact += 1
+                self.counts.notes.append(f"{place} was promised {promised} and took {taken}")
+            self._tell(place, promised, taken)
+
+    def _promise(self, prompt: Prompt, place: tuple[str, int], behind: float) -> int | None:
+        """How many blocks an exact answer says that a request will reuse; none where the answer is not exact."""
+        begun, truth = time.monotonic(), self._truth([prompt])
+        # Until the events of the request before have arrived.
+        while True:
+            found, exact = self._answers(prompt)
+            promised = found.get(place, (0, 0))[1] if place in exact else None
+            if promised is None or promised == truth[place][0][1] or time.monotonic() > begun + behind:
+                return promised
+            self.counts.behind = max(self.counts.behind, time.monotonic() - begun)
+            time.sleep(0.005)
 
     def _tell(self, place: tuple[str, int], promised: int, taken: int) -> None:
         """Tells the daemon what a request found of what an exact answer promised, as a router does."""
         outcome = {"worker": place[0], "rank": place[1], "promised_blocks": promised, "exact": True}
         outcome["found_tokens"] = taken * self.layout.block_size
-        answer = self.daemon.ask("/v1/outcomes", {"model": MODEL, "outcomes": [outcome]})
+        answer = self.daemon.ask("/v1/outcomes", {**self.about, "outcomes": [outcome]})
         assert answer == {"counted": 1}, answer
         self._told += 1
 
     def promises_are_kept(self) -> None:
-        """Asserts that the daemon has counted all that it was told, and that nothing is missing of what exact answers promised."""
-        counted = {line: self.daemon.metric(line, 'state="exact"') for line in ("outcomes", "outcome_missing_blocks")}
-        wrong = self.counts.wrong_exact
+        """Asserts that the daemon has counted all that it was told since it began, and that it calls a promise broken only where one is."""
+        names = ("outcomes", "outcome_missing_blocks", "outcome_unpromised_blocks")
+        counted = {name: self.daemon.metric(name, 'state="exact"') for name in names}
         assert counted["outcomes"] == self._told, (counted, self._told)
-        assert (counted["outcome_missing_blocks"] > 0) <= (wrong > 0), (counted, wrong)
+        differing = counted["outcome_missing_blocks"] + counted["outcome_unpromised_blocks"]
+        assert (differing > 0) <= (self.counts.broken > 0), (counted, self.counts)
+
+    def daemon_ends(self, is_killed: bool) -> None:
+        """The daemon is killed or stopped: what it was told so far is looked at before, and the next one begins to count anew."""
+        self.promises_are_kept()
+        self._told = 0
+        if is_killed:
+            self.daemon.kill()
+        else:
+            self.daemon.stop()
 
     def serve_behind(self, prompts: list[Prompt]) -> None:
         """Serves a longer request behind each of the prompts, by each engine."""
@@ -271,9 +313,14 @@ class World:
         holder = self.holders[number % len(self.holders)]
         holder.host.reset(holder.place)
 
+    def hide_removals(self, holder: Holder) -> None:
+        """From now on, a holder's engine drops blocks and tells nobody. What it is said to have may be wrong, and nobody can know."""
+        self._liars.add((holder.worker, holder.rank))
+        holder.host.hide_removals(holder.place)
+
     def status(self) -> dict[tuple[str, int], bool]:
         """Which holders are exact."""
-        answer = self.daemon.ask(f"/v1/status?{urlencode(self._about)}")
+        answer = self.daemon.ask(f"/v1/status?{urlencode(self.about)}")
         listed = answer["holders"] if answer else []
         return {(holder["worker"], holder.get("rank", 0)): holder["exact"] for holder in listed}
 
@@ -328,7 +375,7 @@ class World:
             self.counts.wrong += len(wrong)
             self.counts.wrong_exact += len(false)
             doubted += len(self.holders) - len(exact)
-            if false and len(self.counts.notes) < 3:
+            if false:
                 self.counts.notes.append(f"{sorted(false)} of a prompt of {len(probe[0])} tokens")
         return doubted
 
@@ -351,7 +398,7 @@ class World:
     def _answers(self, probe: Prompt) -> tuple[dict[tuple[str, int], Depths], set[tuple[str, int]]]:
         """The depths of holders, and which are called exact. Who is not in the answer has nothing, as exactly as its status."""
         tokens, salt, adapter = probe
-        query: dict[str, object] = dict(self._about)
+        query: dict[str, object] = dict(self.about)
         self._asked += 1
         if self.layout.scheme and self._asked % 2:
             query |= {"sequence_hashes": vllm_hashes(tokens, salt, self.layout.block_size), "token_count": len(tokens)}
@@ -392,8 +439,9 @@ def vllm_hashes(tokens: list[int], salt: str | None, block_size: int) -> list[st
 def summary(name: str, counts: Counts, lost: Counter[str]) -> str:
     """One line of a table."""
     share = 100 * counts.exact / max(1, counts.answers)
-    notes = "; ".join([*(f"{count} {what}" for what, count in lost.items()), *counts.notes])
-    return f"| {name} | {counts.answers:,} | {share:.1f} % | {counts.wrong} | {counts.wrong_exact} | {counts.behind:.2f} s | {counts.seconds:.1f} s | {notes} |"
+    notes = "; ".join([*(f"{count} {what}" for what, count in lost.items()), *counts.notes[:NOTES_MAX]])
+    right = f"{counts.answers:,} | {share:.1f} % | {counts.wrong} | {counts.wrong_exact} | {counts.promises:,} | {counts.broken}"
+    return f"| {name} | {right} | {counts.behind:.2f} s | {counts.seconds:.1f} s | {notes} |"
 
 
 __all__ = ["BEHIND", "MODEL", "Counts", "Layout", "World", "kvatlas", "summary"]
