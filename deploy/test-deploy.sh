@@ -19,7 +19,7 @@ check_scripts() {
     # Each file is checked as the script that it is; what they import lies beside compose.yaml.
     MYPYPATH=deploy/compose:deploy "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/lint-words.py deploy/sbom.py deploy/sizing.py deploy/test-*.py
     if has shellcheck; then
-        shellcheck --external-sources deploy/test*.sh deploy/scenario-engines.sh deploy/scenario-kubernetes.sh deploy/release.sh deploy/wheel.sh deploy/demo.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
+        shellcheck --external-sources deploy/test*.sh deploy/scenario-dynamo.sh deploy/scenario-engines.sh deploy/scenario-kubernetes.sh deploy/scenario-routers.sh deploy/release.sh deploy/wheel.sh deploy/demo.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
     else
         skip "shellcheck, which checks the scripts of deploy/, is not installed"
     fi
