@@ -9,6 +9,9 @@
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
+#   deploy/scenario-routers.sh --present       those who are in .tools/ already: nothing large is fetched, and nothing is built
+#
+# --only and --present come first, in this order.
 #
 # Fetches the routers' wheels into .tools/ (about 80 MB; unpacked, Ray Serve takes 500 MB). What cannot be had is skipped, and said.
 #
@@ -30,14 +33,31 @@ if [ "${1:-}" = --only ]; then
     only=$2
     shift 2
 fi
+present=
+if [ "${1:-}" = --present ]; then
+    present=1
+    shift
+    # Who is not here is no failure then.
+    CI=""
+fi
 deploy/setup.sh
 need_kvatlas
 export NATS_SERVER_BIN="${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")}"
 
+# Whether more may be fetched or built for a router, of whom $1 is the name. Where it may not, that router is skipped.
+may_fetch() {
+    if [ -z "$present" ]; then return; fi
+    skip "$1 is not here: deploy/scenario-routers.sh --only $2 fetches it"
+    return 1
+}
+
+# Whether the environment in $environment has these modules.
+has_modules() { "$environment/bin/python" -c "import $1" 2>/dev/null; }
+
 # Builds a program of one file into .tools/ in a copy of llm-d's checkout, unless it is there as it is: FILE NAME. False where that cannot be done.
 make_in_llmd() {
     if [ -x ".tools/$2" ] && cmp -s "$1" ".tools/$2.go"; then return; fi
-    if [ -z "${LLMD_SOURCE:-}" ] || ! command -v go >/dev/null; then return 1; fi
+    if [ -n "$present" ] || [ -z "${LLMD_SOURCE:-}" ] || ! command -v go >/dev/null; then return 1; fi
     copy=$(mktemp -d)
     cp -R "$LLMD_SOURCE/." "$copy"
     mkdir -p "$copy/cmd/llmdtest"
@@ -56,17 +76,18 @@ play_llmd() {
     else
         environment=$root/.tools/llmd-python
         make_environment "$environment" 11
-        "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
+        has_modules 'zmq, msgpack' || pip_install "$environment" pyzmq msgpack
         LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd} "$environment/bin/python" tests/routers/llmd_router.py "$@"
     fi
 }
 
-# Dynamo's router and mocker, and their Python in DYNAMO_PYTHON.
+# Dynamo's router and mocker, and their Python in DYNAMO_PYTHON. False where they are not here, and may not be fetched.
 make_dynamo() {
     environment=$root/.tools/routers-python
-    make_environment "$environment" 11
     # Only what the router and the mocker need of the many dependencies: nothing of it computes anything here.
-    "$environment/bin/python" -c 'import dynamo.llm, uvloop, xxhash, nats' 2>/dev/null || {
+    has_modules 'dynamo.llm, uvloop, xxhash, nats' || {
+        may_fetch "Dynamo's router" dynamo || return
+        make_environment "$environment" 11
         CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
         CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging nats-py xxhash
     }
@@ -74,7 +95,7 @@ make_dynamo() {
 }
 
 play_dynamo() {
-    make_dynamo
+    make_dynamo || return 0
     python3 tests/routers "$@"
 }
 
@@ -83,13 +104,14 @@ make_grpcurl() {
     GRPCURL="${GRPCURL:-$(command -v grpcurl || echo "$root/.tools/grpcurl")}"
     export GRPCURL
     if [ -x "$GRPCURL" ]; then return; fi
-    command -v go >/dev/null && GOBIN="$root/.tools" go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3
+    [ -z "$present" ] && command -v go >/dev/null && GOBIN="$root/.tools" go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3
 }
 
 play_grpc() {
     environment=$root/.tools/engines-python
+    [ -d .tools/engines/sglang ] || may_fetch "SGLang's cache, which is asked over gRPC," grpc || return 0
     make_environment "$environment" 11
-    "$environment/bin/python" -c 'import msgspec, zmq, numpy, grpc' 2>/dev/null ||
+    has_modules 'msgspec, zmq, numpy, grpc' ||
         pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic grpcio
     if ! "$environment/bin/python" tests/engines/fetch.py .tools/engines; then
         (CI="" skip "the wheel of SGLang could not be fetched: nobody asks over gRPC beside its caches")
@@ -105,12 +127,13 @@ play_grpc() {
 # Runs a program in Python with vLLM's router and caches.
 with_vllm() {
     environment=$root/.tools/routers-python
+    { has_modules vllm_router && [ -d .tools/engines/vllm ]; } || may_fetch "vLLM's router" vllm || return 0
     make_environment "$environment" 11
     # Neither can be fetched everywhere.
-    "$environment/bin/python" -c 'import vllm_router' 2>/dev/null ||
+    has_modules vllm_router ||
         "$environment/bin/python" -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 ||
         { CI="" skip "vllm-router could not be installed: see what pip said above"; return 0; }
-    "$environment/bin/python" -c 'import msgspec, zmq, cbor2, xxhash, numpy, pydantic' 2>/dev/null ||
+    has_modules 'msgspec, zmq, cbor2, xxhash, numpy, pydantic' ||
         CI="" pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic
     "$environment/bin/python" tests/engines/fetch.py .tools/engines ||
         { CI="" skip "the wheel of vLLM could not be fetched: see what pip said above"; return 0; }
@@ -120,7 +143,7 @@ with_vllm() {
 # Lets all of them choose among vLLM's caches. Who cannot be had is left out, and said.
 play_bench() {
     make_dynamo
-    if ! "$environment/bin/python" -c 'import smg, smg_grpc_servicer, grpc_health' 2>/dev/null; then
+    if ! has_modules 'smg, smg_grpc_servicer, grpc_health'; then
         try_pip --no-deps smg-grpc-proto==0.4.28 smg-grpc-servicer==0.14.1
         try_pip smg==1.13.0 grpcio grpcio-health-checking protobuf
     fi
@@ -147,7 +170,7 @@ bench_questions() {
     make_dynamo
     environment=$root/.tools/llmd-python
     make_environment "$environment" 11
-    "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
+    has_modules 'zmq, msgpack' || pip_install "$environment" pyzmq msgpack
     install_kvatlas "$environment" ""
     if ! command -v redis-server >/dev/null || { [ -z "${LLMD_BIN:-}" ] && ! make_in_llmd tests/routers/llmd/main.go llmd; }; then
         skip "no redis-server, or no llm-d (LLMD_SOURCE, LLMD_BIN): Redis is left out"
@@ -165,8 +188,9 @@ bench_questions() {
 
 play_ray() {
     environment=$root/.tools/ray-python
+    { has_modules ray.serve && [ -d .tools/engines/vllm ]; } || may_fetch "Ray Serve" ray || return 0
     make_environment "$environment" 11
-    "$environment/bin/python" -c 'import ray.serve, msgspec, zmq, cbor2, xxhash, numpy, nats, msgpack' 2>/dev/null ||
+    has_modules 'ray.serve, msgspec, zmq, cbor2, xxhash, numpy, nats, msgpack' ||
         "$environment/bin/pip" install --quiet --disable-pip-version-check 'ray[serve]==2.60.0' msgspec pyzmq cbor2 xxhash numpy pydantic nats-py msgpack ||
         { CI="" skip "Ray Serve could not be installed: see what pip said above"; return 0; }
     install_kvatlas "$environment" ""
@@ -175,14 +199,20 @@ play_ray() {
     KVATLAS_ENGINES=$root/.tools/engines "$environment/bin/python" tests/routers/ray_router.py "$@"
 }
 
+# Whether a router's part is asked for.
+is_asked() { [ -z "$only" ] || [ "$only" = "$1" ]; }
+
 failed=0
-case $only in "" | grpc) play_grpc "$@" || failed=1 ;; esac
-case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
-case $only in "" | vllm) with_vllm tests/routers/vllm_router.py "$@" || failed=1 ;; esac
+# What a part cannot have ends that part only.
+! is_asked grpc || (play_grpc "$@") || failed=1
+! is_asked llm-d || (play_llmd "$@") || failed=1
+! is_asked vllm || (with_vllm tests/routers/vllm_router.py "$@") || failed=1
+! is_asked ray || (play_ray "$@") || failed=1
+! is_asked dynamo || (play_dynamo "$@") || failed=1
+case $only in
 # benches/routers/run.sh
-case $only in bench) play_bench "$@" || failed=1 ;; esac
+bench) play_bench "$@" || failed=1 ;;
 # benches/questions/run.sh
-case $only in bench-questions) bench_questions "$@" || failed=1 ;; esac
-case $only in "" | ray) play_ray "$@" || failed=1 ;; esac
-case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
+bench-questions) bench_questions "$@" || failed=1 ;;
+esac
 exit "$failed"

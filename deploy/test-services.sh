@@ -31,10 +31,16 @@ check_engines() {
     fi
 }
 
+# Routers that are here already: nothing large is fetched for them. The others are skipped, each with its line.
+check_routers() {
+    check deploy/scenario-routers.sh --present --short
+}
+
 # All of it mostly waits, so three checks run at a time.
 {
     check deploy/test-deploy.sh
     check_engines
+    check_routers
 } &
 beside=$!
 check deploy/test-python.sh &
