@@ -23,7 +23,7 @@ use kvatlas_process::admin::{
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
 use kvatlas_telemetry::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 
-use crate::snapshots::SnapshotKeeper;
+use crate::snapshots::{SnapshotFailing, SnapshotKeeper};
 use crate::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
@@ -39,6 +39,7 @@ pub(super) struct DaemonView {
     pub(super) outcomes: Arc<Outcomes>,
     pub(super) costs: Arc<Costs>,
     pub(super) missing_shards: Arc<MissingShards>,
+    pub(super) snapshot_failing: Arc<SnapshotFailing>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) pool: Arc<LanePool>,
@@ -110,11 +111,6 @@ impl DaemonView {
         let is_doubtful = holder.status.inexact_since_us.load() > 0;
         let cost = is_doubtful.then(|| self.costs.of_holder(namespace, &holder.id));
         cost.flatten().map(ToldCost::of_holder)
-    }
-
-    /// Returns why the newest snapshot could not be written; `None` if it was written.
-    fn snapshot_error(&self) -> Option<String> {
-        self.snapshots.lock().as_ref()?.last_error()
     }
 
     /// Does as [`Self::publish`], for one namespace. Returns the bytes that its index takes.
@@ -339,9 +335,11 @@ impl AdminSource for DaemonView {
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
+        let failing = self.snapshot_failing.now();
         serde_json::json!({
             "role": self.role,
-            "snapshot_error": self.snapshot_error(),
+            "snapshot_error": failing.as_ref().map(|failing| &failing.error),
+            "snapshot_error_since_us": failing.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
             "messages_waiting": self.pool.messages_waiting(),
