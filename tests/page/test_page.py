@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import kvatlas
 import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
-from site_of_tests import REPOSITORY, Broker, Daemon, Fleet, Stub, eventually, eventually_there, frame, namespace
+from site_of_tests import NAMESPACE, REPOSITORY, Broker, Daemon, Fleet, Stub, eventually, eventually_there, frame, namespace
 
 
 SCREENSHOT_BYTES_MAX = 150_000
@@ -351,6 +353,47 @@ def test_namespaces_stand_worst_first_with_what_they_answered(browser: Chrome, d
     eventually("that is shown", lambda: sorted(names(browser)) == ["sound-0", "sound-1"])
     assert browser.current_url.endswith("?namespace=sound")
     stub.close()
+
+
+async def tell_outcomes(nats: str) -> None:
+    """Tells what requests found: of one holder less than was promised, of the other more."""
+    connection = await kvatlas.connect(nats)
+    found = {"gpu-0": 16 * 210, "gpu-1": 16 * 150}
+    outcomes = [kvatlas.Outcome(worker, 0, 200, tokens, None, exact=True) for worker, tokens in found.items()]
+    await kvatlas.QueryClient(connection).tell(NAMESPACE, outcomes)
+    await connection.close()
+
+
+def test_promised_and_found_are_compared_where_routers_tell(browser: Chrome) -> None:
+    daemon = Daemon()
+    fleet = Fleet(daemon.nats, 2)
+    try:
+        opened(browser, daemon, fleet)
+        panel = browser.find_element(By.ID, "promises")
+        assert not panel.is_displayed(), "nobody has told anything"
+
+        def rows() -> list[list[str]] | None:
+            # The daemon may not hear yet of what is told: it is told again.
+            asyncio.run(tell_outcomes(daemon.nats))
+            said = browser.execute_script("""
+                return [...document.querySelectorAll('table.promised tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))
+            """)
+            return said if panel.is_displayed() and len(said) == 2 else None
+
+        short, whole = eventually("both are told", rows)
+        assert (short[0], short[4], short[6]) == ("gpu-1/0", "25 %", ""), short
+        assert (whole[0], whole[4]) == ("gpu-0/0", "0 %"), whole
+        blocks = [[int(number.replace(",", "")) for number in row[2:4]] for row in (short, whole)]
+        assert all(promised > 0 and promised % 200 == 0 for promised, _ in blocks), blocks
+        assert [found * 4 for _, found in blocks] == [blocks[0][0] * 3, blocks[1][0] * 4], blocks
+        assert int(whole[6].replace(",", "")) * 20 == blocks[1][0], whole
+        assert "2 holders of llama" in text(browser, "#promises-note")
+        assert "state-degraded" in browser.find_element(By.CSS_SELECTOR, "table.promised tbody td:nth-child(5)").get_attribute("class")
+        told = row_of_trouble(browser, "promises broken 25 % of what exact answers promise of gpu-1/0 of llama is not found")
+        assert "What to do: compare the engine's version" in told and "kvatlas admin resync llama gpu-1 0 copy" in told, told
+    finally:
+        fleet.stop()
+        daemon.kill()
 
 
 def test_reasons_are_never_cut_off(browser: Chrome, daemon: Daemon) -> None:

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::costs::{Costs, ToldCost};
 use crate::history::{History, ShownChange};
 use crate::lanes::{LanePool, WorkerKey, epoch_ahead_s};
-use crate::outcomes::{BrokenPromise, Outcomes, Tally};
+use crate::outcomes::{HolderPromises, Outcomes, Tally};
 use crate::page::Page;
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -233,7 +233,7 @@ struct NamespaceJson {
     troubles: Troubles,
     chain_conflicts: u64,
     /// Holders of which exact answers lately promised more than requests found.
-    broken_promises: Vec<BrokenPromise>,
+    broken_promises: Vec<HolderPromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
 }

@@ -16,7 +16,7 @@ use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::costs::ToldCost;
-use crate::outcomes::BrokenPromise;
+use crate::outcomes::{HolderPromises, NamespacePromises};
 use crate::queries::MissingShard;
 use crate::runbook::mend_of;
 use crate::snapshots::FailingSnapshots;
@@ -105,7 +105,9 @@ struct NamespaceJson {
     held_blocks: u64,
     bytes: u64,
     /// Holders of which exact answers lately promised more blocks than requests found.
-    broken_promises: Vec<BrokenPromise>,
+    broken_promises: Vec<HolderPromises>,
+    /// Blocks that exact answers lately promised, and that requests found. `None` if no router tells outcomes.
+    promises: Option<NamespacePromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
     #[serde(flatten)]
@@ -264,6 +266,7 @@ impl Page {
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
             broken_promises: self.looked.outcomes.broken_promises(&namespace.name, now),
+            promises: self.looked.outcomes.promises(&namespace.name, now),
             cost: self.looked.costs.of_namespace(&namespace.name),
             troubles: Troubles::of(namespace, unix_time_us()),
         }
