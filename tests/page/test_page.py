@@ -361,6 +361,7 @@ async def tell_outcomes(nats: str) -> None:
     found = {"gpu-0": 16 * 210, "gpu-1": 16 * 150}
     outcomes = [kvatlas.Outcome(worker, 0, 200, tokens, None, exact=True) for worker, tokens in found.items()]
     await kvatlas.QueryClient(connection).tell(NAMESPACE, outcomes)
+    await connection.flush()
     await connection.close()
 
 

@@ -30,7 +30,7 @@ use tally::Window;
 
 /// Most bytes of a report.
 pub(crate) const REPORT_BYTES_MAX: usize = 64 << 10;
-/// Most holders with outcomes of their own. Each takes about 300 bytes, and two series of the metrics.
+/// Most holders with outcomes of their own. Each takes about 500 bytes, and four series of the metrics.
 const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder makes room for others.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -99,6 +99,7 @@ struct KeptOutcomes {
 
 /// The outcomes of one holder.
 struct HolderOutcomes {
+    /// Those of exact answers: they alone promise.
     lately: Window,
     told_at: Instant,
     metrics: HolderOutcomeMetrics,
@@ -216,14 +217,13 @@ impl Outcomes {
         let block_size = namespace.indexer.settings().block_size.as_u32();
         let counted = counted(outcome, block_size);
         kept.of_namespace(&namespace.name).told(counted);
-        if !counted.is_exact {
-            return true;
-        }
         match kept.of_holder(&namespace.name, id, now) {
             Some(holder) => {
                 holder.told_at = now;
-                holder.lately.add(counted, now);
                 holder.metrics.told(counted);
+                if counted.is_exact {
+                    holder.lately.add(counted, now);
+                }
             }
             None => self.errors.refused(OutcomeRefusal::NoRoom, 1, &outcome.worker),
         }
