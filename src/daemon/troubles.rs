@@ -104,8 +104,12 @@ mod tests {
             unix_us: NOW_US + seconds,
         };
         let refused = worker("wide");
-        namespace.indexer.note_refused(&refused, Some(0), "undecodable", at(1));
-        namespace.indexer.note_refused(&refused, Some(0), "other_settings", at(9));
+        namespace
+            .indexer
+            .note_refused(&refused, Some(0), "undecodable", at(1));
+        namespace
+            .indexer
+            .note_refused(&refused, Some(0), "other_settings", at(9));
         let register = |name: &str, epoch_since_us: u64| {
             let id = HolderId {
                 worker: worker(name),

@@ -156,7 +156,9 @@ impl Outcomes {
     /// Returns the holders of which exact answers lately promised more than requests found, the worst first. Holders with few promised
     /// blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
-        let (_, broken) = self.worst(name, now, BROKEN_MAX, Tally::is_broken, |lately| lately.missing_blocks);
+        let (_, broken) = self.worst(name, now, BROKEN_MAX, Tally::is_broken, |lately| {
+            lately.missing_blocks
+        });
         broken
     }
 

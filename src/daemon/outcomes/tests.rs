@@ -203,11 +203,7 @@ fn all_who_promise_are_told_the_worst_first() {
             "promised_blocks": promised, "missing_blocks": missing, "unpromised_blocks": unpromised,
         })
     };
-    let worst = [
-        row("b", 10, 5, 0),
-        row("a", 100, 1, 0),
-        row("c", 100, 0, 20),
-    ];
+    let worst = [row("b", 10, 5, 0), row("a", 100, 1, 0), row("c", 100, 0, 20)];
     assert_eq!(told, serde_json::json!({ "holders": 3, "worst": worst }));
     assert_eq!(outcomes.promises(&name(), now + Duration::from_secs(180)), None);
 }

@@ -35,11 +35,7 @@ const FILES: [(&str, &str, &str); 15] = [
     ),
     ("/page/matrix.js", SCRIPT, include_str!("assets/matrix.js")),
     ("/page/holder.js", SCRIPT, include_str!("assets/holder.js")),
-    (
-        "/page/promises.js",
-        SCRIPT,
-        include_str!("assets/promises.js"),
-    ),
+    ("/page/promises.js", SCRIPT, include_str!("assets/promises.js")),
     ("/page/url.js", SCRIPT, include_str!("assets/url.js")),
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];

@@ -53,8 +53,8 @@ mod tests;
 
 pub use claim::Deployment;
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
-pub use keeper::SnapshotStartError;
 pub(crate) use failing::{FailingSnapshots, SnapshotFailing};
+pub use keeper::SnapshotStartError;
 pub(crate) use keeper::{SnapshotKeeper, start_snapshots};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};
