@@ -233,7 +233,7 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             "The snapshot directory of `kvatlas-1` becomes one that nobody may write to.",
             "KvatlasSnapshotOld", {"instance": "kvatlas-1:9464"}, r"snapshot.*/var/lib/kvatlas",
             lambda stack: protect(stack, "kvatlas-1", 0o500), lambda stack: protect(stack, "kvatlas-1", 0o700),
-            r"snapshots of kvatlas-1:9464: .*/var/lib/kvatlas", r"snapshots are not written: .*/var/lib/kvatlas", None,
+            r"snapshots of kvatlas-1:9464: .*/var/lib/kvatlas", r"snapshots are not written: .*/var/lib/kvatlas", r"snapshots fail .*/var/lib/kvatlas",
         ),
         Fault(
             "A daemon has the wrong password",
@@ -345,6 +345,7 @@ def rows_of(hello: dict[str, Any], frame: dict[str, Any]) -> list[str]:
     for number, _, bits, *_ in frame["fleet"]["facts"]:
         rows += [f"{word} {names.get(number)}{costs.get(number, '')}" for bit, word in hello["reasons"] if bits & bit]
     rows += [f"shard missing shard {missing['shard']}/{missing['shards']}" for missing in frame["missing_shards"]]
+    rows += [f"snapshots fail {frame['snapshots']['error']}"] if frame["snapshots"] else []
     for namespace in frame["namespaces"]:
         rows += [f"all batches dropped {known['worker']} ({known['reason']}) of {namespace['name']}" for known in namespace["refused"]]
         rows += [f"clock ahead {holder} of {namespace['name']}" for holder in namespace["ahead"]]

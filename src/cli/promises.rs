@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
 /// Such a holder.
@@ -13,6 +14,15 @@ pub(super) struct BrokenPromise {
     missing_blocks: u64,
 }
 
+impl BrokenPromise {
+    /// The mend, for a holder of `namespace`.
+    pub(super) fn mend(&self, namespace: &str) -> String {
+        let alert = ["KvatlasPromisesBroken"];
+        let culprit = [namespace, &self.worker, &self.rank.to_string()];
+        mend_for(alert.into_iter(), "what to do", culprit)
+    }
+}
+
 impl fmt::Display for BrokenPromise {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -21,11 +31,11 @@ impl fmt::Display for BrokenPromise {
             promised_blocks,
             missing_blocks,
         } = self;
-        let percent = missing_blocks * 100 / (*promised_blocks).max(1);
+        let percent = missing_blocks.saturating_mul(100) / (*promised_blocks).max(1);
         write!(
             formatter,
-            "exact answers promise {percent} % more than {worker}/{rank} has ({missing_blocks} of {promised_blocks} blocks were \
-             not found in the last minutes)"
+            "{percent} % of what exact answers promise of {worker}/{rank} is not found ({missing_blocks} of {promised_blocks} blocks \
+             in the last minutes)"
         )
     }
 }
@@ -40,8 +50,10 @@ mod tests {
         let broken: BrokenPromise = serde_json::from_str(json).unwrap();
         let text = broken.to_string();
         assert!(
-            text.starts_with("exact answers promise 11 % more than vllm-3/0 has"),
+            text.starts_with("11 % of what exact answers promise of vllm-3/0 is not found (110 of 1000 "),
             "{text}"
         );
+        let mend = broken.mend("llama");
+        assert!(mend.contains("kvatlas admin resync llama vllm-3 0"), "{mend}");
     }
 }

@@ -38,13 +38,14 @@ pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String 
 /// Placeholder for a culprit in the commands of the pages.
 const CULPRIT: &str = "NAMESPACE WORKER RANK";
 
-/// Returns the advice of [`mend_of`], with the culprit's own namespace, worker and rank in its commands.
+/// Returns the advice of [`mend_of`], with the culprit's own namespace, worker and rank in its commands. An empty rank means all ranks.
 pub fn mend_for<'a>(
     words: impl Iterator<Item = &'a str>,
     title: &str,
     [namespace, worker, rank]: [&str; 3],
 ) -> String {
-    mend_of(words, title).replace(CULPRIT, &format!("{namespace} {worker} {rank}"))
+    let culprit = format!("{namespace} {worker} {rank}");
+    mend_of(words, title).replace(CULPRIT, culprit.trim_end())
 }
 
 /// Returns the first sentence of the column `title` about `word`.

@@ -16,6 +16,7 @@ use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
 use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample};
+use super::snapshots::SnapshotFailing;
 use super::traces::Tracer;
 use kvatlas_config::{Config, Live, NatsConfig};
 use kvatlas_process::admin::Readiness;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) sample: Arc<QuerySample>,
     /// In a gateway: the shards whose blocks are missing from answers.
     pub(crate) missing_shards: Arc<MissingShards>,
+    /// Why snapshots are not written, if that is so.
+    pub(crate) snapshot_failing: Arc<SnapshotFailing>,
     /// Turns of requests that take long, over all ways of asking.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Record of the times at which holders were exact and were not.

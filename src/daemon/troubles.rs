@@ -1,8 +1,11 @@
 //! Troubles of a namespace that do not make any of its holders degraded, with the publishers and holders that cause them.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
-use kvatlas_core::index::Namespace;
+use kvatlas_core::index::{HolderRecord, Namespace};
+use kvatlas_core::stream::RefusedPublisher;
 use kvatlas_core::wire::WorkerName;
 
 use super::lanes::epoch_ahead_s;
@@ -19,6 +22,8 @@ pub(crate) struct Troubles {
     refused: Vec<Refused>,
     /// Holders whose epochs lie ahead of the clock: `worker/rank`.
     ahead: Vec<String>,
+    /// Time at which the first of their epochs began here, in microseconds since the Unix epoch. `None` if that is not known.
+    ahead_since_us: Option<u64>,
     /// Number of all such holders.
     epochs_ahead: usize,
 }
@@ -29,30 +34,102 @@ struct Refused {
     worker: WorkerName,
     /// The word by which metrics count its last batch.
     reason: &'static str,
+    /// Time of its first dropped batch, in microseconds since the Unix epoch.
+    since_us: u64,
+}
+
+impl From<RefusedPublisher> for Refused {
+    fn from(known: RefusedPublisher) -> Self {
+        let RefusedPublisher {
+            worker,
+            reason,
+            since_us,
+        } = known;
+        Self {
+            worker,
+            reason,
+            since_us,
+        }
+    }
 }
 
 impl Troubles {
     /// Returns the troubles of a namespace at the time `now_us`, in microseconds since the Unix epoch.
     pub(crate) fn of(namespace: &Namespace, now_us: u64) -> Self {
         let holders = namespace.indexer.holders();
-        let ahead = holders
-            .iter()
-            .filter(|holder| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0);
-        let mut ahead: Vec<_> = ahead.map(|holder| &holder.id).collect();
-        ahead.sort_unstable();
-        let refused = namespace.indexer.refused_workers(NAMED_MAX);
+        let is_ahead =
+            |holder: &&Arc<HolderRecord>| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0;
+        let mut ahead: Vec<_> = holders.iter().filter(is_ahead).collect();
+        ahead.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+        let begun = ahead.iter().map(|holder| holder.status.epoch_since_us.load());
+        let refused = namespace.indexer.refused_publishers(NAMED_MAX);
         Self {
-            refused_publishers: refused.iter().map(|(worker, _)| worker.clone()).collect(),
-            refused: refused
-                .into_iter()
-                .map(|(worker, reason)| Refused { worker, reason })
-                .collect(),
+            refused_publishers: refused.iter().map(|known| known.worker.clone()).collect(),
+            refused: refused.into_iter().map(Refused::from).collect(),
             epochs_ahead: ahead.len(),
+            ahead_since_us: begun.filter(|since_us| *since_us > 0).min(),
             ahead: ahead
                 .into_iter()
                 .take(NAMED_MAX)
-                .map(ToString::to_string)
+                .map(|holder| holder.id.to_string())
                 .collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+    use kvatlas_core::stream::RefusedAt;
+    use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName};
+
+    use super::*;
+
+    const NOW_US: u64 = 1_800_000_000_000_000;
+
+    #[test]
+    fn culprits_are_named_with_the_time_since_which_they_are_known() {
+        let namespaces = Namespaces::new(
+            Capacity::UNBOUNDED,
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            4,
+        );
+        let name = NamespaceName::new("n").unwrap();
+        let namespace = namespaces.get_or_create(&name, None).unwrap();
+        let worker = |name: &str| WorkerName::new(name).unwrap();
+        let at = |seconds: u64| RefusedAt {
+            listened_us: seconds,
+            unix_us: NOW_US + seconds,
+        };
+        let refused = worker("wide");
+        namespace
+            .indexer
+            .note_refused(&refused, Some(0), "undecodable", at(1));
+        namespace
+            .indexer
+            .note_refused(&refused, Some(0), "other_settings", at(9));
+        let register = |name: &str, epoch_since_us: u64| {
+            let id = HolderId {
+                worker: worker(name),
+                rank: 0,
+            };
+            let holder = namespace.indexer.register(&id).unwrap();
+            let epoch = NOW_US + 60_000_000;
+            holder.status().cursor.store(BatchCursor { epoch, seq: 1 });
+            holder.status().epoch_since_us.store(epoch_since_us);
+            holder
+        };
+        let _holders = [register("b", 7), register("a", 0), register("c", 8)];
+        let told = serde_json::to_value(Troubles::of(&namespace, NOW_US)).unwrap();
+        let expected = serde_json::json!({
+            "refused_publishers": ["wide"],
+            "refused": [{"worker": "wide", "reason": "other_settings", "since_us": NOW_US + 1}],
+            "ahead": ["a/0", "b/0", "c/0"],
+            "ahead_since_us": 7,
+            "epochs_ahead": 3,
+        });
+        assert_eq!(told, expected);
     }
 }

@@ -21,8 +21,8 @@ metric_group! {
         missing: PerLabel<HolderState, Counter> = "kvatlas_outcome_missing_blocks_total", Count;
         /// Blocks that the requests found beyond what was promised.
         unpromised: PerLabel<HolderState, Counter> = "kvatlas_outcome_unpromised_blocks_total", Count;
-        /// Share of the blocks that an exact answer promised to a request, and that it did not find.
-        missing_ratio: Histogram = "kvatlas_outcome_missing_ratio", Count, SHARES;
+        /// Share of the blocks that an answer promised to a request, and that it did not find, by how certain the answer was.
+        missing_ratio: PerLabel<HolderState, Histogram> = "kvatlas_outcome_missing_ratio", Count, SHARES;
     }
 }
 
@@ -35,12 +35,12 @@ metric_group! {
 }
 
 metric_group! {
-    /// Promises of exact answers about one holder, and what requests then found.
+    /// Promises of answers about one holder, and what requests then found.
     HolderOutcomeMetrics::of_holder(namespace: &str, holder: &str) {
-        /// Blocks that exact answers promised to requests which a router has told the outcome of, by holder.
-        promised: Counter = "kvatlas_holder_promised_blocks_total", Count;
-        /// Promised blocks that the requests did not find, by holder.
-        missing: Counter = "kvatlas_holder_missing_blocks_total", Count;
+        /// Blocks that answers promised to requests which a router has told the outcome of, by holder and by how certain the answer was.
+        promised: PerLabel<HolderState, Counter> = "kvatlas_holder_promised_blocks_total", Count;
+        /// Promised blocks that the requests did not find, by holder and by how certain the answer was.
+        missing: PerLabel<HolderState, Counter> = "kvatlas_holder_missing_blocks_total", Count;
     }
 }
 
@@ -57,21 +57,27 @@ pub struct CountedOutcome {
     pub is_exact: bool,
 }
 
-impl OutcomeMetrics {
-    /// Counts an outcome under the certainty of its answer. Only an exact answer that promised blocks adds to the
-    /// histogram of missing shares.
-    pub fn told(&self, outcome: CountedOutcome) {
-        let state = match outcome.is_exact {
+impl CountedOutcome {
+    fn state(self) -> HolderState {
+        match self.is_exact {
             true => HolderState::Exact,
             false => HolderState::Degraded,
-        };
+        }
+    }
+}
+
+impl OutcomeMetrics {
+    /// Counts an outcome under the certainty of its answer. Only an answer that promised blocks adds to the histogram of
+    /// missing shares.
+    pub fn told(&self, outcome: CountedOutcome) {
+        let state = outcome.state();
         self.requests.get(state).increment(1);
         self.promised.get(state).increment(outcome.promised_blocks);
         self.missing.get(state).increment(outcome.missing_blocks);
         self.unpromised.get(state).increment(outcome.unpromised_blocks);
-        if outcome.is_exact && outcome.promised_blocks > 0 {
+        if outcome.promised_blocks > 0 {
             let ratio = outcome.missing_blocks as f64 / outcome.promised_blocks as f64;
-            self.missing_ratio.record(ratio);
+            self.missing_ratio.get(state).record(ratio);
         }
     }
 }
@@ -87,9 +93,10 @@ impl OutcomeErrorMetrics {
 }
 
 impl HolderOutcomeMetrics {
-    /// Counts an outcome. The caller passes only outcomes of exact answers.
+    /// Counts an outcome under the certainty of its answer.
     pub fn told(&self, outcome: CountedOutcome) {
-        self.promised.increment(outcome.promised_blocks);
-        self.missing.increment(outcome.missing_blocks);
+        let state = outcome.state();
+        self.promised.get(state).increment(outcome.promised_blocks);
+        self.missing.get(state).increment(outcome.missing_blocks);
     }
 }

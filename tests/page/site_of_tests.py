@@ -278,7 +278,9 @@ class Stub:
                 self.end_headers()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     reasons = [[1, "gap"], [2, "undecodable"], [4, "unknown_parent"], [8, "upstream_gap"], [128, "<b>stale</b>"]]
-                    mends = [["gap", "ask again: kvatlas admin resync NAMESPACE WORKER RANK"]]
+                    again = "kvatlas admin resync NAMESPACE WORKER RANK"
+                    mends = [["gap", f"ask again: {again}"], ["other_settings", "give it the size"], ["undecodable", f"correct it, then {again}"],
+                        ["KvatlasClockAhead", "run an NTP client"], ["KvatlasPromisesBroken", f"compare its flags; {again}"]]  # fmt: skip
                     hello = {"version": "<i>0</i>", "commit": "c", "reasons": reasons, "mends": mends}
                     self._say("hello", hello)
                     for name, data in (before or {}).items():
@@ -321,6 +323,7 @@ def frame(change: dict[str, Any], holders: int, namespaces: list[dict[str, Any]]
         "now_us": int(time.time() * 1e6),
         "ready": False,
         "reasons": ["<script>pwned()</script>"],
+        "awaited": None,
         "namespaces": namespaces or [namespace("n", holders)],
         "rates": None,
         "fleet": whole | change,

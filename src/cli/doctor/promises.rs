@@ -5,9 +5,6 @@ use serde::Deserialize;
 use super::report::Check;
 use crate::cli::promises::BrokenPromise;
 
-const MEND: &str = "its events do not tell what its cache does: kvatlas admin resync has its publisher tell all again; kvatlas explain \
-                    KvatlasPromisesBroken says more";
-
 /// A namespace, as `/index` shows it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Promising {
@@ -28,7 +25,7 @@ pub(super) fn judge(daemons: &[(&str, Vec<Promising>)]) -> Vec<Check> {
             let name = format!("promises of {namespace}");
             let failed = broken_promises
                 .iter()
-                .map(|broken| Check::failed(&name, format!("{broken}, at {place}"), MEND));
+                .map(|broken| Check::failed(&name, format!("{broken}, at {place}"), broken.mend(namespace)));
             checks.extend(failed);
         }
     }

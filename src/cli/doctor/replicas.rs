@@ -59,9 +59,6 @@ struct Shards {
     missing_shards: Vec<MissingShard>,
 }
 
-const MISSING_MEND: &str = "start a daemon with that sharding.shard, or see why it is not ready: until then answers lack its workers; \
-                            kvatlas explain KvatlasShardMissing says more";
-
 #[derive(Debug, Deserialize)]
 struct Clock {
     now_us: u64,
@@ -254,7 +251,7 @@ async fn check_shards(gateway: &AdminClient) -> Vec<Check> {
     let failed = |missing: &MissingShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
-        Check::failed(&missing.to_string(), found, MISSING_MEND)
+        Check::failed(&missing.to_string(), found, mend_of_alert("KvatlasShardMissing"))
     };
     known.missing_shards.iter().map(failed).collect()
 }
@@ -277,7 +274,7 @@ async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
     checks.extend(namespaces::refused(&published, own_namespace));
     checks.extend(known.iter().filter_map(|(place, index)| {
         let error = index.get("snapshot_error")?.as_str()?;
-        let mend = "see to the snapshot directory, its owner and the room on its disk; kvatlas explain KvatlasSnapshotsFail says more";
+        let mend = mend_of_alert("KvatlasSnapshotsFail");
         Some(Check::failed(&format!("snapshots of {place}"), error, mend))
     }));
     for (place, index) in &known {
@@ -292,6 +289,12 @@ async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
         checks.push(namespaces::compare(&namespaces_of::<Hashed>(&known)));
     }
     checks
+}
+
+/// The mend of a trouble that an alert tells of, and where more is said.
+fn mend_of_alert(alert: &str) -> String {
+    let mend = mend_of([alert].into_iter(), "what to do");
+    format!("{mend}; kvatlas explain {alert} says more")
 }
 
 /// One view of the namespaces of each daemon. A namespace of which it cannot be read is left out: an older daemon says less.

@@ -11,7 +11,8 @@ use super::model::Model;
 /// With fewer columns, addresses are left out.
 const ADDRESS_COLUMNS_MIN: u16 = 90;
 
-/// Lines for what the selected holder's doubt costs and how it is mended. More is in `kvatlas explain`.
+/// Lines for a trouble: the worst that no row shows, or what the selected holder's doubt costs, and how it is mended. More is in
+/// `kvatlas explain`.
 const TROUBLE_LINES: u16 = 3;
 
 /// Draws, with colours or without.
@@ -42,15 +43,23 @@ impl Painter {
     /// Draws everything.
     pub(super) fn draw(self, frame: &mut Frame<'_>, model: &mut Model) {
         let trouble = model.trouble();
+        let lines_of =
+            |trouble: &Option<String>| Constraint::Length(if trouble.is_some() { TROUBLE_LINES } else { 0 });
         let parts = Layout::vertical([
             Constraint::Length(4),
+            lines_of(&model.worst),
             Constraint::Length(2),
             Constraint::Min(3),
-            Constraint::Length(if trouble.is_some() { TROUBLE_LINES } else { 0 }),
+            lines_of(&trouble),
             Constraint::Length(1),
         ]);
-        let [head, history, table, below, foot] = parts.areas(frame.area());
+        let [head, worst, history, table, below, foot] = parts.areas(frame.area());
         frame.render_widget(Paragraph::new(self.head(model)), head);
+        let said = Line::styled(
+            model.worst.as_deref().unwrap_or_default(),
+            self.colour(Color::Red),
+        );
+        frame.render_widget(Paragraph::new(said).wrap(Wrap { trim: true }), worst);
         self.draw_history(frame, model, history);
         self.draw_table(frame, model, table);
         let trouble = Paragraph::new(trouble.unwrap_or_default()).wrap(Wrap { trim: true });
@@ -339,6 +348,46 @@ mod tests {
             "{}",
             lines[10]
         );
+    }
+
+    #[test]
+    fn the_worst_trouble_that_no_row_shows_stands_in_the_head() {
+        let mut model = Model::new("127.0.0.1:9464");
+        let shown = |model: &mut Model, more: serde_json::Value| {
+            let mut frame = json!({
+                "ready": true, "reasons": [], "now_us": 1_800_000_300_000_000_u64,
+                "namespaces": [{"name": "n", "distinct_blocks": 0, "held_blocks": 0}],
+                "fleet": {"whole": true, "added": [], "facts": [], "gone": []},
+            });
+            for (name, value) in more.as_object().unwrap() {
+                frame["namespaces"][0][name] = value.clone();
+                frame[name] = value.clone();
+            }
+            model.take("frame", &frame.to_string());
+            drawn(model, 100)[4..7].to_vec()
+        };
+        let clocks = json!({"ahead": ["early/0", "b/0"], "ahead_since_us": 1_800_000_000_000_000_u64});
+        assert_eq!(
+            shown(&mut model, clocks.clone()),
+            [
+                "the clock of early/0 and others of n is ahead since 08:00:00 UTC (5 min). Mend: run an NTP client",
+                "where the worker runs, and restart its publisher",
+                ""
+            ]
+        );
+        let mut dropped = clocks;
+        dropped["refused"] = json!([{"worker": "wide\u{1b}[2J", "reason": "stale_epoch", "since_us": 1_800_000_299_000_000_u64}]);
+        let lines = shown(&mut model, dropped.clone()).join(" ");
+        let said = "all batches of wide[2J of n are dropped (stale_epoch) since 08:04:59 UTC (1 s) (and 1 more: kvatlas doctor). Mend: ";
+        assert!(lines.starts_with(said), "{lines}");
+        assert!(lines.contains("kvatlas admin forget n wide[2J"), "{lines}");
+        dropped["snapshots"] = json!({"error": "disk full", "since_us": 1});
+        dropped["missing_shards"] = json!([{"shard": 1, "shards": 2, "since_us": 1_800_000_000_000_000_u64}]);
+        let lines = shown(&mut model, dropped).join(" ");
+        let said = "shard 1/2 does not answer since 08:00:00 UTC (5 min) (and 3 more: kvatlas doctor). Mend: start a daemon";
+        assert!(lines.starts_with(said), "{lines}");
+        let sound = shown(&mut model, json!({}));
+        assert!(sound[2].starts_with("WORKER"), "{sound:?}");
     }
 
     #[test]

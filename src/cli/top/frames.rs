@@ -2,6 +2,10 @@
 
 use serde::Deserialize;
 
+use crate::cli::missing::MissingShard;
+use crate::cli::promises::BrokenPromise;
+use crate::cli::refused::Refused;
+
 /// The facts that do not change while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Hello {
@@ -25,17 +29,43 @@ pub(super) struct Frame {
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<Rates>,
     pub(super) fleet: FleetChange,
+    /// In a gateway: the shards that answers lack. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) missing_shards: Vec<MissingShard>,
+    /// Why snapshots are not written. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) snapshots: Option<FailingSnapshots>,
     /// The holders whose doubts cost most: number, and the cost in words. An older daemon does not say it.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
 
-/// The sizes of a namespace.
+/// Snapshots that are not written.
+#[derive(Debug, Deserialize)]
+pub(super) struct FailingSnapshots {
+    pub(super) error: String,
+    /// Since when, in microseconds since the Unix epoch.
+    pub(super) since_us: u64,
+}
+
+/// The sizes of a namespace, and the troubles that are none of its holders'. An older daemon says fewer of these.
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
     pub(super) distinct_blocks: u64,
     pub(super) held_blocks: u64,
+    /// Publishers whose batches are dropped.
+    #[serde(default)]
+    pub(super) refused: Vec<Refused>,
+    /// Holders whose publishers' clocks are ahead.
+    #[serde(default)]
+    pub(super) ahead: Vec<String>,
+    /// Since when, in microseconds since the Unix epoch.
+    #[serde(default)]
+    pub(super) ahead_since_us: Option<u64>,
+    /// Holders of which exact answers promise more than requests find.
+    #[serde(default)]
+    pub(super) broken_promises: Vec<BrokenPromise>,
 }
 
 /// The rates of a second.

@@ -3,6 +3,7 @@
 mod draw;
 mod frames;
 mod model;
+mod trouble;
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;

@@ -8,6 +8,7 @@ use ratatui::widgets::TableState;
 use kvatlas_core::wire::TROUBLE_LABEL;
 
 use super::frames::{Frame, Hello, NamespaceFrame, Rates};
+use super::trouble::worst;
 use crate::cli::text::{SECOND_US, lasted, printable};
 
 /// Seconds of rates that are kept.
@@ -63,6 +64,8 @@ pub(super) struct Model {
     pub(super) is_ready: bool,
     pub(super) reasons: Vec<String>,
     pub(super) rates: Option<Rates>,
+    /// The worst trouble that no holder's row shows.
+    pub(super) worst: Option<String>,
     /// Queries a second, the newest last.
     pub(super) queries: VecDeque<u64>,
     pub(super) filter: String,
@@ -87,6 +90,7 @@ impl Model {
             is_ready: false,
             reasons: Vec::new(),
             rates: None,
+            worst: None,
             queries: VecDeque::new(),
             filter: String::new(),
             is_typing: false,
@@ -119,6 +123,7 @@ impl Model {
     }
 
     fn take_frame(&mut self, frame: Frame) {
+        self.worst = worst(&frame);
         let change = frame.fleet;
         if change.whole {
             self.holders.clear();

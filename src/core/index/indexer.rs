@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::hash::PositionError;
-use crate::stream::{DoubtfulHolders, StreamTrust};
+use crate::stream::{DoubtfulHolders, RefusedAt, RefusedPublisher, StreamTrust};
 use crate::wire::{DegradedReasons, HolderId, QueryKey, Rank, WorkerName};
 
 use super::directory::{HolderRecord, RegisterError};
@@ -157,16 +157,16 @@ impl PositionalIndexer {
     }
 
     /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
-    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. `now_us` is any clock in
-    /// microseconds that does not run backwards. Returns whether it is the first batch that was dropped of the holder.
+    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether it is the first
+    /// batch that was dropped of the holder.
     pub fn note_refused(
         &self,
         worker: &WorkerName,
         rank: Option<Rank>,
         reason: &'static str,
-        now_us: u64,
+        at: RefusedAt,
     ) -> bool {
-        self.shared.slots.note_refused(worker, rank, reason, now_us)
+        self.shared.slots.note_refused(worker, rank, reason, at)
     }
 
     /// Forgets a refused holder, which has left.
@@ -174,7 +174,7 @@ impl PositionalIndexer {
         self.shared.slots.forget_refused(id);
     }
 
-    /// Forgets each refused holder for the time of whose last batch `is_over` returns true.
+    /// Forgets each refused holder for the `listened_us` of whose last batch `is_over` returns true.
     pub fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
         self.shared.slots.expire_refused(is_over);
     }
@@ -185,10 +185,9 @@ impl PositionalIndexer {
         self.shared.slots.refused(workers)
     }
 
-    /// Returns workers with refused holders, each with the reason why its last batch was dropped. Only the first `max`
-    /// by name are returned.
-    pub fn refused_workers(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
-        self.shared.slots.refused_workers(max)
+    /// Returns workers with refused holders. Only the first `max` by name are returned.
+    pub fn refused_publishers(&self, max: usize) -> Vec<RefusedPublisher> {
+        self.shared.slots.refused_publishers(max)
     }
 
     /// Number of holders whose blocks have an unknown number of tokens.

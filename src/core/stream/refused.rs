@@ -18,9 +18,31 @@ const RANKS_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 
+/// A worker whose batches are dropped, so that it has no holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedPublisher {
+    /// Name of the worker.
+    pub worker: WorkerName,
+    /// The reason why the last batch was dropped, in one word.
+    pub reason: &'static str,
+    /// Time of the first dropped batch, in microseconds since the Unix epoch.
+    pub since_us: u64,
+}
+
+/// Times of a dropped batch.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusedAt {
+    /// Time by a clock that does not run backwards, in microseconds.
+    pub listened_us: u64,
+    /// Time in microseconds since the Unix epoch.
+    pub unix_us: u64,
+}
+
 /// The dropped batches of a worker: the time of the last one for each rank, in microseconds.
 #[derive(Debug, Default)]
 struct RefusedWorker {
+    /// Time of the first dropped batch, in microseconds since the Unix epoch.
+    since_us: u64,
     /// The reason why the last batch was dropped, in one word.
     reason: &'static str,
     ranks: BTreeMap<Rank, u64>,
@@ -57,17 +79,20 @@ impl RefusedHolders {
         worker: &WorkerName,
         rank: Option<Rank>,
         reason: &'static str,
-        now_us: u64,
+        at: RefusedAt,
     ) -> bool {
         let mut refused = self.0.write();
         let has_room = refused.len() < WORKERS_MAX;
         let known = match refused.entry(worker.clone()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(_) if !has_room => return false,
-            Entry::Vacant(place) => place.insert(RefusedWorker::default()),
+            Entry::Vacant(place) => place.insert(RefusedWorker {
+                since_us: at.unix_us,
+                ..RefusedWorker::default()
+            }),
         };
         let before = known.holders();
-        known.note(rank, now_us);
+        known.note(rank, at.listened_us);
         known.reason = reason;
         known.holders() > before
     }
@@ -126,12 +151,16 @@ impl RefusedHolders {
         holders.max(refused.len() / WORKERS_MAX)
     }
 
-    /// The first `max` refused workers by name, each with the reason why its last batch was dropped.
-    pub(crate) fn named(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
+    /// The first `max` refused workers by name.
+    pub(crate) fn named(&self, max: usize) -> Vec<RefusedPublisher> {
         let refused = self.0.read();
-        let known = refused.iter().map(|(name, known)| (name.clone(), known.reason));
+        let known = refused.iter().map(|(name, known)| RefusedPublisher {
+            worker: name.clone(),
+            reason: known.reason,
+            since_us: known.since_us,
+        });
         let mut named: Vec<_> = known.collect();
-        named.sort_unstable();
+        named.sort_unstable_by(|one, other| one.worker.cmp(&other.worker));
         named.truncate(max);
         named
     }
@@ -169,20 +198,32 @@ mod tests {
         }
     }
 
+    fn at(now_us: u64) -> RefusedAt {
+        RefusedAt {
+            listened_us: now_us,
+            unix_us: 1000 + now_us,
+        }
+    }
+
     #[test]
     fn many_ranks_of_one_worker_take_no_room_of_others() {
         let refused = RefusedHolders::default();
         for rank in 0..10_000 {
-            refused.note(&worker(0), Some(rank), "undecodable", 1);
+            refused.note(&worker(0), Some(rank), "undecodable", at(u64::from(rank)));
         }
         assert_eq!(refused.count(None), RANKS_MAX + 1);
-        assert!(refused.note(&worker(1), Some(0), "undecodable", 1));
+        assert!(refused.note(&worker(1), Some(0), "undecodable", at(1)));
         let of = |workers: &[usize]| {
             let workers: Vec<_> = workers.iter().map(|number| worker(*number)).collect();
             refused.count(Some(&workers))
         };
         assert_eq!(of(&[2]), 0, "nothing of it was dropped");
-        assert_eq!(refused.named(1), [(worker(0), "undecodable")]);
+        let first = RefusedPublisher {
+            worker: worker(0),
+            reason: "undecodable",
+            since_us: 1000,
+        };
+        assert_eq!(refused.named(1), [first], "since its first batch");
         assert_eq!(refused.named(9).len(), 2);
         assert_eq!((of(&[1]), of(&[1, 1])), (1, 1));
         // Those that are not known by their numbers stay until they are silent.
@@ -190,7 +231,7 @@ mod tests {
             refused.forget_registered(&id(rank));
         }
         assert_eq!(of(&[0]), 1);
-        assert!(refused.expire(|last_us| last_us < 2));
+        assert!(refused.expire(|last_us| last_us < 10_000));
         assert_eq!(refused.count(None), 0);
     }
 
@@ -199,7 +240,7 @@ mod tests {
         let refused = RefusedHolders::default();
         for number in 0..WORKERS_MAX + 10 {
             assert_eq!(
-                refused.note(&worker(number), Some(0), "undecodable", number as u64),
+                refused.note(&worker(number), Some(0), "undecodable", at(number as u64)),
                 number < WORKERS_MAX
             );
         }
@@ -207,7 +248,7 @@ mod tests {
         let last = [worker(WORKERS_MAX + 9)];
         assert_eq!(refused.count(Some(&last)), 1, "it may be");
         // Whoever is heard again stays.
-        assert!(!refused.note(&worker(3), Some(0), "undecodable", 1_000_000));
+        assert!(!refused.note(&worker(3), Some(0), "undecodable", at(1_000_000)));
         assert!(refused.expire(|last_us| last_us < 2000));
         assert!(!refused.expire(|last_us| last_us < 2000));
         assert_eq!(refused.count(None), WORKERS_MAX - 1999);
@@ -220,9 +261,9 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_the_doubt_of_the_workers_next_holder() {
         let refused = RefusedHolders::default();
-        assert!(refused.note(&worker(0), None, "undecodable", 1));
-        assert!(!refused.note(&worker(0), None, "undecodable", 2));
-        assert!(refused.note(&worker(0), Some(1), "undecodable", 2));
+        assert!(refused.note(&worker(0), None, "undecodable", at(1)));
+        assert!(!refused.note(&worker(0), None, "undecodable", at(2)));
+        assert!(refused.note(&worker(0), Some(1), "undecodable", at(2)));
         assert_eq!(refused.count(None), 2);
         assert!(!refused.forget(&id(0)) && refused.forget(&id(1)) && !refused.forget(&id(1)));
         assert_eq!(refused.count(None), 1);

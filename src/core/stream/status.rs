@@ -53,6 +53,9 @@ pub struct HolderStatus {
     /// Time from which the holder has not been exact, in microseconds since the Unix epoch. 0 if the holder is exact,
     /// or nobody records the time.
     pub inexact_since_us: AtomicCell<u64>,
+    /// Time at which the holder's epoch began here, in microseconds since the Unix epoch. 0 if that is not known: the
+    /// state comes from a snapshot.
+    pub epoch_since_us: AtomicCell<u64>,
     /// Age of the last batch when it was applied, in microseconds, by the publisher's clock.
     pub lag_us: AtomicCell<u64>,
     /// The last gap in the count of the holder's batches.

@@ -100,9 +100,10 @@ impl Holder {
         }
     }
 
-    /// Logs a new epoch that lies ahead of the clock. The publisher's next process may have the right time, and would then have a lower
-    /// epoch.
+    /// Notes when a new epoch begins. Logs one that lies ahead of the clock: the publisher's next process may have the right time, and
+    /// would then have a lower epoch.
     pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
+        self.writer.status().epoch_since_us.store(context.clocks.unix_us);
         let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);
         if ahead_s > 0 {
             self.metrics.epoch_ahead(self.worker(), epoch, ahead_s);

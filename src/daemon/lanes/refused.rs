@@ -4,6 +4,7 @@ use std::fmt;
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Namespace, RegisterError};
+use kvatlas_core::stream::RefusedAt;
 use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
@@ -91,9 +92,16 @@ impl Lane {
                 false
             }
             _ => {
-                let listened_us = self.absent.listened_us();
-                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), listened_us)
+                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), self.refused_at())
             }
+        }
+    }
+
+    /// Returns the times of a batch that is dropped now.
+    pub(super) fn refused_at(&self) -> RefusedAt {
+        RefusedAt {
+            listened_us: self.absent.listened_us(),
+            unix_us: self.clocks().unix_us,
         }
     }
 
@@ -102,8 +110,7 @@ impl Lane {
     pub(super) fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let indexer = &namespace.indexer;
-            let listened_us = self.absent.listened_us();
-            indexer.note_refused(&worker.worker, None, reason.as_str(), listened_us);
+            indexer.note_refused(&worker.worker, None, reason.as_str(), self.refused_at());
         }
     }
 

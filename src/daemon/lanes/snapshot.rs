@@ -279,14 +279,14 @@ impl Lane {
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
     ) -> Option<&mut Holder> {
-        let listened_us = self.absent.listened_us();
+        let refused_at = self.refused_at();
         let refuse = |error| {
             let worker = &key.0.worker;
             let reason = drop_reason(&error);
             metrics.batch_dropped(reason, worker.as_str(), &error);
             namespace
                 .indexer
-                .note_refused(worker, Some(key.1), reason.as_str(), listened_us);
+                .note_refused(worker, Some(key.1), reason.as_str(), refused_at);
         };
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }

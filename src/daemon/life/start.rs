@@ -173,6 +173,7 @@ async fn share(
         tracer: None,
         sample: Arc::default(),
         missing_shards: Arc::default(),
+        snapshot_failing: Arc::default(),
         heavy_turns: Arc::default(),
         history: History::new(),
         outcomes,
@@ -218,6 +219,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
             outcomes: Arc::clone(&shared.outcomes),
             costs: Arc::clone(&costs),
             missing_shards: Arc::clone(&shared.missing_shards),
+            snapshot_failing: Arc::clone(&shared.snapshot_failing),
         },
         metrics.clone(),
     );
@@ -229,6 +231,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         outcomes: Arc::clone(&shared.outcomes),
         costs,
         missing_shards: Arc::clone(&shared.missing_shards),
+        snapshot_failing: Arc::clone(&shared.snapshot_failing),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),
         pool: Arc::clone(&shared.pool),

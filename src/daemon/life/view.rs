@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::costs::{Costs, ToldCost};
 use crate::history::{History, ShownChange};
 use crate::lanes::{LanePool, WorkerKey, epoch_ahead_s};
-use crate::outcomes::{BrokenPromise, Outcomes, Tally};
+use crate::outcomes::{HolderPromises, Outcomes, Tally};
 use crate::page::Page;
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -25,7 +25,7 @@ use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
 use kvatlas_telemetry::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 
-use crate::snapshots::SnapshotKeeper;
+use crate::snapshots::{SnapshotFailing, SnapshotKeeper};
 use crate::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
@@ -42,6 +42,7 @@ pub(super) struct DaemonView {
     pub(super) outcomes: Arc<Outcomes>,
     pub(super) costs: Arc<Costs>,
     pub(super) missing_shards: Arc<MissingShards>,
+    pub(super) snapshot_failing: Arc<SnapshotFailing>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) pool: Arc<LanePool>,
@@ -113,11 +114,6 @@ impl DaemonView {
         let is_doubtful = holder.status.inexact_since_us.load() > 0;
         let cost = is_doubtful.then(|| self.costs.of_holder(namespace, &holder.id));
         cost.flatten().map(ToldCost::of_holder)
-    }
-
-    /// Returns why the newest snapshot could not be written; `None` if it was written.
-    fn snapshot_error(&self) -> Option<String> {
-        self.snapshots.lock().as_ref()?.last_error()
     }
 
     /// Does as [`Self::publish`], for one namespace. Returns the bytes that its index takes.
@@ -240,7 +236,7 @@ struct NamespaceJson {
     troubles: Troubles,
     chain_conflicts: u64,
     /// Holders of which exact answers lately promised more than requests found.
-    broken_promises: Vec<BrokenPromise>,
+    broken_promises: Vec<HolderPromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
 }
@@ -342,10 +338,12 @@ impl AdminSource for DaemonView {
             }
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
+        let failing = self.snapshot_failing.now();
         serde_json::json!({
             "role": self.role,
             "setup": Setup::of(&self.config),
-            "snapshot_error": self.snapshot_error(),
+            "snapshot_error": failing.as_ref().map(|failing| &failing.error),
+            "snapshot_error_since_us": failing.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),
             "namespaces": namespaces,
             "strays": self.pool.strays(),

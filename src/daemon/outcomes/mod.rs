@@ -30,21 +30,32 @@ use tally::Window;
 
 /// Most bytes of a report.
 pub(crate) const REPORT_BYTES_MAX: usize = 64 << 10;
-/// Most holders with outcomes of their own. Each takes about 300 bytes, and two series of the metrics.
+/// Most holders with outcomes of their own. Each takes about 500 bytes, and four series of the metrics.
 const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder makes room for others.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// Most holders that are named for broken promises.
 const BROKEN_MAX: usize = 8;
+/// Most holders whose promises a page is told.
+const TOLD_MAX: usize = 32;
 
-/// A holder of which exact answers promise more blocks than requests find.
+/// Blocks that exact answers lately promised of one holder, and that requests found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct BrokenPromise {
+pub(crate) struct HolderPromises {
     pub(crate) worker: WorkerName,
     pub(crate) rank: Rank,
     #[serde(flatten)]
     pub(crate) lately: Tally,
+}
+
+/// Promises of a namespace in the last one to two minutes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct NamespacePromises {
+    /// Number of holders with outcomes.
+    holders: usize,
+    /// Some of these holders. Those that lack the largest share of what was promised come first.
+    worst: Vec<HolderPromises>,
 }
 
 /// Why a report was refused as a whole.
@@ -88,6 +99,7 @@ struct KeptOutcomes {
 
 /// The outcomes of one holder.
 struct HolderOutcomes {
+    /// Those of exact answers: they alone promise.
     lately: Window,
     told_at: Instant,
     metrics: HolderOutcomeMetrics,
@@ -143,20 +155,41 @@ impl Outcomes {
 
     /// Returns the holders of which exact answers lately promised more than requests found, the worst first. Holders with few promised
     /// blocks are left out.
-    pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<BrokenPromise> {
+    pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
+        let (_, broken) = self.worst(name, now, BROKEN_MAX, Tally::is_broken, |lately| {
+            lately.missing_blocks
+        });
+        broken
+    }
+
+    /// Returns the promises about the holders of a namespace. `None` if no outcome was told lately.
+    pub(crate) fn promises(&self, name: &NamespaceName, now: Instant) -> Option<NamespacePromises> {
+        let has_outcomes = |lately: Tally| lately.requests > 0;
+        let (holders, worst) = self.worst(name, now, TOLD_MAX, has_outcomes, Tally::missing_millionths);
+        (holders > 0).then_some(NamespacePromises { holders, worst })
+    }
+
+    /// Returns how many holders of a namespace are wanted, and up to `max` of them. Those with the largest `badness` come first.
+    fn worst(
+        &self,
+        name: &NamespaceName,
+        now: Instant,
+        max: usize,
+        is_wanted: impl Fn(Tally) -> bool,
+        badness: impl Fn(Tally) -> u64,
+    ) -> (usize, Vec<HolderPromises>) {
         let mut kept = self.kept.lock();
         let of_namespace = kept.holders.get_mut(name).into_iter().flatten();
-        let mut broken: Vec<BrokenPromise> = of_namespace
-            .map(|(holder, told)| BrokenPromise {
-                worker: holder.worker.clone(),
-                rank: holder.rank,
-                lately: told.lately.sum(now),
-            })
-            .filter(|broken| broken.lately.is_broken())
-            .collect();
-        broken.sort_by_key(|broken| std::cmp::Reverse(broken.lately.missing_blocks));
-        broken.truncate(BROKEN_MAX);
-        broken
+        let sums = of_namespace.map(|(id, told)| (id, told.lately.sum(now)));
+        let mut wanted: Vec<_> = sums.filter(|(_, lately)| is_wanted(*lately)).collect();
+        let count = wanted.len();
+        wanted.sort_unstable_by_key(|(id, lately)| (std::cmp::Reverse(badness(*lately)), *id));
+        let worst = wanted.into_iter().take(max).map(|(id, lately)| HolderPromises {
+            worker: id.worker.clone(),
+            rank: id.rank,
+            lately,
+        });
+        (count, worst.collect())
     }
 
     fn check(&self, name: &NamespaceName, report: &OutcomeReport) -> Result<Arc<Namespace>, ReportError> {
@@ -186,14 +219,13 @@ impl Outcomes {
         let block_size = namespace.indexer.settings().block_size.as_u32();
         let counted = counted(outcome, block_size);
         kept.of_namespace(&namespace.name).told(counted);
-        if !counted.is_exact {
-            return true;
-        }
         match kept.of_holder(&namespace.name, id, now) {
             Some(holder) => {
                 holder.told_at = now;
-                holder.lately.add(counted, now);
                 holder.metrics.told(counted);
+                if counted.is_exact {
+                    holder.lately.add(counted, now);
+                }
             }
             None => self.errors.refused(OutcomeRefusal::NoRoom, 1, &outcome.worker),
         }

@@ -34,6 +34,11 @@ impl Tally {
             && self.missing_blocks.saturating_mul(BROKEN_SHARE) > self.promised_blocks
     }
 
+    /// Returns how many of a million promised blocks were not found.
+    pub(super) fn missing_millionths(self) -> u64 {
+        self.missing_blocks.saturating_mul(1_000_000) / self.promised_blocks.max(1)
+    }
+
     fn add(&mut self, outcome: CountedOutcome) {
         self.requests += 1;
         self.promised_blocks = self.promised_blocks.saturating_add(outcome.promised_blocks);

@@ -18,7 +18,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// Path, content type and text of every file.
-const FILES: [(&str, &str, &str); 14] = [
+const FILES: [(&str, &str, &str); 15] = [
     ("/", HTML, include_str!("assets/index.html")),
     ("/page/page.css", CSS, include_str!("assets/page.css")),
     ("/page/icon.svg", SVG, include_str!("assets/icon.svg")),
@@ -35,6 +35,7 @@ const FILES: [(&str, &str, &str); 14] = [
     ),
     ("/page/matrix.js", SCRIPT, include_str!("assets/matrix.js")),
     ("/page/holder.js", SCRIPT, include_str!("assets/holder.js")),
+    ("/page/promises.js", SCRIPT, include_str!("assets/promises.js")),
     ("/page/url.js", SCRIPT, include_str!("assets/url.js")),
     ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
 ];

@@ -47,6 +47,7 @@ use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 use crate::costs::Costs;
 use crate::outcomes::Outcomes;
 use crate::queries::{Answerer, MissingShards, QuerySample};
+use crate::snapshots::SnapshotFailing;
 use kvatlas_process::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
 use kvatlas_telemetry::MetricsHandle;
 
@@ -69,6 +70,7 @@ pub(crate) struct Looked {
     pub(crate) outcomes: Arc<Outcomes>,
     pub(crate) costs: Arc<Costs>,
     pub(crate) missing_shards: Arc<MissingShards>,
+    pub(crate) snapshot_failing: Arc<SnapshotFailing>,
 }
 
 /// The page's data, read from the daemon.

@@ -16,11 +16,13 @@ use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::costs::ToldCost;
-use crate::outcomes::BrokenPromise;
+use crate::outcomes::{HolderPromises, NamespacePromises};
 use crate::queries::MissingShard;
 use crate::runbook::mend_of;
+use crate::snapshots::FailingSnapshots;
 use crate::troubles::Troubles;
-use kvatlas_process::admin::{AdminBody, ReadinessReport};
+use kvatlas_process::admin::{AdminBody, Latch, ReadinessReport};
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
 use super::atlas::{Atlas, Lens};
 use super::fleet::{Fleet, FleetChange, Number};
@@ -44,13 +46,23 @@ const WAITING_MAX: usize = 2;
 
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// The runbook's advice for each reason of degradation. Every stream sends it first, so the runbook's pages are read only once.
+/// Troubles of the page that are no holder's and no batch's, by the alerts that tell of them.
+const ALERTS: [&str; 4] = [
+    "KvatlasClockAhead",
+    "KvatlasPromisesBroken",
+    "KvatlasShardMissing",
+    "KvatlasSnapshotsFail",
+];
+
+/// The runbook's advice for each word of the page's troubles. Every stream sends it first, so the runbook's pages are read only once.
 static MENDS: LazyLock<Vec<(&str, String)>> = LazyLock::new(|| {
-    let mend = |reason: DegradedReason| {
-        let word = reason.as_str();
-        (word, mend_of([word].into_iter(), "what to do"))
-    };
-    DegradedReason::ALL.map(mend).into()
+    let reasons = DegradedReason::ALL.into_iter().map(DegradedReason::as_str);
+    let drops = DropReason::ALL.iter().map(|reason| reason.as_str());
+    let told = reasons.chain(drops).chain(ALERTS);
+    let mends = told.map(|word| (word, mend_of([word].into_iter(), "what to do")));
+    let latches = Latch::ALL.into_iter().map(Latch::as_str);
+    let awaited = latches.map(|word| (word, mend_of([word].into_iter(), "if it stays unset")));
+    mends.chain(awaited).collect()
 });
 
 /// First message of a stream: the facts that do not change while the daemon runs.
@@ -71,11 +83,15 @@ struct Frame<'a> {
     ready: bool,
     /// Why the daemon is not ready.
     reasons: Vec<String>,
+    /// The word for what a daemon that is not ready waits for.
+    awaited: Option<&'static str>,
     namespaces: Vec<NamespaceJson>,
     rates: Option<&'a Rates>,
     fleet: FleetChange<'a>,
     /// In a gateway: the shards whose blocks are missing from answers.
     missing_shards: Vec<MissingShard>,
+    /// Why snapshots are not written.
+    snapshots: Option<FailingSnapshots>,
     /// The holders whose doubts concern the most queries: the holder's number, and the share of queries in words.
     costs: Vec<(Number, String)>,
 }
@@ -89,7 +105,9 @@ struct NamespaceJson {
     held_blocks: u64,
     bytes: u64,
     /// Holders of which exact answers lately promised more blocks than requests found.
-    broken_promises: Vec<BrokenPromise>,
+    broken_promises: Vec<HolderPromises>,
+    /// Blocks that exact answers lately promised, and that requests found. `None` if no router tells outcomes.
+    promises: Option<NamespacePromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
     #[serde(flatten)]
@@ -214,12 +232,14 @@ impl Page {
             now_us: unix_time_us(),
             ready: report.is_ready(),
             reasons: report.reasons(),
+            awaited: report.awaited().map(Latch::as_str),
             namespaces: namespaces
                 .iter()
                 .map(|namespace| self.describe(namespace, now))
                 .collect(),
             rates: shared.meter.rates(),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
+            snapshots: self.looked.snapshot_failing.now(),
             costs: self.told_costs(&shared.fleet),
             fleet: shared.fleet.change(heard),
         };
@@ -246,6 +266,7 @@ impl Page {
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
             broken_promises: self.looked.outcomes.broken_promises(&namespace.name, now),
+            promises: self.looked.outcomes.promises(&namespace.name, now),
             cost: self.looked.costs.of_namespace(&namespace.name),
             troubles: Troubles::of(namespace, unix_time_us()),
         }

@@ -57,6 +57,7 @@ fn world() -> World {
                 outcomes: Arc::new(Outcomes::new(namespaces, None)),
                 costs: Arc::default(),
                 missing_shards: Arc::default(),
+                snapshot_failing: Arc::default(),
             },
             MetricsHandle::empty(),
         )),
@@ -207,6 +208,25 @@ async fn frames_tell_the_fleet_and_end_with_the_daemon() {
     assert!(
         !rest.windows(12).any(|part| part == b"event: frame"),
         "it has ended at once"
+    );
+}
+
+#[tokio::test]
+async fn every_word_of_trouble_has_a_mend() {
+    let world = world();
+    let hello = world.event("/page/frames", "", "hello").await;
+    let mends = hello["mends"].as_array().unwrap();
+    for word in ["gap", "other_settings", "KvatlasShardMissing", "settled"] {
+        assert!(mends.iter().any(|mend| mend[0] == word), "{word}");
+    }
+    for mend in mends {
+        let text = mend[1].as_str().unwrap();
+        assert!(text.len() > 10 && !text.starts_with("kvatlas explain"), "{mend}");
+    }
+    let frame = world.event("/page/frames", "", "frame").await;
+    assert_eq!(
+        (&frame["ready"], &frame["awaited"]),
+        (&false.into(), &"snapshot_loaded".into())
     );
 }
 

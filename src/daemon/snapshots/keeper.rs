@@ -23,6 +23,7 @@ use kvatlas_telemetry::labels::{Connection, SnapshotFailure};
 
 use super::claim::Deployment;
 use super::directory::{DirectoryError, SnapshotDirectory};
+use super::failing::SnapshotFailing;
 use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
@@ -61,8 +62,7 @@ pub(crate) struct SnapshotKeeper {
     snapshotter: Arc<Snapshotter>,
     store: Option<SnapshotStore>,
     last_upload: Mutex<Option<Instant>>,
-    /// Why the newest snapshot could not be written; `None` if it was written.
-    last_error: Mutex<Option<String>>,
+    failing: Arc<SnapshotFailing>,
     metrics: Arc<SnapshotMetrics>,
     lock: Mutex<Option<DirectoryLock>>,
 }
@@ -108,7 +108,7 @@ pub(crate) async fn start_snapshots(
         snapshotter: Arc::new(snapshotter),
         store,
         last_upload: Mutex::new(None),
-        last_error: Mutex::new(None),
+        failing: Arc::clone(&shared.snapshot_failing),
         metrics,
         lock: Mutex::new(Some(lock)),
     });
@@ -261,13 +261,8 @@ impl SnapshotKeeper {
             self.metrics.failed(SnapshotFailure::Interrupted, &error);
             Err(error.to_string())
         });
-        *self.last_error.lock() = written.clone().err();
+        self.failing.note(&written, unix_time_us());
         written
-    }
-
-    /// Why the newest snapshot could not be written; `None` if it was written.
-    pub(crate) fn last_error(&self) -> Option<String> {
-        self.last_error.lock().clone()
     }
 
     /// Sends the newest snapshot to the Object Store, unless one was sent a short time ago.

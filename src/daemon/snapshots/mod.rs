@@ -4,6 +4,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `keeper.rs` | when: at start, by the clock, at the end |
+//! | `failing.rs` | why none is written, and since when |
 //! | `save.rs`, `walked.rs` | writing a file; the holders whose blocks a walk over the index finds |
 //! | `restore.rs` | loading a file |
 //! | `directory.rs` | the files of a directory |
@@ -37,6 +38,7 @@
 
 mod claim;
 mod directory;
+mod failing;
 mod keeper;
 mod object_store;
 mod restore;
@@ -51,6 +53,7 @@ mod tests;
 
 pub use claim::Deployment;
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
+pub(crate) use failing::{FailingSnapshots, SnapshotFailing};
 pub use keeper::SnapshotStartError;
 pub(crate) use keeper::{SnapshotKeeper, start_snapshots};
 pub use object_store::{ObjectStoreError, SnapshotStore};

@@ -175,6 +175,27 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
+    /// Returns the latch that keeps the others waiting: [`Latch::Connected`] if a connection has trouble, else the first that is not set
+    /// in the order in which a daemon sets them. `None` if the daemon is ready or stopping.
+    pub fn awaited(&self) -> Option<Latch> {
+        const STARTED: [Latch; Latch::ALL.len()] = [
+            Latch::SnapshotLoaded,
+            Latch::Connected,
+            Latch::EventsSubscribed,
+            Latch::CaughtUp,
+            Latch::Settled,
+            Latch::QueriesSubscribed,
+            Latch::EnginesFollowed,
+        ];
+        if self.is_draining() {
+            return None;
+        }
+        let is_unset = |latch: &Latch| !self.is_set(*latch);
+        let has_trouble = self.troubles.iter().any(Option::is_some);
+        let troubled = has_trouble.then_some(Latch::Connected).filter(is_unset);
+        troubled.or_else(|| STARTED.into_iter().find(is_unset))
+    }
+
     /// Returns the reasons why the daemon is not ready, one sentence each; empty if it is ready.
     pub fn reasons(&self) -> Vec<String> {
         if self.is_ready() {
@@ -261,6 +282,27 @@ mod tests {
                 ],
             })
         );
+    }
+
+    #[test]
+    fn what_keeps_the_others_waiting_is_the_cause() {
+        let readiness = Readiness::new();
+        let awaited = || readiness.report().awaited();
+        assert_eq!(awaited(), Some(Latch::SnapshotLoaded));
+        // The bucket of snapshots cannot be reached.
+        readiness.set_trouble(Latch::SnapshotLoaded, Some("cannot connect".to_owned()));
+        assert_eq!(awaited(), Some(Latch::Connected));
+        readiness.set(Latch::Connected);
+        assert_eq!(awaited(), Some(Latch::SnapshotLoaded));
+        for latch in [Latch::SnapshotLoaded, Latch::EventsSubscribed, Latch::CaughtUp] {
+            readiness.set(latch);
+        }
+        assert_eq!(awaited(), Some(Latch::Settled), "queries wait for it");
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        assert_eq!(awaited(), None);
+        readiness.clear(Latch::Connected);
+        readiness.start_draining();
+        assert_eq!(awaited(), None);
     }
 
     #[test]

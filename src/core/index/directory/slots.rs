@@ -10,7 +10,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
 use crate::index::settings::IndexLimits;
-use crate::stream::{DoubtCounter, DoubtfulHolders, HolderStatus, RefusedHolders, StreamTrust};
+use crate::stream::{
+    DoubtCounter, DoubtfulHolders, HolderStatus, RefusedAt, RefusedHolders, RefusedPublisher, StreamTrust,
+};
 use crate::wire::{HolderId, Rank, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
@@ -164,9 +166,9 @@ impl Slots {
         worker: &WorkerName,
         rank: Option<Rank>,
         reason: &'static str,
-        now_us: u64,
+        at: RefusedAt,
     ) -> bool {
-        let is_first = self.refused.note(worker, rank, reason, now_us);
+        let is_first = self.refused.note(worker, rank, reason, at);
         if is_first {
             self.doubts.note_change();
         }
@@ -187,9 +189,9 @@ impl Slots {
         }
     }
 
-    /// Returns workers with a holder that has no slot and had batches dropped, each with the reason. Only the first
-    /// `max` by name are returned.
-    pub(crate) fn refused_workers(&self, max: usize) -> Vec<(WorkerName, &'static str)> {
+    /// Returns workers with a holder that has no slot and had batches dropped. Only the first `max` by name are
+    /// returned.
+    pub(crate) fn refused_publishers(&self, max: usize) -> Vec<RefusedPublisher> {
         self.refused.named(max)
     }
 

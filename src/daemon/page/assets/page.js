@@ -4,6 +4,7 @@ import { Atlas } from "./atlas.js";
 import { Fleet } from "./fleet.js";
 import { Namespaces } from "./namespaces.js";
 import { Plots } from "./plots.js";
+import { Promises } from "./promises.js";
 import { Trouble } from "./trouble.js";
 import { bytes, compact, count, make, percent, say, time } from "./text.js";
 import { remember, remembered } from "./url.js";
@@ -64,6 +65,7 @@ try { setTheme(localStorage.getItem("kvatlas-theme") ?? "auto"); } catch { setTh
 
 const fleet = new Fleet();
 const plots = new Plots();
+const promises = new Promises();
 const trouble = new Trouble();
 const atlas = new Atlas(openAtlas);
 const ask = new Ask();
@@ -134,6 +136,7 @@ function onFrame(frame) {
   const sizes = frame.namespaces.find(({ name }) => name === chosen());
   const { exact, degraded } = counts.get(chosen()) ?? { exact: 0, degraded: 0 };
   atlas.setHolders(exact + degraded);
+  promises.apply(sizes);
   const rates = frame.rates;
   tile("exact holders", count(exact));
   tile("degraded holders", count(degraded), degraded > 0);

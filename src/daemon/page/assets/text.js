@@ -27,11 +27,12 @@ export function copied(command) {
   return [make("code", { textContent: command }), " ", button, " "];
 }
 
-/** What to do about a culprit: the runbook's text, and the commands in it that are about one. */
-export function mendOf(text, { namespace, worker, rank }) {
+/** What to do about a culprit: the runbook's text, and the commands in it that are about one. Without a rank it is all of a worker. */
+export function mendOf(text, { namespace, worker, rank = "" }) {
+  const culprit = `${namespace} ${worker} ${rank}`.trim();
   // A function: names may hold what a replacement would take for a sign.
-  const own = text.replaceAll("NAMESPACE WORKER RANK", () => `${namespace} ${worker} ${rank}`);
-  const commands = [...text.matchAll(/kvatlas admin \w+ (?=NAMESPACE WORKER RANK)/g)].map(([command]) => `${command}${namespace} ${worker} ${rank}`);
+  const own = text.replaceAll("NAMESPACE WORKER RANK", () => culprit);
+  const commands = [...text.matchAll(/kvatlas admin \w+ (?=NAMESPACE WORKER RANK)/g)].map(([command]) => command + culprit);
   return { text: own, commands };
 }
 

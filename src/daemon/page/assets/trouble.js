@@ -1,5 +1,5 @@
 // What is wrong, who it is, since when, and what to do: the first thing on the page, and absent while all is well.
-import { copied, counted, make, mendOf, say, since, time } from "./text.js";
+import { copied, count, counted, make, mendOf, say, since, time } from "./text.js";
 
 /** Rows that are shown, and names in a row, at most. */
 const ROWS_MAX = 8;
@@ -11,6 +11,8 @@ export class Trouble {
   /** By what is wrong: when this page has seen it first, in microseconds. */
   #since = new Map();
   #rows = new Map();
+  #rest = make("span");
+  #more = make("li", { className: "quiet", hidden: true }, this.#rest, ...copied("kvatlas doctor"));
   #mends = new Map();
   #words = [];
 
@@ -23,7 +25,9 @@ export class Trouble {
   /** Takes in a frame and all holders. */
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
-    const found = [...this.#notReady(frame), ...this.#shards(frame), ...this.#doubts(holders, costs), ...this.#publishers(frame), ...this.#promises(frame)].slice(0, ROWS_MAX);
+    const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
+      ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
+    const found = all.slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
     for (const key of this.#since.keys()) if (!keys.has(key)) this.#since.delete(key);
     for (const { key } of found) if (!this.#since.has(key)) this.#since.set(key, frame.now_us);
@@ -32,18 +36,29 @@ export class Trouble {
       row.element.remove();
       this.#rows.delete(key);
     }
-    for (const one of found) this.#show(one, frame.now_us);
+    found.forEach((one, place) => this.#show(one, place, frame.now_us));
+    this.#tellRest(all.slice(ROWS_MAX));
     this.#section.hidden = found.length === 0;
   }
 
-  #notReady(frame) {
-    if (frame.ready) return [];
-    return [{ key: "ready", what: "not ready", who: frame.reasons.join("; "), mend: "", word: "KvatlasNotReady" }];
+  #mend(word) {
+    return this.#mends.get(word) ?? "";
+  }
+
+  #notReady({ ready, reasons, awaited }) {
+    if (ready) return [];
+    return [{ key: "ready", what: "not ready", who: reasons.join("; "), mend: awaited ? this.#mend(awaited) : "nothing: it is stopping", word: "KvatlasNotReady" }];
   }
 
   #shards(frame) {
-    return (frame.missing_shards ?? []).map(({ shard, shards, since_us: begun }) => ({ key: `shard ${shard}`, what: "shard missing", who: `shard ${shard}/${shards}: answers lack its workers`,
-      mend: "start a daemon with that sharding.shard, or see why it is not ready", word: "KvatlasShardMissing", since: begun }));
+    const word = "KvatlasShardMissing";
+    return (frame.missing_shards ?? []).map(({ shard, shards, since_us: begun }) => ({ key: `shard ${shard}`, what: "shard missing", word,
+      who: `shard ${shard}/${shards}`, mend: this.#mend(word), since: begun }));
+  }
+
+  #snapshots({ snapshots }) {
+    const word = "KvatlasSnapshotsFail";
+    return snapshots ? [{ key: "snapshots", what: "snapshots fail", word, who: snapshots.error, mend: this.#mend(word), since: snapshots.since_us }] : [];
   }
 
   /** A row for each namespace and reason, those of most holders first. */
@@ -62,15 +77,14 @@ export class Trouble {
     const rows = [...found.values()].sort((one, other) => other.holders.length - one.holders.length || (one.key < other.key ? -1 : 1));
     for (const row of rows) {
       // In the order of their names.
-      const named = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
-      const unnamed = row.holders.length - named.length;
+      const first = row.holders.sort((one, other) => one.place - other.place).slice(0, NAMES_MAX);
+      const unnamed = row.holders.length - first.length;
       const more = unnamed > 0 ? ` and ${counted(unnamed, "other", "others")}` : "";
       // The publisher's own words, for its own doubts.
-      const why = row.word.startsWith("upstream_") ? named.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
-      row.who = `${named.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
+      const why = row.word.startsWith("upstream_") ? first.map(({ trouble }) => trouble).find((text) => text !== "") : undefined;
+      row.who = `${first.map(({ worker, rank }) => `${worker}/${rank}`).join(", ")}${more} of ${row.namespace}${why ? `: ${why}` : ""}`;
       // The first is told what to do about, and the dearest what it costs.
-      const { text, commands } = mendOf(this.#mends.get(row.word) ?? "", named[0]);
-      [row.mend, row.commands] = [text, commands];
+      Object.assign(row, this.#advice(row.word, first[0]));
       row.cost = this.#dearest(row.holders, costs);
       // The daemon knows, unless it has just begun to look.
       row.since = Math.min(...row.holders.map(({ since }) => since || Infinity));
@@ -90,38 +104,54 @@ export class Trouble {
     return "";
   }
 
-  /** Publishers that have no holder, and clocks that run ahead. */
-  #publishers(frame) {
-    const rows = [];
-    const named = (names) => names.slice(0, NAMES_MAX).join(", ") + (names.length > NAMES_MAX ? " and others" : "");
-    for (const { name, refused_publishers: names, refused, ahead, cost } of frame.namespaces) {
-      if (names?.length) {
-        const reasons = new Map((refused ?? []).map(({ worker, reason }) => [worker, reason]));
-        const told = names.map((worker) => (reasons.has(worker) ? `${worker} (${reasons.get(worker)})` : worker));
-        rows.push({ key: `refused ${name}`, what: "all batches dropped", word: reasons.get(names[0]) ?? "KvatlasBatchesDropped",
-          who: `${named(told)} of ${name}`, cost: cost?.text ?? "", mend: "" });
-      }
-      if (ahead?.length) {
-        rows.push({ key: `ahead ${name}`, what: "clock ahead", word: "KvatlasClockAhead", who: `${named(ahead)} of ${name}`,
-          mend: "run an NTP client where the workers run, and restart those that are ahead" });
+  /** What to do about a word, with the commands about a culprit. */
+  #advice(word, culprit) {
+    const { text, commands } = mendOf(this.#mend(word), culprit);
+    return { mend: text, commands };
+  }
+
+  /** Publishers that have no holder: a row for each namespace and reason. */
+  #dropped(frame) {
+    const rows = new Map();
+    for (const { name, refused, cost } of frame.namespaces) {
+      for (const { worker, reason, since_us: begun } of refused ?? []) {
+        const key = `dropped ${reason} ${name}`;
+        const row = rows.get(key) ?? { key, what: "all batches dropped", word: reason, cost: cost?.text ?? "", names: [], since: Infinity,
+          ...this.#advice(reason, { namespace: name, worker }) };
+        row.names.push(worker);
+        row.who = `${named(row.names)} (${reason}) of ${name}`;
+        row.since = Math.min(row.since, begun || Infinity);
+        rows.set(key, row);
       }
     }
-    return rows;
+    return [...rows.values()];
+  }
+
+  /** Clocks that run ahead. */
+  #clocks(frame) {
+    const word = "KvatlasClockAhead";
+    const troubled = frame.namespaces.filter(({ ahead }) => ahead?.length);
+    return troubled.map(({ name, ahead, ahead_since_us: begun }) => ({ key: `ahead ${name}`, what: "clock ahead", word,
+      who: `${named(ahead)} of ${name}`, mend: this.#mend(word), since: begun }));
   }
 
   #promises(frame) {
-    const rows = [];
-    for (const { name, broken_promises: broken } of frame.namespaces) {
-      for (const { worker, rank, promised_blocks: promised, missing_blocks: missing } of broken ?? []) {
-        const share = Math.floor((100 * missing) / promised);
-        rows.push({ key: `promise ${name} ${worker}/${rank}`, what: "promises broken", word: "KvatlasPromisesBroken", mend: "",
-          who: `exact answers promise ${share} % more than ${worker}/${rank} of ${name} has` });
-      }
-    }
-    return rows;
+    const word = "KvatlasPromisesBroken";
+    return frame.namespaces.flatMap(({ name, broken_promises: broken }) => (broken ?? []).map(({ worker, rank, promised_blocks: promised, missing_blocks: missing }) => ({
+      key: `promise ${name} ${worker}/${rank}`, what: "promises broken", word,
+      who: `${Math.floor((100 * missing) / promised)} % of what exact answers promise of ${worker}/${rank} of ${name} is not found`,
+      ...this.#advice(word, { namespace: name, worker, rank }) })));
   }
 
-  #show({ key, what, who, mend, word, since: begun, cost = "", commands = [] }, nowUs) {
+  /** Says how many rows there is no room for, and what they are about. */
+  #tellRest(rest) {
+    this.#more.hidden = rest.length === 0;
+    const kinds = [...new Set(rest.map(({ what }) => what))];
+    say(this.#rest, `and ${count(rest.length)} more: ${kinds.join(", ")} `);
+    if (this.#list.lastChild !== this.#more) this.#list.append(this.#more);
+  }
+
+  #show({ key, what, who, mend, word, since: begun, cost = "", commands = [] }, place, nowUs) {
     let row = this.#rows.get(key);
     if (!row) {
       row = { who: make("span"), age: make("span", { className: "quiet" }), cost: make("span"), mend: make("span"), own: make("span"), commands: "" };
@@ -129,8 +159,8 @@ export class Trouble {
         ...copied(`kvatlas explain ${word}`));
       this.#rows.set(key, row);
     }
-    // In the order of what is found.
-    this.#list.append(row.element);
+    // In the order of what is found. One that moves needlessly would lose the keyboard's focus.
+    if (this.#list.children[place] !== row.element) this.#list.insertBefore(row.element, this.#list.children[place] ?? null);
     say(row.who, who);
     const age = nowUs - this.#since.get(key);
     const seen = age < 1e6 ? "" : `for at least ${time(age)}`;
@@ -142,4 +172,9 @@ export class Trouble {
     }
     say(row.mend, mend === "" ? "" : `What to do: ${mend}. `);
   }
+}
+
+/** The first names of a list; the daemon names some of many. */
+function named(names) {
+  return names.slice(0, NAMES_MAX).join(", ") + (names.length > NAMES_MAX ? " and others" : "");
 }

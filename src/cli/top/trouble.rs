@@ -1,0 +1,89 @@
+//! The troubles of a frame that no holder's row shows: missing shards, dropped batches, snapshots, promises, clocks.
+
+use kvatlas_daemon::runbook::mend_for;
+
+use super::frames::{Frame, NamespaceFrame};
+use crate::cli::text::{printable, since};
+
+/// The worst trouble of a frame in words, with its mend; none where there is none.
+pub(super) fn worst(frame: &Frame) -> Option<String> {
+    let shards = frame.missing_shards.iter().map(|missing| {
+        let what = format!("{missing} {}", missing.describe(frame.now_us));
+        Trouble::new(what, "KvatlasShardMissing")
+    });
+    let dropped = frame
+        .namespaces
+        .iter()
+        .flat_map(|namespace| dropped(namespace, frame.now_us));
+    let snapshots = frame.snapshots.iter().map(|failing| {
+        let begun = since(Some(failing.since_us), frame.now_us);
+        let what = format!("snapshots are not written{begun}: {}", failing.error);
+        Trouble::new(what, "KvatlasSnapshotsFail")
+    });
+    let promises = frame.namespaces.iter().flat_map(promises);
+    let clocks = frame
+        .namespaces
+        .iter()
+        .flat_map(|namespace| clock(namespace, frame.now_us));
+    let mut all = shards
+        .chain(dropped)
+        .chain(snapshots)
+        .chain(promises)
+        .chain(clocks);
+    let Trouble { what, mend } = all.next()?;
+    let more = match all.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more: kvatlas doctor)"),
+    };
+    Some(printable(&format!("{what}{more}. Mend: {mend}")).replace('\n', " "))
+}
+
+struct Trouble {
+    what: String,
+    mend: String,
+}
+
+impl Trouble {
+    /// One that is no worker's.
+    fn new(what: String, word: &str) -> Self {
+        Self::of(what, word, ["", "", ""])
+    }
+
+    fn of(what: String, word: &str, culprit: [&str; 3]) -> Self {
+        let mend = mend_for([word].into_iter(), "what to do", culprit);
+        Self { what, mend }
+    }
+}
+
+fn dropped(namespace: &NamespaceFrame, now_us: u64) -> impl Iterator<Item = Trouble> {
+    let name = &namespace.name;
+    namespace.refused.iter().map(move |refused| {
+        let (worker, reason) = (&refused.worker, &refused.reason);
+        let begun = since(refused.since_us, now_us);
+        let what = format!("all batches of {worker} of {name} are dropped ({reason}){begun}");
+        Trouble::of(what, reason, [name, worker, ""])
+    })
+}
+
+fn promises(namespace: &NamespaceFrame) -> impl Iterator<Item = Trouble> {
+    namespace.broken_promises.iter().map(|broken| Trouble {
+        what: broken.to_string(),
+        mend: broken.mend(&namespace.name),
+    })
+}
+
+/// The clocks of a namespace's publishers are one trouble.
+fn clock(namespace: &NamespaceFrame, now_us: u64) -> Option<Trouble> {
+    let first = namespace.ahead.first()?;
+    let others = if namespace.ahead.len() > 1 {
+        " and others"
+    } else {
+        ""
+    };
+    let begun = since(namespace.ahead_since_us, now_us);
+    let what = format!(
+        "the clock of {first}{others} of {} is ahead{begun}",
+        namespace.name
+    );
+    Some(Trouble::new(what, "KvatlasClockAhead"))
+}

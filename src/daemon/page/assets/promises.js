@@ -1,0 +1,50 @@
+// What exact answers promise, beside what requests find, by holder: the worst first. Shown where routers tell it.
+import { count, counted, make, say } from "./text.js";
+
+/** What is read in the heads of the columns, and whether it is a number. */
+const COLUMNS = [["Holder", false], ["Requests", true], ["Promised", true], ["Found", true], ["Not found", true], ["Share found", false], ["Found besides", true]];
+
+export class Promises {
+  #section = document.getElementById("promises");
+  #note = document.getElementById("promises-note");
+  #body = make("tbody");
+  #drawn = "";
+
+  constructor() {
+    const heads = COLUMNS.map(([title, isNumber]) => make("th", { scope: "col", className: isNumber ? "number" : "", textContent: title }));
+    document.getElementById("promised").append(make("table", { className: "promised" }, make("thead", {}, make("tr", {}, ...heads)), this.#body));
+  }
+
+  /** Takes in the namespace that is shown, as a frame has it; undefined where there is none. */
+  apply(namespace) {
+    const promises = namespace?.promises;
+    this.#section.hidden = !promises;
+    if (!promises) return;
+    const { holders, worst } = promises;
+    const shown = holders > worst.length ? `${count(worst.length)} of ${counted(holders, "holder", "holders")}` : counted(holders, "holder", "holders");
+    say(this.#note, `${shown} of ${namespace.name}, blocks of the last one to two minutes`);
+    const broken = new Set((namespace.broken_promises ?? []).map(nameOf));
+    const drawn = JSON.stringify([worst, [...broken]]);
+    if (this.#drawn === drawn) return;
+    this.#drawn = drawn;
+    this.#body.replaceChildren(...worst.map((one) => row(one, broken.has(nameOf(one)))));
+  }
+}
+
+const nameOf = ({ worker, rank }) => `${worker}/${rank}`;
+
+function row(one, isBroken) {
+  const { requests, promised_blocks: promised, missing_blocks: missing, unpromised_blocks: besides } = one;
+  const found = promised - missing;
+  const number = (text) => make("td", { className: "number", textContent: text });
+  const share = make("td", { className: isBroken ? "number state-degraded" : "number", textContent: shareOf(missing, promised) });
+  const meter = make("meter", { min: 0, max: Math.max(1, promised), value: found, "aria-label": `share of what was promised of ${nameOf(one)} that was found` });
+  return make("tr", {}, make("th", { scope: "row", className: "name", textContent: nameOf(one) }), number(count(requests)), number(count(promised)), number(count(found)), share,
+    make("td", {}, meter), number(besides > 0 ? count(besides) : ""));
+}
+
+/** A part of a whole in percent: a little of it is not nothing. */
+function shareOf(part, all) {
+  const percent = Math.floor((100 * part) / Math.max(1, all));
+  return percent === 0 && part > 0 ? "under 1 %" : `${percent} %`;
+}
