@@ -15,6 +15,7 @@ use kvatlas_process::registry::{
 };
 
 use super::check::{check_engine, check_server};
+use super::discovery::PodLabels;
 use super::http::ServerAddress;
 
 /// Most ranks that one line names.
@@ -75,6 +76,8 @@ pub struct EngineDefaults {
     pub untold_block_size: u32,
     /// The format of payloads.
     pub format: Format,
+    /// Labels of pods that become labels of engines that are found as pods.
+    pub pod_labels: PodLabels,
 }
 
 impl Default for EngineDefaults {
@@ -85,6 +88,7 @@ impl Default for EngineDefaults {
             block_size: None,
             untold_block_size: 16,
             format: Format::Vllm,
+            pod_labels: PodLabels::default(),
         }
     }
 }

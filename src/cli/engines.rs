@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas_bridge::{
     AllowedHosts, AnswerPorts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults,
-    FollowOptions, LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory,
-    parse_engine, parse_engines_file,
+    FollowOptions, LeaseOptions, LeaseTimes, PodLabels, RepublishAddress, RepublishOptions, SpecError,
+    StateDirectory, parse_engine, parse_engines_file,
 };
 use kvatlas_config::Secret;
 use kvatlas_core::index::Namespaces;
@@ -42,6 +42,9 @@ pub(super) struct EngineArguments {
     /// publishers in Dynamo's records. May be given many times.
     #[arg(long = "discover", value_name = "SOURCE")]
     sources: Vec<Discover>,
+    /// Labels of pods that become labels of their engines, which answers give to routers: KEY,KEY. Of kubernetes: and inferencepool:.
+    #[arg(long, value_name = "KEYS")]
+    pod_labels: Option<PodLabels>,
     /// The model that engines serve, unless they say. An engine's server has to serve it.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -145,6 +148,7 @@ impl EngineArguments {
             block_size: self.block_size,
             untold_block_size: self.untold_block_size.unwrap_or(unsaid.untold_block_size),
             format: self.format,
+            pod_labels: self.pod_labels.clone().unwrap_or_default(),
         }
     }
 

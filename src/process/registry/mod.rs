@@ -175,10 +175,15 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ.
+    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ, and so may the labels
+    /// with which it was found.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
+            discovered: Discovered {
+                identity: other.discovered.identity.clone(),
+                labels: self.discovered.labels.clone(),
+            },
             ..other.clone()
         };
         *self == relabelled
