@@ -76,6 +76,8 @@ pub struct EngineDefaults {
     pub untold_block_size: u32,
     /// The format of payloads.
     pub format: Format,
+    /// Scheme of the hashes by which blocks are named; `None` for the contract's.
+    pub scheme: Option<Scheme>,
     /// Labels of pods that become labels of engines that are found as pods.
     pub pod_labels: PodLabels,
 }
@@ -88,6 +90,7 @@ impl Default for EngineDefaults {
             block_size: None,
             untold_block_size: 16,
             format: Format::Vllm,
+            scheme: None,
             pod_labels: PodLabels::default(),
         }
     }
@@ -106,7 +109,7 @@ impl EngineDefaults {
             beside: BesideEvents::default(),
             groups: GroupFacts::default(),
             discovered: Discovered::default(),
-            scheme: None,
+            scheme: self.scheme.clone(),
             profile: Profile::default(),
         }
     }
@@ -308,7 +311,8 @@ impl EngineText {
                 format!("format is {word:?}; known are {known}")
             })?,
         };
-        let facts = self.facts()?;
+        let mut facts = self.facts()?;
+        facts.scheme = facts.scheme.or_else(|| defaults.scheme.clone());
         if GivenEngine::is_server(&self.endpoint, format) {
             return Ok(vec![GivenEngine::Server(self.server(format, facts)?)]);
         }

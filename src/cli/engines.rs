@@ -11,10 +11,11 @@ use kvatlas_bridge::{
     StateDirectory, parse_engine, parse_engines_file,
 };
 use kvatlas_config::Secret;
+use kvatlas_core::hash::Scheme;
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
-use kvatlas_process::registry::{GivenEngine, follow_patiently};
+use kvatlas_process::registry::{GivenEngine, follow_patiently, read_scheme};
 use tokio::signal::unix::Signal;
 
 use super::connect::parse_time;
@@ -61,6 +62,10 @@ pub(super) struct EngineArguments {
     /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
+    /// Whose hashes name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
+    /// where there is one [default: the contract's].
+    #[arg(long, value_name = "SCHEME", value_parser = read_scheme)]
+    scheme: Option<Scheme>,
     /// Follow so many engines at most, with those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
@@ -148,6 +153,7 @@ impl EngineArguments {
             block_size: self.block_size,
             untold_block_size: self.untold_block_size.unwrap_or(unsaid.untold_block_size),
             format: self.format,
+            scheme: self.scheme.clone(),
             pod_labels: self.pod_labels.clone().unwrap_or_default(),
         }
     }
