@@ -28,7 +28,7 @@ use kvatlas_process::registry::{
 };
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::check::{check_block_size, check_engine};
+use super::check::{check_block_size, check_engine, check_shared};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
 use super::follower::{FollowOptions, Follower};
@@ -353,6 +353,9 @@ impl Bridge {
         origin: Option<Origin>,
     ) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
+        if self.inner.lease.is_some() {
+            check_shared(&engine)?;
+        }
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }

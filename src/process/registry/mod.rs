@@ -331,6 +331,15 @@ pub enum RegisterRefusal {
         /// Party that has determined the namespace's block size.
         whose: SizeOf,
     },
+    /// The engine gives its events to one client only, and several bridges would follow it (`--lease`).
+    #[error(
+        "{key}: an answer takes the events out of TensorRT-LLM's server, so that bridges with a lease would take them from \
+         each other; follow it over gRPC, or by one bridge without --lease"
+    )]
+    Drained {
+        /// Key of the publisher.
+        key: Box<EngineKey>,
+    },
     /// A part of the registration cannot be used.
     #[error("{0}")]
     Invalid(String),
