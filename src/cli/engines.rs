@@ -93,9 +93,13 @@ pub(super) struct EngineArguments {
     #[arg(long, value_name = "PORT[-PORT]")]
     answer_ports: Option<AnswerPorts>,
     /// Silence after which another process at an engine's sockets is in doubt until it clears, unless its name is the address of its server,
-    /// or its source knows it by more than that: 600, 2.5s or 500ms.
-    #[arg(long, value_name = "TIME", default_value = "600s", value_parser = parse_time)]
-    give_up_after: Duration,
+    /// or its source knows it by more than that: 600, 2.5s or 500ms. As daemons' namespace_defaults.remove_after_ms, after which they remove
+    /// who is silent [default: 600s; with `up` that setting].
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    give_up_after: Option<Duration>,
+    /// Silence after which the daemon of this process removes a holder.
+    #[arg(skip)]
+    pub(super) remove_after: Option<Duration>,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
@@ -158,6 +162,27 @@ impl EngineArguments {
         }
     }
 
+    /// The silence after which another process no longer counts as the engine. Warns where the daemon of this process removes holders before.
+    fn give_up_after(&self) -> Duration {
+        let by_default = || {
+            self.remove_after
+                .unwrap_or(FollowOptions::default().give_up_after)
+        };
+        let give_up_after = self.give_up_after.unwrap_or_else(by_default);
+        if self
+            .remove_after
+            .is_some_and(|remove_after| give_up_after > remove_after)
+        {
+            tracing::warn!(
+                ?give_up_after,
+                remove_after = ?self.remove_after,
+                "whoever has the sockets of an engine that the daemon has removed is taken for it until --give-up-after: \
+                 do not let that be longer than namespace_defaults.remove_after_ms"
+            );
+        }
+        give_up_after
+    }
+
     /// The options by which engines' events are published once more, if anywhere.
     fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
         let options = RepublishOptions {
@@ -189,7 +214,7 @@ impl EngineArguments {
             }),
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
-                give_up_after: self.give_up_after,
+                give_up_after: self.give_up_after(),
                 answer_ports: self.answer_ports.clone().unwrap_or_default(),
                 ..FollowOptions::default()
             },
