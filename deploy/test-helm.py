@@ -92,8 +92,8 @@ DIMENSIONS: list[list[Values]] = [
         {"bridge": {"enabled": True, "engines": ["gpu-0=tcp://vllm-0:5557,replay=tcp://vllm-0:5558"], "model": "meta-llama/Llama-3.1-8B-Instruct"}},
         {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
         {"bridge": {"enabled": True, "http": {"enabled": True}}},
-        {"bridge": {"enabled": True, "discover": ["kubernetes:app=vllm", "kubernetes:app=sglang@other:30000", "dns:vllm-headless:8000"], "blockSize": 32}},
-        {"bridge": {"enabled": True, "discover": ["inferencepool:llama", "endpointslices:other/vllm:8000", "inferencepool:other/a"]}},
+        {"bridge": {"enabled": True, "discover": ["kubernetes:app=vllm", "kubernetes:app=sglang@other:30000", "dns:vllm-headless:8000"], "blockSize": 32, "podLabels": ["role", "topology.kubernetes.io/zone"]}},
+        {"bridge": {"enabled": True, "discover": ["inferencepool:llama", "endpointslices:other/vllm:8000", "inferencepool:other/a"], "scheme": "llm-d-cbor-fnv:42"}},
         {
             "bridge": {
                 "enabled": True,

@@ -148,6 +148,16 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
+/// Checks that an engine can be followed by several bridges of a lease at once, so that each of them is told all of its events.
+pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    match engine.format == Format::TensorRt && !engine.is_grpc() {
+        true => Err(RegisterRefusal::Drained {
+            key: Box::new(engine.key.clone()),
+        }),
+        false => Ok(()),
+    }
+}
+
 /// Returns the scheme of an endpoint, which stands before `://`; `tcp` if there is none.
 fn scheme_of(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
@@ -196,5 +206,35 @@ fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
         Ok(())
     } else {
         Err(refused())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_process::registry::GivenEngine;
+
+    use super::*;
+    use crate::spec::{EngineDefaults, parse_engine};
+
+    #[test]
+    fn an_engine_that_gives_each_event_once_is_for_one_bridge() {
+        let all = EngineDefaults {
+            model: Some("m".to_owned()),
+            ..EngineDefaults::default()
+        };
+        let shared = |text: &str| match parse_engine(text, &all).unwrap().remove(0) {
+            GivenEngine::Publisher(engine) => check_shared(&engine),
+            GivenEngine::Server(server) => panic!("{server:?}"),
+        };
+        let refusal = shared("trt=http://h:8000,format=tensorrt-llm").unwrap_err();
+        assert!(matches!(&refusal, RegisterRefusal::Drained { key } if key.instance == "trt"));
+        assert!(refusal.to_string().contains("without --lease"), "{refusal}");
+        for engine in [
+            "a=tcp://h:1",
+            "a=tcp://h:1,format=dynamo",
+            "a=tcp://h:1,format=mooncake",
+        ] {
+            assert_eq!(shared(engine), Ok(()), "{engine}");
+        }
     }
 }

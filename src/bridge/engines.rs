@@ -28,12 +28,13 @@ use kvatlas_process::registry::{
 };
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::check::{check_block_size, check_engine};
+use super::check::{check_block_size, check_engine, check_shared};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::AllowedHosts;
+use super::http::address_of;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::republish::{RepublishOptions, Republisher, SocketPair};
@@ -325,11 +326,22 @@ impl Bridge {
     }
 
     /// Begins to follow an engine, however it is given. If the engine is already followed in just this way, only its address and labels are
-    /// taken over.
+    /// taken over. An engine without an address has that of its server.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
-            GivenEngine::Publisher(engine) => self.add(&mut self.inner.state.lock(), engine, None),
-            GivenEngine::Server(server) => self.add_server(server),
+            GivenEngine::Publisher(mut engine) => {
+                // Of all publishers only this one is the server that takes requests, too.
+                if engine.format == Format::TensorRt {
+                    let told = engine.profile.address.take();
+                    engine.profile.address = told.or_else(|| address_of(&engine.endpoint));
+                }
+                self.add(&mut self.inner.state.lock(), engine, None)
+            }
+            GivenEngine::Server(mut server) => {
+                let told = server.profile.address.take();
+                server.profile.address = told.or_else(|| address_of(&server.url));
+                self.add_server(server)
+            }
         }
     }
 
@@ -341,6 +353,9 @@ impl Bridge {
         origin: Option<Origin>,
     ) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
+        if self.inner.lease.is_some() {
+            check_shared(&engine)?;
+        }
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }

@@ -77,7 +77,7 @@ impl AllowedHosts {
 }
 
 /// Whether a host is this machine.
-fn is_here(host: &str) -> bool {
+pub(super) fn is_here(host: &str) -> bool {
     let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
 }

@@ -1,7 +1,7 @@
 //! Questions to engines' servers over HTTP/1.1, with TLS where the URL says so. Answers are bounded in bytes; redirects are not followed.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
@@ -11,11 +11,14 @@ use hyper::header::{ACCEPT, CONTENT_LENGTH, HOST};
 use hyper::rt::{Read, Write};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use kvatlas_core::wire::Address;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use super::hosts::is_here;
 
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -88,6 +91,22 @@ impl ServerAddress {
     pub(super) fn authority(&self) -> String {
         authority(&self.host, self.port)
     }
+}
+
+/// Returns the address for requests to the engine whose server has this URL: `HOST:PORT`, or with TLS a URL. `None` for a server on this
+/// machine by a loopback address, which means another machine to a router elsewhere.
+pub(super) fn address_of(url: &str) -> Option<Address> {
+    let server = ServerAddress::of_server(url)?;
+    let is_unspecified = |address: IpAddr| address.to_canonical().is_unspecified();
+    if is_here(&server.host) || server.host.parse().is_ok_and(is_unspecified) {
+        return None;
+    }
+    let authority = server.authority();
+    let address = match url.split_once("://") {
+        Some((scheme, _)) if server.is_secure => Address::new(&format!("{scheme}://{authority}")),
+        _ => Address::new(&authority),
+    };
+    address.ok()
 }
 
 /// Joins a host and a port, as a URL has them: an IPv6 address in brackets.
@@ -214,6 +233,25 @@ mod tests {
             "/x",
         ] {
             assert_eq!(parsed(refused), None, "{refused}");
+        }
+    }
+
+    #[test]
+    fn requests_go_to_the_server_unless_it_is_only_known_here() {
+        for (url, expected) in [
+            ("http://vllm-0:8000", Some("vllm-0:8000")),
+            ("grpc://[fd00::7]:50051", Some("[fd00::7]:50051")),
+            ("http://10.0.0.7:8000/kv_cache_events", Some("10.0.0.7:8000")),
+            ("https://gpu-0.example", Some("https://gpu-0.example:443")),
+            ("grpcs://gpu-0:50051", Some("grpcs://gpu-0:50051")),
+            ("http://127.0.0.1:8000", None),
+            ("http://LOCALHOST:8000", None),
+            ("grpc://[::1]:8000", None),
+            ("http://0.0.0.0:8000", None),
+            ("tcp://vllm-0:5557", None),
+        ] {
+            let address = address_of(url);
+            assert_eq!(address.as_ref().map(Address::as_str), expected, "{url}");
         }
     }
 }

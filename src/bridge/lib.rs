@@ -63,7 +63,7 @@ mod tensorrt;
 mod topics;
 mod walker;
 
-pub use discovery::{Discover, DiscoverError, DiscoverOptions, SourceState};
+pub use discovery::{Discover, DiscoverError, DiscoverOptions, PodLabels, PodLabelsError, SourceState};
 pub use dynamo::AnswerPorts;
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;

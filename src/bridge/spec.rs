@@ -15,6 +15,7 @@ use kvatlas_process::registry::{
 };
 
 use super::check::{check_engine, check_server};
+use super::discovery::PodLabels;
 use super::http::ServerAddress;
 
 /// Most ranks that one line names.
@@ -75,6 +76,10 @@ pub struct EngineDefaults {
     pub untold_block_size: u32,
     /// The format of payloads.
     pub format: Format,
+    /// Scheme of the hashes by which blocks are named; `None` for the contract's.
+    pub scheme: Option<Scheme>,
+    /// Labels of pods that become labels of engines that are found as pods.
+    pub pod_labels: PodLabels,
 }
 
 impl Default for EngineDefaults {
@@ -85,6 +90,8 @@ impl Default for EngineDefaults {
             block_size: None,
             untold_block_size: 16,
             format: Format::Vllm,
+            scheme: None,
+            pod_labels: PodLabels::default(),
         }
     }
 }
@@ -102,7 +109,7 @@ impl EngineDefaults {
             beside: BesideEvents::default(),
             groups: GroupFacts::default(),
             discovered: Discovered::default(),
-            scheme: None,
+            scheme: self.scheme.clone(),
             profile: Profile::default(),
         }
     }
@@ -304,7 +311,8 @@ impl EngineText {
                 format!("format is {word:?}; known are {known}")
             })?,
         };
-        let facts = self.facts()?;
+        let mut facts = self.facts()?;
+        facts.scheme = facts.scheme.or_else(|| defaults.scheme.clone());
         if GivenEngine::is_server(&self.endpoint, format) {
             return Ok(vec![GivenEngine::Server(self.server(format, facts)?)]);
         }

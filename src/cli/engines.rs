@@ -7,14 +7,15 @@ use std::time::Duration;
 use clap::Args;
 use kvatlas_bridge::{
     AllowedHosts, AnswerPorts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults,
-    FollowOptions, LeaseOptions, LeaseTimes, RepublishAddress, RepublishOptions, SpecError, StateDirectory,
-    parse_engine, parse_engines_file,
+    FollowOptions, LeaseOptions, LeaseTimes, PodLabels, RepublishAddress, RepublishOptions, SpecError,
+    StateDirectory, parse_engine, parse_engines_file,
 };
 use kvatlas_config::Secret;
+use kvatlas_core::hash::Scheme;
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
-use kvatlas_process::registry::{GivenEngine, follow_patiently};
+use kvatlas_process::registry::{GivenEngine, follow_patiently, read_scheme};
 use tokio::signal::unix::Signal;
 
 use super::connect::parse_time;
@@ -42,6 +43,9 @@ pub(super) struct EngineArguments {
     /// publishers in Dynamo's records. May be given many times.
     #[arg(long = "discover", value_name = "SOURCE")]
     sources: Vec<Discover>,
+    /// Labels of pods that become labels of their engines, which answers give to routers: KEY,KEY. Of kubernetes: and inferencepool:.
+    #[arg(long, value_name = "KEYS")]
+    pod_labels: Option<PodLabels>,
     /// The model that engines serve, unless they say. An engine's server has to serve it.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -58,6 +62,10 @@ pub(super) struct EngineArguments {
     /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
+    /// Whose hashes name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
+    /// where there is one [default: the contract's].
+    #[arg(long, value_name = "SCHEME", value_parser = read_scheme)]
+    scheme: Option<Scheme>,
     /// Follow so many engines at most, with those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
@@ -85,9 +93,13 @@ pub(super) struct EngineArguments {
     #[arg(long, value_name = "PORT[-PORT]")]
     answer_ports: Option<AnswerPorts>,
     /// Silence after which another process at an engine's sockets is in doubt until it clears, unless its name is the address of its server,
-    /// or its source knows it by more than that: 600, 2.5s or 500ms.
-    #[arg(long, value_name = "TIME", default_value = "600s", value_parser = parse_time)]
-    give_up_after: Duration,
+    /// or its source knows it by more than that: 600, 2.5s or 500ms. As daemons' namespace_defaults.remove_after_ms, after which they remove
+    /// who is silent [default: 600s; with `up` that setting].
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    give_up_after: Option<Duration>,
+    /// Silence after which the daemon of this process removes a holder.
+    #[arg(skip)]
+    pub(super) remove_after: Option<Duration>,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
@@ -145,7 +157,30 @@ impl EngineArguments {
             block_size: self.block_size,
             untold_block_size: self.untold_block_size.unwrap_or(unsaid.untold_block_size),
             format: self.format,
+            scheme: self.scheme.clone(),
+            pod_labels: self.pod_labels.clone().unwrap_or_default(),
         }
+    }
+
+    /// The silence after which another process no longer counts as the engine. Warns where the daemon of this process removes holders before.
+    fn give_up_after(&self) -> Duration {
+        let by_default = || {
+            self.remove_after
+                .unwrap_or(FollowOptions::default().give_up_after)
+        };
+        let give_up_after = self.give_up_after.unwrap_or_else(by_default);
+        if self
+            .remove_after
+            .is_some_and(|remove_after| give_up_after > remove_after)
+        {
+            tracing::warn!(
+                ?give_up_after,
+                remove_after = ?self.remove_after,
+                "whoever has the sockets of an engine that the daemon has removed is taken for it until --give-up-after: \
+                 do not let that be longer than namespace_defaults.remove_after_ms"
+            );
+        }
+        give_up_after
     }
 
     /// The options by which engines' events are published once more, if anywhere.
@@ -179,7 +214,7 @@ impl EngineArguments {
             }),
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
-                give_up_after: self.give_up_after,
+                give_up_after: self.give_up_after(),
                 answer_ports: self.answer_ports.clone().unwrap_or_default(),
                 ..FollowOptions::default()
             },

@@ -64,6 +64,7 @@ impl UpArguments {
         } = self;
         let config = load(settings, file, arguments.block_size)?;
         arguments.untold_block_size = Some(config.namespaces.default.block_size);
+        arguments.remove_after = config.namespaces.default.remove_after;
         start_logging(&config.logging)?;
         let engines = arguments.load()?;
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);

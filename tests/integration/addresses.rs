@@ -323,3 +323,39 @@ async fn a_server_that_is_registered_has_an_address_and_the_next_bridge_asks_it(
     assert_eq!(profiles(&next), changed);
     next.stop(false).await;
 }
+
+/// Nobody has to answer there: the URL alone tells the address.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_an_address_is_at_its_server_unless_that_is_this_machine() {
+    let bridge = Bridge::new(subjects(), BridgeOptions::default());
+    let register = |endpoint: &str, text: &str| {
+        bridge.register_given(new_engine(endpoint, text)).unwrap();
+        let servers = bridge.servers().into_iter().map(|state| state.server.profile);
+        let engines = bridge.engines().into_iter().map(|state| state.engine.profile);
+        let profile = servers.chain(engines).next().unwrap();
+        profile.address.map(|address| address.to_string())
+    };
+    for (endpoint, text, expected) in [
+        ("http://192.0.2.7:8000", "", Some("192.0.2.7:8000")),
+        (
+            "grpcs://gpu-0.invalid:50051",
+            "",
+            Some("grpcs://gpu-0.invalid:50051"),
+        ),
+        ("http://127.0.0.1:1", "", None),
+        (
+            "http://192.0.2.7:8000",
+            ",format=tensorrt-llm",
+            Some("192.0.2.7:8000"),
+        ),
+        ("tcp://192.0.2.7:5557", "", None),
+    ] {
+        assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");
+        // What is told counts, and what is taken back leaves the server's.
+        let told = register(endpoint, &format!("{text},address=gpu-0:80"));
+        assert_eq!(told.as_deref(), Some("gpu-0:80"), "{endpoint}");
+        assert_eq!(register(endpoint, text).as_deref(), expected, "{endpoint}");
+        bridge.unregister(&|_| true);
+    }
+    bridge.stop(false).await;
+}

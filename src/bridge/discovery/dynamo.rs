@@ -126,7 +126,9 @@ fn engines<'a>(
         let engine = NewEngine {
             key: EngineKey {
                 instance: name.clone(),
-                model: ModelKey::of_tenant(model, defaults.tenant.clone().unwrap_or_default()),
+                // A plane tells no tokens. So a scheme is refused, in words, when the engine is to be followed.
+                model: ModelKey::of_tenant(model, defaults.tenant.clone().unwrap_or_default())
+                    .speaking(defaults.scheme.clone()),
                 rank: 0,
             },
             endpoint,

@@ -18,6 +18,7 @@ mod dynamo;
 mod file;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod labels;
 mod spec;
 
 use std::fmt::Display;
@@ -37,6 +38,7 @@ use super::engines::Bridge;
 use super::http::authority;
 use super::spec::EngineDefaults;
 
+pub use labels::{PodLabels, PodLabelsError};
 use spec::Place;
 pub use spec::{Discover, DiscoverError};
 

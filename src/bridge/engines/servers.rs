@@ -1,6 +1,6 @@
 //! Engines' servers in the registry: each has a task that asks it, and the publishers that it has told of.
 
-use kvatlas_core::wire::{ModelKey, Profile};
+use kvatlas_core::wire::ModelKey;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{
@@ -53,7 +53,7 @@ impl Bridge {
         if let Some(known) = state.servers.get(&key) {
             if known.handle.server.is_asked_like(&server) {
                 let handle = known.handle.clone();
-                state.set_profile(&handle, &server.profile);
+                state.relabel(&handle, &server);
                 return Ok(());
             }
             return Err(RegisterRefusal::Conflict {
@@ -171,13 +171,13 @@ impl Bridge {
 }
 
 impl State {
-    /// Sets the address and labels of a server's engine, from now on.
-    fn set_profile(&mut self, handle: &ServerHandle, profile: &Profile) {
-        handle.set_profile(profile.clone());
+    /// Sets the address and labels of a server's engine to those of `server`, from now on.
+    fn relabel(&mut self, handle: &ServerHandle, server: &NewServer) {
+        handle.relabel(server);
         for followed in self.engines.values_mut() {
             let origin = followed.origin.as_ref();
             if origin.is_some_and(|origin| origin.handle.is_same(handle)) {
-                followed.set_profile(profile.clone());
+                followed.set_profile(server.profile.clone());
             }
         }
     }

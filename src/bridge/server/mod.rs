@@ -20,6 +20,7 @@ mod ask;
 mod control;
 mod size;
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io;
 use std::net::IpAddr;
@@ -32,7 +33,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::registry::{EngineKey, NewEngine, NewServer, RegisterRefusal};
+use kvatlas_process::registry::{Discovered, EngineKey, NewEngine, NewServer, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::discovery::LookError;
@@ -85,6 +86,8 @@ struct Shared {
     progress: Mutex<ServerProgress>,
     /// Address and labels of the server's engine, which may change while the server is asked.
     profile: Mutex<Profile>,
+    /// Labels with which the server was found, which may change, too.
+    found_labels: Mutex<BTreeMap<String, String>>,
     /// Name of the engine's process, as the server has told it last; `None` if it tells none.
     process: Mutex<Option<String>>,
 }
@@ -165,10 +168,12 @@ fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
 impl ServerHandle {
     pub(super) fn new(server: NewServer) -> Self {
         let profile = Mutex::new(server.profile.clone());
+        let found_labels = Mutex::new(server.discovered.labels.clone());
         Self {
             server: Arc::new(server),
             shared: Arc::new(Shared {
                 profile,
+                found_labels,
                 wanted: watch::Sender::new(0),
                 answered: watch::Sender::new(0),
                 progress: Mutex::default(),
@@ -186,6 +191,10 @@ impl ServerHandle {
     pub(super) fn given(&self) -> NewServer {
         NewServer {
             profile: self.profile(),
+            discovered: Discovered {
+                identity: self.server.discovered.identity.clone(),
+                labels: self.shared.found_labels.lock().clone(),
+            },
             ..NewServer::clone(&self.server)
         }
     }
@@ -194,8 +203,10 @@ impl ServerHandle {
         self.shared.profile.lock().clone()
     }
 
-    pub(super) fn set_profile(&self, profile: Profile) {
-        *self.shared.profile.lock() = profile;
+    /// Takes over the address and all labels of `server`, which is asked like this one.
+    pub(super) fn relabel(&self, server: &NewServer) {
+        *self.shared.profile.lock() = server.profile.clone();
+        *self.shared.found_labels.lock() = server.discovered.labels.clone();
     }
 
     /// Tells whether the server is in trouble.

@@ -57,6 +57,25 @@ fn a_flag_names_an_engine() {
 }
 
 #[test]
+fn an_engine_without_a_scheme_has_that_of_all() {
+    let all = EngineDefaults {
+        scheme: read_scheme("sglang").ok(),
+        ..defaults()
+    };
+    let scheme_of = |text: &str| publishers(text, &all).remove(0).key.model.scheme;
+    assert_eq!(scheme_of("a=tcp://h:1,format=sglang"), all.scheme);
+    assert_eq!(
+        scheme_of("a=tcp://h:1,scheme=llm-d-xxh64:7"),
+        read_scheme("llm-d-xxh64:7").ok()
+    );
+    assert_eq!(server("http://h:1", &all).scheme, all.scheme);
+    // Engines that are found begin with this.
+    assert_eq!(all.server().scheme, all.scheme);
+    // It takes the names of SGLang's pages.
+    assert!(parse_engine("a=tcp://h:1", &all).is_err());
+}
+
+#[test]
 fn a_flag_states_what_events_do_not_tell_of_groups() {
     let text = "a=tcp://h:1,groups=full/window:128/state,hybrid=true,eagle=false,divergent_hits=true";
     let engines = publishers(text, &defaults());

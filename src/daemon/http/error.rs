@@ -132,6 +132,7 @@ impl From<RegisterRefusal> for HttpError {
     fn from(refusal: RegisterRefusal) -> Self {
         match refusal {
             RegisterRefusal::Conflict { .. }
+            | RegisterRefusal::Drained { .. }
             | RegisterRefusal::SameAddress { .. }
             | RegisterRefusal::OtherBlockSize { .. } => Self::Conflict(refusal.to_string()),
             RegisterRefusal::Host { .. } => Self::Forbidden(refusal.to_string()),

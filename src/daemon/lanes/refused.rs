@@ -91,9 +91,7 @@ impl Lane {
                 indexer.forget_refused(&id);
                 false
             }
-            _ => {
-                indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), self.refused_at())
-            }
+            _ => indexer.note_refused(&id.worker, Some(id.rank), reason.as_str(), self.refused_at()),
         }
     }
 

@@ -175,10 +175,15 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ.
+    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ, and so may the labels
+    /// with which it was found.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
+            discovered: Discovered {
+                identity: other.discovered.identity.clone(),
+                labels: self.discovered.labels.clone(),
+            },
             ..other.clone()
         };
         *self == relabelled
@@ -325,6 +330,15 @@ pub enum RegisterRefusal {
         in_force: u32,
         /// Party that has determined the namespace's block size.
         whose: SizeOf,
+    },
+    /// The engine gives its events to one client only, and several bridges would follow it (`--lease`).
+    #[error(
+        "{key}: an answer takes the events out of TensorRT-LLM's server, so that bridges with a lease would take them from \
+         each other; follow it over gRPC, or by one bridge without --lease"
+    )]
+    Drained {
+        /// Key of the publisher.
+        key: Box<EngineKey>,
     },
     /// A part of the registration cannot be used.
     #[error("{0}")]

@@ -241,6 +241,15 @@ impl Api {
         cluster.pods.insert(name.to_owned(), pod);
     }
 
+    /// Gives a pod other labels.
+    fn relabel(&self, name: &str, labels: Value) {
+        let mut cluster = self.cluster.lock();
+        let mut pod = cluster.pods[name].clone();
+        pod["metadata"]["labels"] = labels;
+        let pod = cluster.tell("MODIFIED", pod);
+        cluster.pods.insert(name.to_owned(), pod);
+    }
+
     /// Asks for a pod's end: it is there until its engine has ended.
     fn terminate(&self, name: &str) {
         let mut cluster = self.cluster.lock();
@@ -262,13 +271,17 @@ impl Api {
     }
 
     fn bridge_of(&self, site: &Site, folder: &tempfile::TempDir, source: &str) -> Process {
+        self.bridge_with(site, folder, &["--discover", source])
+    }
+
+    fn bridge_with(&self, site: &Site, folder: &tempfile::TempDir, arguments: &[&str]) -> Process {
         let config = folder.path().join("kubeconfig");
         let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.address)}}],
             "users": [{"name": "bridge", "user": {}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "bridge", "namespace": "llm"}}]});
         std::fs::write(&config, text.to_string()).unwrap();
-        let arguments = ["--discover", source, "--block-size", "4"];
+        let arguments = [arguments, &["--block-size", "4"]].concat();
         let variables = [("KUBECONFIG", config.to_str().unwrap())];
         Process::bridge_in(site.broker.url(), &arguments, &variables)
     }
@@ -572,4 +585,35 @@ async fn the_endpoints_of_a_service_are_followed_until_they_end() {
     site.settles("vllm-2", 3, &[]).await;
     is_gone(&site, "vllm-0").await;
     assert!(site.holder("web-0").await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chosen_labels_of_a_pod_are_its_engines_and_a_change_of_them_begins_nothing_anew() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let (_publishers, servers) = engines(&python, 1).await;
+    let api = Api::start().await;
+    api.put("vllm-0", "u0", &servers[0]);
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["--discover", "kubernetes:app=vllm", "--pod-labels", "role,zone"];
+    let bridge = api.bridge_with(&site, &folder, &arguments);
+    site.settles("vllm-0", 1, &[]).await;
+    let becomes = async |expected: &str| {
+        eventually(expected, async || {
+            let holder = site.holder("vllm-0").await?;
+            (holder.labels.to_string() == expected).then_some(holder.epoch)
+        })
+        .await
+    };
+    let epoch = becomes("zone=a").await;
+    api.relabel(
+        "vllm-0",
+        json!({"app": "vllm", "zone": "b", "role": "decode", "other": "1"}),
+    );
+    assert_eq!(becomes("role=decode,zone=b").await, epoch);
+    // What was not chosen is shown by the bridge alone, as it is now.
+    assert_eq!(shown(&bridge).await["servers"][0]["labels"]["other"], "1");
+    api.relabel("vllm-0", json!({"app": "vllm"}));
+    assert_eq!(becomes("").await, epoch);
+    site.settles("vllm-0", 1, &[]).await;
 }

@@ -22,6 +22,7 @@ use tower::Service;
 use super::resets::reset;
 use super::servers::{follow, troubled};
 use super::{BLOCK, Site, follow_text, name_of, tokens};
+use crate::support::eventually;
 
 /// The messages as a server sends them; the product declares only what it reads.
 mod sent {
@@ -392,6 +393,15 @@ async fn what_a_server_has_missed_is_in_doubt_until_the_engine_clears() {
         vec![frame(52, [stored(1, 1, 1), stored(2, 0, 1)])],
     );
     site.settles("gpu-0", 1, &["upstream_gap"]).await;
+    let error = eventually("it is said how to start the other relay", async || {
+        let error = site.bridge.engines().first()?.last_error.clone()?;
+        error.contains("--servicer-impl rust").then_some(error)
+    })
+    .await;
+    assert!(
+        error.contains("rank 0: 52 batches came before") && error.contains("reset the engine's prefix cache"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

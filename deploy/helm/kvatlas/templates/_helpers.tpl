@@ -333,6 +333,9 @@ priorityClassName: {{ . }}
 {{- with .Values.bridge.model }}
 - {{ printf "--model=%s" . | quote }}
 {{- end }}
+{{- with .Values.bridge.scheme }}
+- {{ printf "--scheme=%s" . | quote }}
+{{- end }}
 {{- with .Values.bridge.tenant }}
 - {{ printf "--tenant=%s" . | quote }}
 {{- end }}
@@ -344,6 +347,9 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- range .Values.bridge.discover }}
 - {{ printf "--discover=%s" . | quote }}
+{{- end }}
+{{- with .Values.bridge.podLabels }}
+- {{ printf "--pod-labels=%s" (join "," .) | quote }}
 {{- end }}
 {{- if .Values.bridge.enginesConfigMap }}
 - --discover=file:/etc/kvatlas/engines

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use kvatlas_core::wire::Labels;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
@@ -102,12 +103,16 @@ fn servers_of(pod: &Pod, place: &PodsPlace, defaults: &EngineDefaults) -> Vec<Ne
         identity: pod.metadata.uid.clone().unwrap_or_default(),
         labels: bounded(pod.metadata.labels.as_ref()),
     };
+    let chosen = pod.metadata.labels.as_ref();
+    let chosen = chosen.map_or(Labels::NONE, |labels| defaults.pod_labels.of(labels));
     let server = |(index, port): (usize, ServerPort)| {
         let name = match place.is_ranked() {
             true => ranked(name, index),
             false => name.to_owned(),
         };
-        server_at(name, host, port, discovered.clone(), defaults)
+        let mut server = server_at(name, host, port, discovered.clone(), defaults);
+        server.profile.labels = chosen.clone();
+        server
     };
     ports_of(pod, place).into_iter().map(server).collect()
 }
