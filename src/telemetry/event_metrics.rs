@@ -23,7 +23,8 @@ static REMOVED_GATE: LogGate = LogGate::new();
 static EPOCH_GATE: LogGate = LogGate::new();
 static AHEAD_GATE: LogGate = LogGate::new();
 static CONTESTED_GATE: LogGate = LogGate::new();
-static SETTINGS_GATE: LogGate = LogGate::new();
+/// For later batches, and for first ones.
+static SETTINGS_GATES: [LogGate; 2] = [const { LogGate::new() }; 2];
 static SETTLED_GATE: LogGate = LogGate::new();
 
 /// Effect of one applied batch on the index.
@@ -150,8 +151,7 @@ impl EventMetrics {
     /// Counts a batch that was dropped whole, and logs it.
     ///
     /// `subject` is the subject of the message and may hold any text. Duplicates and stale epochs are signs of a
-    /// redelivery, so their lines are at level debug. So are those of other settings, which [`Self::settings_refused`]
-    /// logs once.
+    /// redelivery, so their lines are at level debug.
     pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
         self.batches_dropped.get(reason).increment(1);
         let Some(suppressed) = DROP_GATES[reason.index()].admit() else {
@@ -160,7 +160,7 @@ impl EventMetrics {
         let namespace = &*self.namespace;
         let subject = subject.escape_debug();
         match reason {
-            DropReason::Duplicate | DropReason::StaleEpoch | DropReason::OtherSettings => {
+            DropReason::Duplicate | DropReason::StaleEpoch => {
                 tracing::debug!(namespace, %reason, %subject, %detail, suppressed, "batch dropped");
             }
             _ => tracing::warn!(namespace, %reason, %subject, %detail, suppressed, "batch dropped"),
@@ -256,18 +256,33 @@ impl EventMetrics {
         }
     }
 
-    /// Logs that a publisher's batches are dropped because of their settings. Call it for the first one of each holder.
-    pub fn settings_refused(&self, worker: &str, data_parallel_rank: u32, detail: &dyn Display) {
-        if let Some(suppressed) = SETTINGS_GATE.admit() {
-            let namespace = &*self.namespace;
+    /// Counts a batch that was dropped because of its settings. All later batches of its holder are, too, so only the first one is
+    /// logged as a warning.
+    pub fn settings_refused(
+        &self,
+        is_first: bool,
+        worker: &str,
+        data_parallel_rank: u32,
+        detail: &dyn Display,
+    ) {
+        let reason = DropReason::OtherSettings;
+        self.batches_dropped.get(reason).increment(1);
+        let Some(suppressed) = SETTINGS_GATES[usize::from(is_first)].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        if is_first {
             tracing::warn!(
                 namespace,
+                %reason,
                 worker,
                 data_parallel_rank,
                 %detail,
                 suppressed,
                 "all batches of a worker are dropped: it has other settings"
             );
+        } else {
+            tracing::debug!(namespace, %reason, worker, data_parallel_rank, %detail, suppressed, "batch dropped");
         }
     }
 

@@ -121,7 +121,6 @@ impl Lane {
             told: batch.block_size,
         };
         let (metrics, worker) = (&sender.metrics, sender.worker.worker.as_str());
-        metrics.batch_dropped(DropReason::OtherSettings, worker, &other_size);
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
         // The batch is from before its publisher's goodbye.
@@ -133,11 +132,9 @@ impl Lane {
             holder.high_water.note(batch);
             self.take_leave(&key);
         }
-        if !is_late
+        let is_first = !is_late
             && !self.holders.contains_key(&key)
-            && self.note_refused(sender, batch, DropReason::OtherSettings)
-        {
-            metrics.settings_refused(worker, batch.rank, &other_size);
-        }
+            && self.note_refused(sender, batch, DropReason::OtherSettings);
+        metrics.settings_refused(is_first, worker, batch.rank, &other_size);
     }
 }
