@@ -246,21 +246,35 @@ class QueryClient:
     def _patience_of(self, patience: float | None) -> float:
         return self.patience if patience is None else patience
 
-    async def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
-        """Waits until a daemon has applied a publisher's batch and all before; at most for the client's patience.
+    async def applied(
+        self,
+        namespace: str | None = None,
+        worker: str = "",
+        cursor: Cursor | None = None,
+        rank: int = 0,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> HolderStatus:
+        """Waits until a daemon has applied a publisher's batch and all before. The parameters are those of :meth:`query`.
 
-        :raises TimedOutError: if it has not by then.
+        :raises TimedOutError: if it has not within the patience.
         :raises ClientError: why there is no answer.
+        :raises InvalidValueError: without a worker or a cursor, or without one of namespace and model.
         """
-        deadline = time.monotonic() + self.patience
-        while time.monotonic() < deadline:
+        if not worker or cursor is None:
+            raise InvalidValueError("give a worker and a cursor")
+        name, patience = namespace_of(namespace, model, tenant), self._patience_of(patience)
+        deadline = time.monotonic() + patience
+        while (left := deadline - time.monotonic()) > 0:
             # A namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
-            with contextlib.suppress(UnknownNamespaceError, UnavailableError):
-                found = (await self.status(namespace)).holder(worker, rank)
+            with contextlib.suppress(UnknownNamespaceError, UnavailableError, TimedOutError):
+                found = (await self.status(name, patience=left)).holder(worker, rank)
                 if found is not None and found.cursor >= cursor:
                     return found
             await asyncio.sleep(_STATUS_INTERVAL)
-        raise TimedOutError(self._subjects.status(namespace), self.patience)
+        raise TimedOutError(self._subjects.status(name), patience)
 
     async def _gather(
         self, subject: str, payload: bytes, decode: Callable[[bytes], _T], patience: float

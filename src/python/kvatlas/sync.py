@@ -75,10 +75,19 @@ class Connection:
         )
 
     def publisher(
-        self, namespace: str, worker: str, rank: int = 0, options: PublisherOptions | None = None
+        self,
+        namespace: str | None = None,
+        worker: str = "",
+        rank: int = 0,
+        options: PublisherOptions | None = None,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> Publisher:
         """A publisher for one holder. Close it, or say goodbye, before the connection is closed."""
-        started = _AsyncPublisher.start(self._nats, namespace, worker, rank, options, prefix=self._prefix)
+        started = _AsyncPublisher.start(
+            self._nats, namespace, worker, rank, options, model=model, tenant=tenant, prefix=self._prefix
+        )
         return Publisher(_run(started))
 
     def close(self) -> None:
@@ -157,9 +166,23 @@ class QueryClient:
         """Tells where requests are sent, before events tell of their blocks. Nobody replies."""
         _run(self._client.hint(namespace, hints, model=model, tenant=tenant))
 
-    def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
+    def applied(
+        self,
+        namespace: str | None = None,
+        worker: str = "",
+        cursor: Cursor | None = None,
+        rank: int = 0,
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        patience: float | None = None,
+    ) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before."""
-        return _run(self._client.applied(namespace, worker, cursor, rank))
+        return _run(
+            self._client.applied(
+                namespace, worker, cursor, rank, model=model, tenant=tenant, patience=patience
+            )
+        )
 
 
 class Publisher:

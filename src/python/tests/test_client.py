@@ -58,7 +58,13 @@ async def test_a_model_is_named_as_it_is_served(broker: Broker, daemon: Daemon) 
         async with await kvatlas.Publisher.start(connection, model=model, worker="gpu-0") as publisher:
             await publisher.publish(Stored([11, 22]))
             namespace = kvatlas.ModelKey(model).namespace()
-            await client.applied(namespace, "gpu-0", await publisher.flush())
+            cursor = await publisher.flush()
+            applied = await client.applied(model=model, worker="gpu-0", cursor=cursor)
+            assert (applied.worker, applied.blocks) == ("gpu-0", 2)
+            assert (await client.applied(namespace, "gpu-0", cursor)).blocks == 2
+            later = kvatlas.Cursor(cursor.epoch, cursor.seq + 1000)
+            with pytest.raises(kvatlas.TimedOutError, match=r"within 0\.05 s"):
+                await client.applied(model=model, worker="gpu-0", cursor=later, patience=0.05)
             by_model = await client.query(model=model, query=query)
             assert by_model.holders == (await client.query(namespace, query)).holders
             assert [holder.matched_blocks for holder in by_model.holders] == [2]
@@ -74,8 +80,12 @@ async def test_a_model_is_named_as_it_is_served(broker: Broker, daemon: Daemon) 
         for wrong in ({}, {"namespace": namespace, "model": model}):
             with pytest.raises(kvatlas.InvalidValueError, match="either a namespace or a model"):
                 await client.query(query=query, **wrong)
+            with pytest.raises(kvatlas.InvalidValueError, match="either a namespace or a model"):
+                await client.applied(worker="gpu-0", cursor=cursor, **wrong)
         with pytest.raises(kvatlas.InvalidValueError, match="no query"):
             await client.query(namespace)
+        with pytest.raises(kvatlas.InvalidValueError, match="a worker and a cursor"):
+            await client.applied(model=model, worker="gpu-0")
     assert connection.is_closed
 
 
@@ -252,7 +262,7 @@ async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broke
 def test_the_clients_without_await(broker: Broker, daemon: Daemon) -> None:
     with kvatlas.sync.connect(broker.url, patience=30.0) as connection:
         queries = connection.queries()
-        with connection.publisher("llama", "gpu-0", options=options()) as publisher:
+        with connection.publisher(model="llama", worker="gpu-0", options=options()) as publisher:
             publisher.publish(Stored(hashes(10, 3)))
             publisher.try_publish(Removed([12]))
             cursor = publisher.flush()
@@ -265,6 +275,7 @@ def test_the_clients_without_await(broker: Broker, daemon: Daemon) -> None:
                     continue
                 if reply.holders and reply.holders[0].exact and reply.holders[0].matched_blocks == 2:
                     break
+            assert queries.applied(model="llama", worker="gpu-0", cursor=cursor).blocks == 2
             found = queries.status("llama").holder("gpu-0")
             assert found is not None
             assert found.blocks == 2
