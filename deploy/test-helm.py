@@ -83,6 +83,11 @@ DIMENSIONS: list[list[Values]] = [
         {"http": {"enabled": True, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
         {"http": {"enabled": True, "tokenSecret": "http-token"}},
         {"http": {"enabled": True}, "redis": {"enabled": True, "passwordSecret": "redis", "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
+        {
+            "grpc": {"enabled": True, "tokenSecret": "grpc-token", "service": {"port": 50052}},
+            "dynamo": {"enabled": True, "service": {"annotations": {"a": "b"}}},
+            "config": {"dynamo": {"components": "dynamo.backend,dynamo.other", "discovery": "etcd:http://etcd:2479"}},
+        },
         {"shards": 3},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
     ],
@@ -143,6 +148,10 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "engines": ["grpc://vllm-0:50051"], "answerPorts": "7300"}, "networkPolicy": {"answersFrom": [{"namespaceSelector": {}}]}},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
+    {"networkPolicy": {"grpcFrom": []}, "grpc": {"enabled": True}, "config": {"grpc": {"namespace": "m_ssglang", "writing": "open"}}},
+    {"networkPolicy": {"grpcFrom": [{"namespaceSelector": {}}]}, "grpc": {"enabled": True}, "shards": 2, "config": {"grpc": {"namespace": "m_ssglang"}}},
+    {"networkPolicy": {"dynamoFrom": []}, "dynamo": {"enabled": True, "port": 7401}, "config": {"dynamo": {"components": "dynamo.backend"}}},
+    {"config": {"dynamo": {"components": "dynamo.backend", "discovery": "file:/run/dynamo"}}},
     {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
@@ -167,6 +176,11 @@ REFUSED: list[tuple[str, Values]] = [
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
     ("a Redis listener with shards", {"shards": 2, "redis": {"enabled": True}}),
+    ("a listener for Dynamo's routers with shards", {"shards": 2, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b"}}}),
+    ("Dynamo's routers over NATS with shards", {"shards": 2, "config": {"dynamo": {"components": "a.b"}}}),
+    ("a listener for Dynamo's routers of no component", {"dynamo": {"enabled": True}}),
+    ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
+    ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
@@ -424,7 +438,7 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
 def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
     """Who answers for all workers has a Service for each listener that is wanted, and is reached by whom it is meant for."""
     whole = "gateway" if values.get("shards") else "daemon"
-    for name in ("http", "redis"):
+    for name in ("http", "grpc", "redis", "dynamo"):
         is_on = values.get(name, {}).get("enabled", False)
         services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == name for port in item["spec"]["ports"])]
         assert [item["spec"]["selector"]["app.kubernetes.io/component"] for item in services] == [whole] * is_on, services
@@ -432,6 +446,35 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
             rules = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == name for port in rule["ports"])]
             assert bool(rules) == (is_on and values.get("networkPolicy", {}).get(f"{name}From") != []), policy
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
+    check_dynamo(items, values)
+
+
+def check_dynamo(items: list[dict[str, Any]], values: Values) -> None:
+    """Who is asked by Dynamo's routers may answer them, over a connection of its own, and reach etcd; its record has the pod's address."""
+    asked = values.get("config", {}).get("dynamo", {})
+    told = [asked.get("discovery", ""), *(values.get("bridge", {}).get("discover", []) if values.get("bridge", {}).get("enabled") else [])]
+    for policy in own_policies(items):
+        everywhere = [rule for rule in policy["spec"]["egress"] if "ports" not in rule]
+        assert all(rule["to"] for rule in everywhere), "all may be reached"
+        assert len(everywhere) == int("components" in asked and values.get("networkPolicy", {}).get("dynamoFrom") != []), policy
+        for port in re.findall(r"etcd:http://\w+:(\d+)", " ".join(told)):
+            assert any({"protocol": "TCP", "port": int(port)} in rule.get("ports", []) for rule in policy["spec"]["egress"]), policy
+    for _, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        advertised = [item["valueFrom"]["fieldRef"]["fieldPath"] for item in container["env"] if item["name"] == "KVATLAS_DYNAMO_ADVERTISE"]
+        listens = any(item["name"] == "KVATLAS_DYNAMO_LISTEN" for item in container["env"])
+        assert advertised == ["status.podIP"] * listens, container["env"]
+
+
+def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
+    """What is said after an installation names the Service of each listener, with its port."""
+    [notes] = [text for name, text in rendered.items() if name.endswith("kvatlas/templates/NOTES.txt")]
+    for item in items:
+        if item["kind"] == "Service" and item["metadata"]["labels"]["app.kubernetes.io/name"] != "nats" and "clusterIP" not in item["spec"]:
+            [port] = item["spec"]["ports"]
+            address = f"{item['metadata']['name']}.inference:{port['port']}"
+            wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
+            assert wanted in notes, f"{wanted} is not in {notes}"
 
 
 def component(labels: dict[str, str]) -> str:
@@ -479,7 +522,7 @@ def check_names(with_nats: helm.Chart) -> None:
     """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
     for name, values in NAMES:
         for shards in (0, 2):
-            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}}
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}, "grpc": {"enabled": shards == 0}}
             meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
             items = objects(with_nats.render(meant, name=name, namespace="inference"))
             for item in items:
@@ -526,7 +569,7 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
     given = values.get("networkPolicy", {}).get("natsPort")
     ports = [int(found) for found in re.findall(r":(\d+)", url)] + [4222] * url.endswith("//c")
     for policy in own_policies(items):
-        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
         assert {given} if given else set(ports) <= reached, policy
     for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
@@ -721,7 +764,8 @@ def main() -> None:
             number += 1
             chart.validate_schema(values)
             meant = with_nats if values.get("nats", {}).get("enabled") else chart
-            items = objects(meant.render(values, name="prod", namespace="inference"))
+            rendered = meant.render(values, name="prod", namespace="inference")
+            items = objects(rendered)
             for item in items:
                 text = json.dumps(item)
                 if text not in seen:
@@ -730,6 +774,7 @@ def main() -> None:
             check_references(items)
             check_exposure(items, values)
             check_listeners(items, values)
+            check_notes(rendered, items)
             check_extras(items, values)
             check_strategies(items, values)
             check_rights(items, values)
