@@ -130,6 +130,8 @@ PLACES: Values = {
     "priorityClassName": "high",
     "imagePullSecrets": [{"name": "registry"}],
 }
+# The same for the NATS server of the chart's own, which has none of the others'.
+NATS_POD: Values = {name: EXTRAS[name] for name in ("podAnnotations", "podLabels", "podSecurityContext", "extraEnv")} | {name: PLACES[name] for name in PLACES if name != "topologySpreadConstraints"}
 # Values that meet the templates once, with the defaults for the rest.
 ONCE: list[Values] = [
     {"resources": {"limits": {"memory": "16Gi"}}, "config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
@@ -137,6 +139,8 @@ ONCE: list[Values] = [
     {"image": {"digest": "sha256:" + "0" * 64}},
     PLACES,
     PLACES | {"shards": 2, "bridge": {"enabled": True, "enginesConfigMap": "engines"}},
+    {"nats": {"enabled": True} | NATS_POD},
+    EXTRAS | {"nats": {"enabled": True}},
     EXTRAS,
     EXTRAS | {"shards": 2},
     EXTRAS | {"bridge": {"enabled": True, "enginesConfigMap": "engines"}},
@@ -494,15 +498,18 @@ def check_strategies(items: list[dict[str, Any]], values: Values) -> None:
 
 
 def check_extras(items: list[dict[str, Any]], values: Values) -> None:
-    """What is added to all pods is in all, and the indexes have their share of memory."""
-    for owner, template in own_pods(items):
+    """What is added to all pods is in all, but for the NATS server's, which has its own; and the indexes have their share of memory."""
+    for owner, template in pods(items):
+        is_nats = template["metadata"]["labels"]["app.kubernetes.io/name"] == "nats"
+        added = {name: item for name, item in (values.get("nats", {}) if is_nats else values).items() if name in EXTRAS or name in PLACES}
         [container] = template["spec"]["containers"]
-        assert values.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
-        assert values.get("podAnnotations", {}).items() <= template["metadata"].get("annotations", {}).items(), owner["metadata"]
-        assert values.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
-        assert {place: template["spec"].get(place) for place in PLACES if place in values} == {place: values[place] for place in PLACES if place in values}
-        assert all(item in container["env"] for item in values.get("extraEnv", [])), owner["metadata"]
-        assert all(item in container["volumeMounts"] for item in values.get("extraVolumeMounts", [])), owner["metadata"]
+        assert added.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
+        assert added.get("podAnnotations", {}).items() <= template["metadata"]["annotations"].items(), owner["metadata"]
+        assert added.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        places = {place: template["spec"][place] for place in PLACES if place in template["spec"] and (place != "affinity" or place in added)}
+        assert places == {place: added[place] for place in PLACES if place in added}, owner["metadata"]
+        assert [item for item in container["env"] if item in EXTRAS["extraEnv"]] == added.get("extraEnv", []), owner["metadata"]
+        assert all(item in container["volumeMounts"] for item in added.get("extraVolumeMounts", [])), owner["metadata"]
     for policy in own_policies(items):
         bridge = values.get("bridge", {})
         answers = [rule for rule in policy["spec"].get("ingress") or [] if any("endPort" in port for port in rule["ports"])]
