@@ -8,6 +8,7 @@
 - Every workload has the checksum of its configuration.
 - The NATS server of the chart's own takes its configuration, and all others are told of it.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
+- The sidecar of deploy/README.md has the form that Kubernetes wants in the pods of engines, and the bridge takes its arguments.
 - The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
   them, and nothing else.
 - Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines, their formats
@@ -46,6 +47,9 @@ KVATLAS = os.environ["KVATLAS_BIN"]
 FETCHED = Path(__file__).resolve().parents[1] / ".tools/nats-server"
 NATS_SERVER = os.environ.get("NATS_SERVER_BIN") or shutil.which("nats-server") or str(FETCHED)
 KUBERNETES = ["1.27", "1.37"]
+# From the first on that has sidecars, as init containers that are restarted.
+WITH_SIDECARS = ["1.29", "1.37"]
+PAGE = CHART.parent.parent / "README.md"
 SETTINGS = CHART.parent.parent / "settings.md"
 ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
 
@@ -381,8 +385,7 @@ def check_references(items: list[dict[str, Any]]) -> None:
         volumes = {volume["name"] for volume in spec.get("volumes", [])} | claims
         for container in spec["containers"]:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} == volumes, owner["metadata"]
-            security = container["securityContext"]
-            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"]
+            check_security(container)
         assert spec["securityContext"]["runAsNonRoot"]
 
 
@@ -697,19 +700,47 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
                 bridge.communicate()
 
 
-def takes(flag: str) -> bool:
-    """Whether the bridge starts with this flag."""
-    bridge = start_bridge([flag, "--model=m", "--admin-listen=127.0.0.1:0"], {})
+def takes(*flags: str) -> bool:
+    """Whether the bridge starts with these flags."""
+    bridge = start_bridge([*flags, "--model=m", "--admin-listen=127.0.0.1:0"], {})
     try:
         assert bridge.stderr
         address_in(bridge.stderr, "admin listener started")
         return True
     except AssertionError:
-        assert bridge.wait() == 64, flag
+        assert bridge.wait() == 64, flags
         return False
     finally:
         bridge.kill()
         bridge.communicate()
+
+
+def check_security(container: dict[str, Any]) -> None:
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"], container
+
+
+def check_sidecar() -> None:
+    """The sidecar of the page is one in a pod of an engine, whoever makes that; the bridge takes its arguments, with the pod's name and address."""
+    [snippet] = re.findall(r"^```yaml\n(initContainers:\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    labels = {"app": "vllm"}
+    spec = yaml.safe_load(snippet) | {"containers": [{"name": "vllm", "image": "vllm", "ports": [{"name": "http", "containerPort": 8000}]}]}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    for kind, more in {"Deployment": {}, "StatefulSet": {"serviceName": "vllm"}}.items():
+        whole = {"selector": {"matchLabels": labels}, "template": template} | more
+        for version in WITH_SIDECARS:
+            kubernetes_validate.validate({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "vllm"}, "spec": whole}, version, strict=True)
+    [sidecar] = spec["initContainers"]
+    assert sidecar["restartPolicy"] == "Always" and sidecar["args"][0] == "bridge", sidecar
+    assert sidecar["securityContext"]["runAsNonRoot"], sidecar
+    check_security(sidecar)
+    pod = {"metadata.name": "vllm-0", "status.podIP": "10.0.0.9"}
+    told = {item["name"]: pod[item["valueFrom"]["fieldRef"]["fieldPath"]] for item in sidecar["env"] if "valueFrom" in item}
+    arguments = [re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], word) for word in sidecar["args"]]
+    assert "--engine=vllm-0=http://127.0.0.1:8000,address=10.0.0.9:8000" in arguments, arguments
+    assert takes(*arguments[1:]), arguments
+    settings = {item["name"]: item["value"] for item in sidecar["env"] if item["name"].startswith("KVATLAS_")}
+    assert set(settings) == {"KVATLAS_NATS_URL"} and settings["KVATLAS_NATS_URL"].startswith("nats://"), settings
 
 
 def lets_through(chart: helm.Chart, values: Values) -> bool:
@@ -795,6 +826,7 @@ def main() -> None:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:
             assert not renders(chart, values), f"the chart renders {what}: {values}"
+        check_sidecar()
         check_engines(chart)
         settings = check_settings(chart, variables)
     print(
