@@ -8,6 +8,7 @@
 - Every workload has the checksum of its configuration.
 - The NATS server of the chart's own takes its configuration, and all others are told of it.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
+- The sidecar of deploy/README.md has the form that Kubernetes wants in the pods of engines, and the bridge takes its arguments.
 - The bridge takes its arguments, starts with them, and is registered at where that is meant. It may read pods where it finds engines among
   them, and nothing else.
 - Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines, their formats
@@ -46,6 +47,9 @@ KVATLAS = os.environ["KVATLAS_BIN"]
 FETCHED = Path(__file__).resolve().parents[1] / ".tools/nats-server"
 NATS_SERVER = os.environ.get("NATS_SERVER_BIN") or shutil.which("nats-server") or str(FETCHED)
 KUBERNETES = ["1.27", "1.37"]
+# From the first on that has sidecars, as init containers that are restarted.
+WITH_SIDECARS = ["1.29", "1.37"]
+PAGE = CHART.parent.parent / "README.md"
 SETTINGS = CHART.parent.parent / "settings.md"
 ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
 
@@ -83,6 +87,11 @@ DIMENSIONS: list[list[Values]] = [
         {"http": {"enabled": True, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
         {"http": {"enabled": True, "tokenSecret": "http-token"}},
         {"http": {"enabled": True}, "redis": {"enabled": True, "passwordSecret": "redis", "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
+        {
+            "grpc": {"enabled": True, "tokenSecret": "grpc-token", "service": {"port": 50052}},
+            "dynamo": {"enabled": True, "service": {"annotations": {"a": "b"}}},
+            "config": {"dynamo": {"components": "dynamo.backend,dynamo.other", "discovery": "etcd:http://etcd:2479"}},
+        },
         {"shards": 3},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
     ],
@@ -125,6 +134,8 @@ PLACES: Values = {
     "priorityClassName": "high",
     "imagePullSecrets": [{"name": "registry"}],
 }
+# The same for the NATS server of the chart's own, which has none of the others'.
+NATS_POD: Values = {name: EXTRAS[name] for name in ("podAnnotations", "podLabels", "podSecurityContext", "extraEnv")} | {name: PLACES[name] for name in PLACES if name != "topologySpreadConstraints"}
 # Values that meet the templates once, with the defaults for the rest.
 ONCE: list[Values] = [
     {"resources": {"limits": {"memory": "16Gi"}}, "config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
@@ -132,6 +143,8 @@ ONCE: list[Values] = [
     {"image": {"digest": "sha256:" + "0" * 64}},
     PLACES,
     PLACES | {"shards": 2, "bridge": {"enabled": True, "enginesConfigMap": "engines"}},
+    {"nats": {"enabled": True} | NATS_POD},
+    EXTRAS | {"nats": {"enabled": True}},
     EXTRAS,
     EXTRAS | {"shards": 2},
     EXTRAS | {"bridge": {"enabled": True, "enginesConfigMap": "engines"}},
@@ -143,6 +156,10 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "engines": ["grpc://vllm-0:50051"], "answerPorts": "7300"}, "networkPolicy": {"answersFrom": [{"namespaceSelector": {}}]}},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
+    {"networkPolicy": {"grpcFrom": []}, "grpc": {"enabled": True}, "config": {"grpc": {"namespace": "m_ssglang", "writing": "open"}}},
+    {"networkPolicy": {"grpcFrom": [{"namespaceSelector": {}}]}, "grpc": {"enabled": True}, "shards": 2, "config": {"grpc": {"namespace": "m_ssglang"}}},
+    {"networkPolicy": {"dynamoFrom": []}, "dynamo": {"enabled": True, "port": 7401}, "config": {"dynamo": {"components": "dynamo.backend"}}},
+    {"config": {"dynamo": {"components": "dynamo.backend", "discovery": "file:/run/dynamo"}}},
     {"shards": 2, "gateway": {"autoscaling": {"enabled": True, "maxReplicas": 20}, "resources": {"requests": {"cpu": "500m"}}}, "http": {"enabled": True}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 3, "updateStrategy": {"type": "Recreate"}}, "podDisruptionBudget": {"maxUnavailable": "50%"}},
@@ -167,6 +184,11 @@ REFUSED: list[tuple[str, Values]] = [
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
     ("a Redis listener with shards", {"shards": 2, "redis": {"enabled": True}}),
+    ("a listener for Dynamo's routers with shards", {"shards": 2, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b"}}}),
+    ("Dynamo's routers over NATS with shards", {"shards": 2, "config": {"dynamo": {"components": "a.b"}}}),
+    ("a listener for Dynamo's routers of no component", {"dynamo": {"enabled": True}}),
+    ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
+    ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
@@ -363,8 +385,7 @@ def check_references(items: list[dict[str, Any]]) -> None:
         volumes = {volume["name"] for volume in spec.get("volumes", [])} | claims
         for container in spec["containers"]:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} == volumes, owner["metadata"]
-            security = container["securityContext"]
-            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"]
+            check_security(container)
         assert spec["securityContext"]["runAsNonRoot"]
 
 
@@ -424,7 +445,7 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
 def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
     """Who answers for all workers has a Service for each listener that is wanted, and is reached by whom it is meant for."""
     whole = "gateway" if values.get("shards") else "daemon"
-    for name in ("http", "redis"):
+    for name in ("http", "grpc", "redis", "dynamo"):
         is_on = values.get(name, {}).get("enabled", False)
         services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == name for port in item["spec"]["ports"])]
         assert [item["spec"]["selector"]["app.kubernetes.io/component"] for item in services] == [whole] * is_on, services
@@ -432,6 +453,35 @@ def check_listeners(items: list[dict[str, Any]], values: Values) -> None:
             rules = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == name for port in rule["ports"])]
             assert bool(rules) == (is_on and values.get("networkPolicy", {}).get(f"{name}From") != []), policy
             assert all(rule["from"] for rule in rules), f"the listener {name} is open to all"
+    check_dynamo(items, values)
+
+
+def check_dynamo(items: list[dict[str, Any]], values: Values) -> None:
+    """Who is asked by Dynamo's routers may answer them, over a connection of its own, and reach etcd; its record has the pod's address."""
+    asked = values.get("config", {}).get("dynamo", {})
+    told = [asked.get("discovery", ""), *(values.get("bridge", {}).get("discover", []) if values.get("bridge", {}).get("enabled") else [])]
+    for policy in own_policies(items):
+        everywhere = [rule for rule in policy["spec"]["egress"] if "ports" not in rule]
+        assert all(rule["to"] for rule in everywhere), "all may be reached"
+        assert len(everywhere) == int("components" in asked and values.get("networkPolicy", {}).get("dynamoFrom") != []), policy
+        for port in re.findall(r"etcd:http://\w+:(\d+)", " ".join(told)):
+            assert any({"protocol": "TCP", "port": int(port)} in rule.get("ports", []) for rule in policy["spec"]["egress"]), policy
+    for _, template in own_pods(items):
+        [container] = template["spec"]["containers"]
+        advertised = [item["valueFrom"]["fieldRef"]["fieldPath"] for item in container["env"] if item["name"] == "KVATLAS_DYNAMO_ADVERTISE"]
+        listens = any(item["name"] == "KVATLAS_DYNAMO_LISTEN" for item in container["env"])
+        assert advertised == ["status.podIP"] * listens, container["env"]
+
+
+def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
+    """What is said after an installation names the Service of each listener, with its port."""
+    [notes] = [text for name, text in rendered.items() if name.endswith("kvatlas/templates/NOTES.txt")]
+    for item in items:
+        if item["kind"] == "Service" and item["metadata"]["labels"]["app.kubernetes.io/name"] != "nats" and "clusterIP" not in item["spec"]:
+            [port] = item["spec"]["ports"]
+            address = f"{item['metadata']['name']}.inference:{port['port']}"
+            wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
+            assert wanted in notes, f"{wanted} is not in {notes}"
 
 
 def component(labels: dict[str, str]) -> str:
@@ -451,15 +501,18 @@ def check_strategies(items: list[dict[str, Any]], values: Values) -> None:
 
 
 def check_extras(items: list[dict[str, Any]], values: Values) -> None:
-    """What is added to all pods is in all, and the indexes have their share of memory."""
-    for owner, template in own_pods(items):
+    """What is added to all pods is in all, but for the NATS server's, which has its own; and the indexes have their share of memory."""
+    for owner, template in pods(items):
+        is_nats = template["metadata"]["labels"]["app.kubernetes.io/name"] == "nats"
+        added = {name: item for name, item in (values.get("nats", {}) if is_nats else values).items() if name in EXTRAS or name in PLACES}
         [container] = template["spec"]["containers"]
-        assert values.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
-        assert values.get("podAnnotations", {}).items() <= template["metadata"].get("annotations", {}).items(), owner["metadata"]
-        assert values.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
-        assert {place: template["spec"].get(place) for place in PLACES if place in values} == {place: values[place] for place in PLACES if place in values}
-        assert all(item in container["env"] for item in values.get("extraEnv", [])), owner["metadata"]
-        assert all(item in container["volumeMounts"] for item in values.get("extraVolumeMounts", [])), owner["metadata"]
+        assert added.get("podLabels", {}).items() <= template["metadata"]["labels"].items(), owner["metadata"]
+        assert added.get("podAnnotations", {}).items() <= template["metadata"]["annotations"].items(), owner["metadata"]
+        assert added.get("podSecurityContext", {}).items() <= template["spec"]["securityContext"].items(), owner["metadata"]
+        places = {place: template["spec"][place] for place in PLACES if place in template["spec"] and (place != "affinity" or place in added)}
+        assert places == {place: added[place] for place in PLACES if place in added}, owner["metadata"]
+        assert [item for item in container["env"] if item in EXTRAS["extraEnv"]] == added.get("extraEnv", []), owner["metadata"]
+        assert all(item in container["volumeMounts"] for item in added.get("extraVolumeMounts", [])), owner["metadata"]
     for policy in own_policies(items):
         bridge = values.get("bridge", {})
         answers = [rule for rule in policy["spec"].get("ingress") or [] if any("endPort" in port for port in rule["ports"])]
@@ -479,7 +532,7 @@ def check_names(with_nats: helm.Chart) -> None:
     """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
     for name, values in NAMES:
         for shards in (0, 2):
-            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}}
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}, "grpc": {"enabled": shards == 0}}
             meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
             items = objects(with_nats.render(meant, name=name, namespace="inference"))
             for item in items:
@@ -526,7 +579,7 @@ def check_nats(items: list[dict[str, Any]], values: Values) -> None:
     given = values.get("networkPolicy", {}).get("natsPort")
     ports = [int(found) for found in re.findall(r":(\d+)", url)] + [4222] * url.endswith("//c")
     for policy in own_policies(items):
-        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
         assert {given} if given else set(ports) <= reached, policy
     for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
@@ -647,19 +700,47 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
                 bridge.communicate()
 
 
-def takes(flag: str) -> bool:
-    """Whether the bridge starts with this flag."""
-    bridge = start_bridge([flag, "--model=m", "--admin-listen=127.0.0.1:0"], {})
+def takes(*flags: str) -> bool:
+    """Whether the bridge starts with these flags."""
+    bridge = start_bridge([*flags, "--model=m", "--admin-listen=127.0.0.1:0"], {})
     try:
         assert bridge.stderr
         address_in(bridge.stderr, "admin listener started")
         return True
     except AssertionError:
-        assert bridge.wait() == 64, flag
+        assert bridge.wait() == 64, flags
         return False
     finally:
         bridge.kill()
         bridge.communicate()
+
+
+def check_security(container: dict[str, Any]) -> None:
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"], container
+
+
+def check_sidecar() -> None:
+    """The sidecar of the page is one in a pod of an engine, whoever makes that; the bridge takes its arguments, with the pod's name and address."""
+    [snippet] = re.findall(r"^```yaml\n(initContainers:\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    labels = {"app": "vllm"}
+    spec = yaml.safe_load(snippet) | {"containers": [{"name": "vllm", "image": "vllm", "ports": [{"name": "http", "containerPort": 8000}]}]}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    for kind, more in {"Deployment": {}, "StatefulSet": {"serviceName": "vllm"}}.items():
+        whole = {"selector": {"matchLabels": labels}, "template": template} | more
+        for version in WITH_SIDECARS:
+            kubernetes_validate.validate({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "vllm"}, "spec": whole}, version, strict=True)
+    [sidecar] = spec["initContainers"]
+    assert sidecar["restartPolicy"] == "Always" and sidecar["args"][0] == "bridge", sidecar
+    assert sidecar["securityContext"]["runAsNonRoot"], sidecar
+    check_security(sidecar)
+    pod = {"metadata.name": "vllm-0", "status.podIP": "10.0.0.9"}
+    told = {item["name"]: pod[item["valueFrom"]["fieldRef"]["fieldPath"]] for item in sidecar["env"] if "valueFrom" in item}
+    arguments = [re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], word) for word in sidecar["args"]]
+    assert "--engine=vllm-0=http://127.0.0.1:8000,address=10.0.0.9:8000" in arguments, arguments
+    assert takes(*arguments[1:]), arguments
+    settings = {item["name"]: item["value"] for item in sidecar["env"] if item["name"].startswith("KVATLAS_")}
+    assert set(settings) == {"KVATLAS_NATS_URL"} and settings["KVATLAS_NATS_URL"].startswith("nats://"), settings
 
 
 def lets_through(chart: helm.Chart, values: Values) -> bool:
@@ -721,7 +802,8 @@ def main() -> None:
             number += 1
             chart.validate_schema(values)
             meant = with_nats if values.get("nats", {}).get("enabled") else chart
-            items = objects(meant.render(values, name="prod", namespace="inference"))
+            rendered = meant.render(values, name="prod", namespace="inference")
+            items = objects(rendered)
             for item in items:
                 text = json.dumps(item)
                 if text not in seen:
@@ -730,6 +812,7 @@ def main() -> None:
             check_references(items)
             check_exposure(items, values)
             check_listeners(items, values)
+            check_notes(rendered, items)
             check_extras(items, values)
             check_strategies(items, values)
             check_rights(items, values)
@@ -743,6 +826,7 @@ def main() -> None:
             assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
         for what, values in UNRENDERED:
             assert not renders(chart, values), f"the chart renders {what}: {values}"
+        check_sidecar()
         check_engines(chart)
         settings = check_settings(chart, variables)
     print(

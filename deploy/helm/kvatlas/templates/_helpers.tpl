@@ -172,29 +172,74 @@ nats://{{ include "kvatlas.natsName" . }}:4222
 {{- end }}
 {{- end -}}
 
-{{/* The HTTP listener of whoever answers for all workers: daemons, or with shards gateways. */}}
-{{- define "kvatlas.httpEnv" -}}
-{{- if .Values.http.enabled }}
-- name: KVATLAS_HTTP_LISTEN
-  value: 0.0.0.0:{{ .Values.http.port }}
-{{- if .Values.http.tokenSecret }}
-- name: KVATLAS_HTTP_TOKEN_FILE
-  value: /etc/kvatlas/http/{{ .Values.http.tokenKey }}
+{{/* The listeners of whoever answers for all workers, which are daemons, or with shards gateways: a list as JSON. */}}
+{{- define "kvatlas.doors" -}}
+{{- $doors := list -}}
+{{- range $name := list "http" "grpc" "redis" "dynamo" -}}
+{{- $door := get $.Values $name -}}
+{{- if $door.enabled -}}
+{{- $secret := coalesce $door.tokenSecret $door.passwordSecret "" -}}
+{{- $doors = append $doors (dict "name" $name "port" $door.port "secret" $secret "key" (coalesce $door.tokenKey $door.passwordKey "") "service" $door.service) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $doors }}
+{{- end -}}
+
+{{- define "kvatlas.doorsEnv" -}}
+{{- range include "kvatlas.doors" . | fromJsonArray }}
+- name: KVATLAS_{{ upper .name }}_LISTEN
+  value: 0.0.0.0:{{ .port }}
+{{- if .secret }}
+- name: KVATLAS_{{ upper .name }}_TOKEN_FILE
+  value: /etc/kvatlas/{{ .name }}/{{ .key }}
+{{- end }}
+{{- if eq .name "dynamo" }}
+# Each replica has a record of its own.
+- name: KVATLAS_DYNAMO_ADVERTISE
+  valueFrom: { fieldRef: { fieldPath: status.podIP } }
 {{- end }}
 {{- end }}
 {{- end -}}
 
-{{- define "kvatlas.httpMounts" -}}
-{{- if and .Values.http.enabled .Values.http.tokenSecret }}
-- { name: http, mountPath: /etc/kvatlas/http, readOnly: true }
+{{- define "kvatlas.doorsPorts" -}}
+{{- range include "kvatlas.doors" . | fromJsonArray }}
+- { name: {{ .name }}, containerPort: {{ .port }} }
 {{- end }}
 {{- end -}}
 
-{{- define "kvatlas.httpVolumes" -}}
-{{- if and .Values.http.enabled .Values.http.tokenSecret }}
-- name: http
-  secret: { secretName: {{ .Values.http.tokenSecret }}, defaultMode: 288 }
+{{- define "kvatlas.doorsMounts" -}}
+{{- range include "kvatlas.doors" . | fromJsonArray }}
+{{- if .secret }}
+- { name: {{ .name }}, mountPath: /etc/kvatlas/{{ .name }}, readOnly: true }
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.doorsVolumes" -}}
+{{- range include "kvatlas.doors" . | fromJsonArray }}
+{{- if .secret }}
+- name: {{ .name }}
+  secret: { secretName: {{ .secret }}, defaultMode: 288 }
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where routers ask at a listener: a dictionary with root and door. */}}
+{{- define "kvatlas.doorName" -}}
+{{- include "kvatlas.fullname" .root }}{{ ternary "" (printf "-%s" .door.name) (eq .door.name "http") }}
+{{- end -}}
+
+{{/* The ports of etcd at which daemons and bridge look for Dynamo's processes, as JSON. */}}
+{{- define "kvatlas.etcdPorts" -}}
+{{- $told := list (dig "dynamo" "discovery" "" .Values.config) -}}
+{{- if .Values.bridge.enabled -}}
+{{- $told = concat $told .Values.bridge.discover .Values.bridge.engines -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- range regexFindAll "etcd:http://[^,/ ]+:[0-9]+" (join " " $told) -1 -}}
+{{- $ports = append $ports (regexFind "[0-9]+$" . | int) -}}
+{{- end -}}
+{{ uniq $ports | toJson }}
 {{- end -}}
 
 {{/* Where the admin listener listens. */}}
