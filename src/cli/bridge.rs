@@ -106,7 +106,9 @@ struct View {
 
 impl AdminSource for View {
     fn metrics(&self) -> String {
-        self.process.set_ready(self.readiness.report().is_ready());
+        let report = self.readiness.report();
+        self.process.set_ready(report.is_ready());
+        self.process.set_connected(report.is_set(Latch::Connected));
         self.metrics.render()
     }
 

@@ -37,6 +37,8 @@ metric_group! {
         start_time: Gauge = "kvatlas_process_start_time_seconds", Seconds;
         /// 1 while the readiness probe succeeds, else 0.
         ready: Gauge = "kvatlas_ready", Count;
+        /// 1 while the connection to NATS stands that the process cannot do without, else 0.
+        connected: Gauge = "kvatlas_connected", Count;
         /// Processor time that the process has used, in whole seconds.
         cpu: Counter = "kvatlas_process_cpu_seconds_total", Seconds;
         /// Memory of the process that lies in RAM; 0 where the system does not tell.
@@ -59,6 +61,11 @@ impl ProcessMetrics {
     /// Records whether the readiness probe succeeds.
     pub fn set_ready(&self, ready: bool) {
         self.ready.set(if ready { 1.0 } else { 0.0 });
+    }
+
+    /// Records whether the connection to NATS stands that the process cannot do without.
+    pub fn set_connected(&self, connected: bool) {
+        self.connected.set(if connected { 1.0 } else { 0.0 });
     }
 
     /// Publishes how much processor time, memory and file descriptors the process uses.
@@ -170,6 +177,7 @@ mod tests {
         let text = rendered(|| {
             record_start(UNIX_EPOCH + Duration::from_millis(1500));
             ProcessMetrics::new().set_ready(true);
+            ProcessMetrics::new().set_connected(true);
             LaneMetrics::for_lane(3).set_queue(2, 512);
             let connection = ConnectionMetrics::for_connection(Connection::Queries);
             connection.happened(ConnectionEvent::Connected, &"broker-1");
@@ -186,6 +194,7 @@ mod tests {
             build.as_str(),
             "kvatlas_process_start_time_seconds 1.5",
             "kvatlas_ready 1",
+            "kvatlas_connected 1",
             "kvatlas_lane_queue_messages{lane=\"3\"} 2",
             "kvatlas_lane_queue_bytes{lane=\"3\"} 512",
             "kvatlas_connection_events_total{connection=\"queries\",event=\"connected\"} 1",
@@ -199,6 +208,7 @@ mod tests {
             );
         }
         assert!(rendered(|| ProcessMetrics::new().set_ready(false)).contains("kvatlas_ready 0\n"));
+        assert!(rendered(|| ProcessMetrics::new().set_connected(false)).contains("kvatlas_connected 0\n"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn each_alert_fires_for_its_fault_and_has_a_runbook() {
         .filter_map(|line| line.trim().strip_prefix("- alert: "))
         .collect();
     assert!(!alerts.is_empty());
-    for alert in alerts {
+    for alert in &alerts {
         assert!(
             tests.contains(&format!("alertname: {alert}\n")),
             "{alert} has no test"
@@ -53,12 +53,11 @@ fn each_alert_fires_for_its_fault_and_has_a_runbook() {
             "{alert} has no runbook"
         );
         let url = format!("/deploy/operating.md#{}\n", alert.to_lowercase());
-        let description = format!("\"what to do: kvatlas explain {alert}\"\n");
-        assert!(
-            rules.contains(&url) && rules.contains(&description),
-            "{alert} leads nowhere"
-        );
+        assert!(rules.contains(&url), "{alert} leads nowhere");
     }
+    // Those of the runbook, as its own tool says.
+    assert_eq!(rules.matches(" description: \"").count(), alerts.len());
+    accepted("python3", &[], "prometheus/annotate.py");
     accepted("promtool", &["check", "rules"], "prometheus/alerts.yml");
     accepted("promtool", &["test", "rules"], "prometheus/alerts_test.yml");
 }

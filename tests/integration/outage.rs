@@ -115,14 +115,18 @@ async fn without_a_server_nobody_waits_to_take_leave_of_it() {
     for process in &processes {
         eventually("it is ready, for probes and for metrics", async || {
             let is_ready = readyz(process.admin_address()).await.0 == 200;
-            (is_ready && metric(process, "kvatlas_ready") == 1).then_some(())
+            let is_told = ["kvatlas_ready", "kvatlas_connected"]
+                .iter()
+                .all(|name| metric(process, name) == 1);
+            (is_ready && is_told).then_some(())
         })
         .await;
     }
     broker.kill();
     for process in processes {
-        eventually("it is not ready", async || {
-            (readyz(process.admin_address()).await.0 == 503).then_some(())
+        eventually("it is not ready, and says that it is not connected", async || {
+            let is_ready = readyz(process.admin_address()).await.0 == 200;
+            (!is_ready && metric(&process, "kvatlas_connected") == 0).then_some(())
         })
         .await;
         let (code, log) = process.stop();

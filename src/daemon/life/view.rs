@@ -19,7 +19,7 @@ use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::{HolderStatus, StreamTrust};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL};
 use kvatlas_process::admin::{
-    AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
+    AdminSource, Latch, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
 use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
@@ -58,7 +58,9 @@ pub(super) struct DaemonView {
 impl DaemonView {
     /// Brings all gauges up to date. Calls `seen` with every holder, its namespace, and the reasons for which it is not exact.
     pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderRecord, DegradedReasons)) {
-        self.process.set_ready(self.readiness.report().is_ready());
+        let report = self.readiness.report();
+        self.process.set_ready(report.is_ready());
+        self.process.set_connected(report.is_set(Latch::Connected));
         self.process.publish_usage();
         self.pool.publish_backlogs();
         if let Some(snapshots) = &*self.snapshots.lock() {
