@@ -6,7 +6,7 @@ use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::subscribe::KvEventFrame;
 use kvatlas_engines::{
-    DecodeLimits, EngineBatch, EngineChange, Format, HashMode, Reason, Translation, Translator,
+    DecodeLimits, EngineBatch, EngineChange, Format, GroupFacts, HashMode, Reason, Translation, Translator,
     TranslatorSettings,
 };
 use prost::Message;
@@ -37,12 +37,7 @@ struct RankState {
 }
 
 impl RankState {
-    fn new(last: u64) -> Self {
-        let settings = TranslatorSettings {
-            block_size: BlockSize::new(16).unwrap(),
-            mode: HashMode::Recompute,
-            ..TranslatorSettings::default()
-        };
+    fn new(last: u64, settings: TranslatorSettings) -> Self {
         Self {
             last,
             copies: BTreeMap::new(),
@@ -76,8 +71,17 @@ impl RankState {
     }
 }
 
+/// The settings for an engine with blocks of `size` tokens.
+fn settings(size: u32) -> TranslatorSettings {
+    TranslatorSettings {
+        block_size: BlockSize::new(size).unwrap(),
+        mode: HashMode::Recompute,
+        ..TranslatorSettings::default()
+    }
+}
+
 /// Plays a recording. Returns the state by rank, and how many frames reported load.
-fn play(name: &str) -> (BTreeMap<Rank, RankState>, usize) {
+fn play(name: &str, settings: &TranslatorSettings) -> (BTreeMap<Rank, RankState>, usize) {
     let (mut ranks, mut loads) = (BTreeMap::<Rank, RankState>::new(), 0);
     let mut batch = EngineBatch::default();
     for frame in frames(name) {
@@ -91,9 +95,9 @@ fn play(name: &str) -> (BTreeMap<Rank, RankState>, usize) {
         assert!(batch.reasons.is_empty(), "{name}: {:?}", batch.reasons);
         let state = ranks
             .entry(rank)
-            .or_insert_with(|| RankState::new(number.wrapping_sub(1)));
+            .or_insert_with(|| RankState::new(number.wrapping_sub(1), settings.clone()));
         if is_first_chunk {
-            *state = RankState::new(number.wrapping_sub(1));
+            *state = RankState::new(number.wrapping_sub(1), settings.clone());
         }
         assert_eq!(
             number,
@@ -112,7 +116,7 @@ fn a_recorded_stream_leaves_what_the_cache_held() {
         return;
     };
     for (name, ranks, loads) in [("subscribe-stream", 2, 2), ("subscribe-snapshot", 2, 0)] {
-        let (found, reported) = play(&format!("{name}.bin"));
+        let (found, reported) = play(&format!("{name}.bin"), &settings(16));
         let truth = std::fs::read(folder.join(format!("{name}.truth.json"))).unwrap();
         let truth: serde_json::Value = serde_json::from_slice(&truth).unwrap();
         assert!(found.len() <= ranks && !found.is_empty(), "{name}");
@@ -142,10 +146,70 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
         (chunks[0].count, chunks[0].blocks, chunks[0].unknown_before),
         (3, 4_787, 0)
     );
-    let (ranks, _) = play("subscribe-snapshot-chunks.bin");
+    let (ranks, _) = play("subscribe-snapshot-chunks.bin", &settings(16));
     let state = &ranks[&0];
     assert_eq!(state.translator.doubt(), None);
     assert!(!state.copies.is_empty());
+}
+
+/// A recording of a model with several groups of layers, or of windows only.
+struct Hybrid {
+    name: &'static str,
+    block_size: u32,
+    /// Whether the server hands on full attention, and leaves out the other groups without a mark.
+    has_main: bool,
+    /// Names that the engine's own pool held in the end, in the group that the server hands on: how many, and all of them by exclusive or.
+    held: (usize, u64),
+}
+
+const HYBRIDS: [Hybrid; 3] = [
+    Hybrid {
+        name: "subscribe-gpt-oss.bin",
+        block_size: 16,
+        has_main: true,
+        held: (1_193, 0xa830_5ede_046e_6c77),
+    },
+    Hybrid {
+        name: "subscribe-qwen3-next.bin",
+        block_size: 64,
+        has_main: true,
+        held: (1_071, 0xbd9f_df75_267d_ccff),
+    },
+    Hybrid {
+        name: "subscribe-all-window.bin",
+        block_size: 16,
+        has_main: false,
+        held: (1_498, 0x695a_13a2_481c_9468),
+    },
+];
+
+#[test]
+fn a_recorded_stream_of_several_groups_leaves_what_its_group_held_and_never_says_what_is_reused() {
+    if shared_folder("partners/smg").is_none() {
+        return;
+    }
+    for hybrid in HYBRIDS {
+        let name = hybrid.name;
+        // Windows tell by themselves that there is no main attention; of groups that are left out, only the operator can tell.
+        let groups = GroupFacts {
+            is_hybrid: hybrid.has_main,
+            ..GroupFacts::default()
+        };
+        let settings = TranslatorSettings {
+            groups,
+            ..settings(hybrid.block_size)
+        };
+        let (ranks, loads) = play(name, &settings);
+        assert_eq!((ranks.len(), loads), (1, 0), "{name}");
+        let state = &ranks[&0];
+        let held = state.copies.keys().fold(0, |all, name| all ^ name);
+        assert_eq!((state.copies.len(), held), hybrid.held, "{name}");
+        assert!(state.translator.hides_groups(), "{name}");
+        if hybrid.has_main {
+            assert_eq!(state.translator.names(), state.copies.len(), "{name}");
+            assert_eq!(state.translator.doubt(), None, "{name}");
+        }
+    }
 }
 
 /// A stored event of one block, as servers hand it on.
