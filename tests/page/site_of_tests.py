@@ -15,16 +15,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import Request, urlopen
 
 import kvatlas
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 60.0
 NAMESPACE = "llama"
+# The sizes of the pictures: of a desk, and of a phone.
+DESK, PHONE = 1400, 390
 _T = TypeVar("_T")
 
 
@@ -47,6 +53,35 @@ def eventually_there(look: Callable[[], _T]) -> _T:
             return look()
         except StaleElementReferenceException:
             assert time.monotonic() < deadline, "the page replaces it all the time"
+
+
+def text(browser: Chrome, selector: str) -> str:
+    """What an element shows. The page may replace it between the search and the look."""
+    return eventually_there(lambda: browser.find_element(By.CSS_SELECTOR, selector).text)
+
+
+def opened(browser: Chrome, daemon: Daemon, fleet: Fleet) -> Chrome:
+    """The page, once it shows the whole fleet."""
+    browser.get(daemon.admin + "/")
+    wanted = f"{len(fleet.workers):,} holders"
+    eventually("the fleet is shown", lambda: text(browser, "#fleet-count") == wanted)
+    return browser
+
+
+def resize(browser: Chrome, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def require_in_reach(browser: Chrome, width: int) -> None:
+    """Fails where the rules of axe find something, in both colour schemes, or where something is wider than the screen."""
+    browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
+    for theme in ("light", "dark"):
+        Select(browser.find_element(By.ID, "theme")).select_by_value(theme)
+        found = browser.execute_async_script("axe.run({resultTypes: ['violations']}).then(arguments[0])")
+        faults = [(fault["id"], [node["html"][:120] for node in fault["nodes"]][:3]) for fault in found["violations"]]
+        assert faults == [], (theme, faults)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
 def binary(variable: str, *places: str | None) -> str:

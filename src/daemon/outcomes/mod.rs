@@ -99,7 +99,7 @@ struct KeptOutcomes {
 
 /// The outcomes of one holder.
 struct HolderOutcomes {
-    /// Those of exact answers: they alone promise.
+    /// Sums over exact answers: they alone promise.
     lately: Window,
     told_at: Instant,
     metrics: HolderOutcomeMetrics,

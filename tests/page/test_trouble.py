@@ -1,0 +1,181 @@
+"""What is wrong, as the page of the admin listener tells it: who, since when, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import kvatlas
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from site_of_tests import (
+    DESK,
+    NAMESPACE,
+    PHONE,
+    Broker,
+    Daemon,
+    Fleet,
+    Stub,
+    eventually,
+    eventually_there,
+    frame,
+    namespace,
+    opened,
+    require_in_reach,
+    resize,
+    text,
+)
+
+
+def test_what_is_wrong_stands_first_with_who_and_what_to_do(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+
+    def told_of_gaps() -> str | None:
+        # Those that are broken are asked now and then, and are «resyncing», too, while they are.
+        rows = eventually_there(lambda: [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#troubles li")])
+        return next((row for row in rows if row.startswith("gap ")), None)
+
+    told = eventually("the trouble is told", told_of_gaps)
+    assert told.startswith(f"gap {fleet.broken[0]}/0, {fleet.broken[1]}/0 of llama"), told
+    assert "What to do: nothing if the publisher answers questions" in told and "kvatlas explain gap" in told
+    assert f"kvatlas admin resync llama {fleet.broken[0].removesuffix('/0')} 0 copy" in told, told
+    eventually("its cost is told", lambda: re.search(r"Cost: .*\d+ % of answers inexact", told_of_gaps() or ""))
+    eventually("its age is told", lambda: re.search(r" since \d\d:\d\d:\d\d \(", told_of_gaps() or ""))
+    above = browser.execute_script(
+        "return document.getElementById('trouble').getBoundingClientRect().bottom <= document.getElementById('fleet').getBoundingClientRect().top"
+    )
+    assert above, "the trouble is not above the fleet"
+
+
+def rows_of_trouble(browser: Chrome) -> list[str]:
+    return eventually_there(lambda: [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#troubles li") if row.is_displayed()])
+
+
+def row_of_trouble(browser: Chrome, beginning: str) -> str:
+    """The row of what is wrong that begins so, once it is there."""
+    return eventually(beginning, lambda: next((row for row in rows_of_trouble(browser) if row.startswith(beginning)), None))
+
+
+def test_a_daemon_that_is_not_ready_says_why_and_what_to_do(browser: Chrome, tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "broker", "")
+    daemon = Daemon(nats=f"nats://{broker.address}")
+    try:
+        browser.get(daemon.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        broker.stop()
+        told = row_of_trouble(browser, "not ready waiting for a NATS server to be reached")
+        assert "What to do: see that a NATS server runs at nats.url and takes the credentials" in told, told
+        assert "kvatlas explain KvatlasNotReady" in told, told
+    finally:
+        daemon.kill()
+
+
+def test_snapshots_that_fail_are_told_until_one_is_written(browser: Chrome, tmp_path: Path) -> None:
+    directory, away = tmp_path / "snapshots", tmp_path / "away"
+    daemon = Daemon("--snapshots-directory", str(directory), "--snapshots-interval-seconds", "1")
+    try:
+        browser.get(daemon.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        assert rows_of_trouble(browser) == []
+        directory.rename(away)
+        # Not even root can write to a directory that is none.
+        directory.touch()
+        told = row_of_trouble(browser, f"snapshots fail cannot create {directory}")
+        assert "What to do: see to the snapshot directory" in told and "kvatlas explain KvatlasSnapshotsFail" in told, told
+        assert re.search(r" since \d\d:\d\d:\d\d \(", told), told
+        directory.unlink()
+        away.rename(directory)
+        eventually("one is written again", lambda: not browser.find_element(By.ID, "trouble").is_displayed())
+    finally:
+        daemon.kill()
+
+
+def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrome, daemon: Daemon) -> None:
+    now = int(time.time() * 1e6)
+    dropped = [("odd", "undecodable", 60), ("tall", "other_settings", 3), ("wide", "other_settings", 240)]
+    refused = [{"worker": worker, "reason": reason, "since_us": now - age * 1_000_000} for worker, reason, age in dropped]
+    clocks = {"ahead": ["early/0"], "epochs_ahead": 1, "ahead_since_us": now - 7_200_000_000}
+    broken = [{"worker": "vllm-3", "rank": 1, "promised_blocks": 1000, "missing_blocks": 119}]
+    known = [namespace("n", 0, refused=refused, broken_promises=broken, **clocks)]
+    stub = Stub(daemon, lambda: iter([frame({}, 0, known, ready=True, now_us=now)]))
+    browser.get(stub.url)
+    undecodable = row_of_trouble(browser, "all batches dropped odd (undecodable) of n since ")
+    assert "(1 min)" in undecodable, undecodable
+    assert "What to do: correct it, then kvatlas admin resync n odd. kvatlas admin resync n odd copy" in undecodable, undecodable
+    settings = row_of_trouble(browser, "all batches dropped tall, wide (other_settings) of n since ")
+    assert "(4 min)" in settings and "What to do: give it the size. kvatlas explain other_settings" in settings, settings
+    clock = row_of_trouble(browser, "clock ahead early/0 of n since ")
+    assert "(2 h)" in clock and "What to do: run an NTP client." in clock, clock
+    promises = row_of_trouble(browser, "promises broken 11 % of what exact answers promise of vllm-3/1 of n is not found")
+    assert "kvatlas admin resync n vllm-3 1 copy" in promises, promises
+    assert len(rows_of_trouble(browser)) == 4
+    stub.close()
+
+
+def test_rows_without_room_are_counted(browser: Chrome, daemon: Daemon) -> None:
+    refused = [{"worker": "odd", "reason": "undecodable", "since_us": 0}]
+    many = [namespace(f"n-{number}", 0, refused=refused) for number in range(9)]
+    stub = Stub(daemon, lambda: iter([frame({}, 0, many)]))
+    browser.get(stub.url)
+    eventually("all are told", lambda: len(rows_of_trouble(browser)) == 9)
+    *rows, last = rows_of_trouble(browser)
+    assert rows[0].startswith("not ready ") and rows[7].startswith("all batches dropped odd (undecodable) of n-6"), rows
+    assert last == "and 2 more: all batches dropped kvatlas doctor copy", last
+    stub.close()
+
+
+def test_a_sound_daemon_has_no_trouble(browser: Chrome) -> None:
+    sound = Daemon()
+    try:
+        browser.get(sound.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        assert not browser.find_element(By.ID, "trouble").is_displayed()
+    finally:
+        sound.kill()
+
+
+async def tell_outcomes(nats: str) -> None:
+    """Tells what requests found: of one holder less than was promised, of the other more."""
+    connection = await kvatlas.connect(nats)
+    found = {"gpu-0": 16 * 210, "gpu-1": 16 * 150}
+    outcomes = [kvatlas.Outcome(worker, 0, 200, tokens, None, exact=True) for worker, tokens in found.items()]
+    await kvatlas.QueryClient(connection).tell(NAMESPACE, outcomes)
+    await connection.flush()
+    await connection.close()
+
+
+def test_promised_and_found_are_compared_where_routers_tell(browser: Chrome) -> None:
+    daemon = Daemon()
+    fleet = Fleet(daemon.nats, 2)
+    try:
+        opened(browser, daemon, fleet)
+        panel = browser.find_element(By.ID, "promises")
+        assert not panel.is_displayed(), "nobody has told anything"
+
+        def rows() -> list[list[str]] | None:
+            # The daemon may not hear yet of what is told: it is told again.
+            asyncio.run(tell_outcomes(daemon.nats))
+            said = browser.execute_script("""
+                return [...document.querySelectorAll('table.promised tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))
+            """)
+            return said if panel.is_displayed() and len(said) == 2 else None
+
+        short, whole = eventually("both are told", rows)
+        assert (short[0], short[4], short[6]) == ("gpu-1/0", "25 %", ""), short
+        assert (whole[0], whole[4]) == ("gpu-0/0", "0 %"), whole
+        blocks = [[int(number.replace(",", "")) for number in row[2:4]] for row in (short, whole)]
+        assert all(promised > 0 and promised % 200 == 0 for promised, _ in blocks), blocks
+        assert [found * 4 for _, found in blocks] == [blocks[0][0] * 3, blocks[1][0] * 4], blocks
+        assert int(whole[6].replace(",", "")) * 20 == blocks[1][0], whole
+        assert "2 holders of llama" in text(browser, "#promises-note")
+        assert "state-degraded" in browser.find_element(By.CSS_SELECTOR, "table.promised tbody td:nth-child(5)").get_attribute("class")
+        told = row_of_trouble(browser, "promises broken 25 % of what exact answers promise of gpu-1/0 of llama is not found")
+        assert "What to do: compare the engine's version" in told and "kvatlas admin resync llama gpu-1 0 copy" in told, told
+        for width in (DESK, PHONE):
+            resize(browser, width, 1000)
+            require_in_reach(browser, width)
+    finally:
+        fleet.stop()
+        daemon.kill()
