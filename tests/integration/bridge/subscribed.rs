@@ -136,7 +136,7 @@ type Sender = mpsc::UnboundedSender<Result<Frame, Status>>;
 
 /// An engine's server: it gives each subscriber what `history` has, and then what is published.
 #[derive(Clone, Default)]
-struct Servicer {
+pub(super) struct Servicer {
     history: Arc<Mutex<Vec<Frame>>>,
     subscribers: Arc<Mutex<Vec<Sender>>>,
     subscriptions: Arc<AtomicUsize>,
@@ -218,7 +218,7 @@ where
 
 /// The service by the name that vLLM's has.
 #[derive(Clone)]
-struct VllmEngine(Servicer);
+pub(super) struct VllmEngine(pub(super) Servicer);
 
 impl NamedService for VllmEngine {
     const NAME: &'static str = "vllm.grpc.engine.VllmEngine";
@@ -257,14 +257,27 @@ where
     S: NamedService + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
+    serve_grpc_by(tonic::transport::Server::builder(), service).await
+}
+
+/// Serves as [`serve_grpc`] does, by a server with settings of its own.
+pub(super) async fn serve_grpc_by<S>(
+    mut server: tonic::transport::Server,
+    service: S,
+) -> (SocketAddr, DropGuard)
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: NamedService + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     tokio::spawn(async move {
-        let server = tonic::transport::Server::builder().add_service(service);
         server
+            .add_service(service)
             .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
             .await
             .unwrap();
@@ -288,7 +301,7 @@ async fn serve(servicer: Servicer) -> Served {
     }
 }
 
-fn stored(which: u32, first: u32, count: u32) -> Data {
+pub(super) fn stored(which: u32, first: u32, count: u32) -> Data {
     let block = |number: u32| sent::Block {
         block_hash: name_of(which, number).cast_signed(),
         token_ids: tokens(which, number, 1),
@@ -302,7 +315,7 @@ fn stored(which: u32, first: u32, count: u32) -> Data {
     })
 }
 
-fn frame(number: u64, events: impl IntoIterator<Item = Data>) -> Frame {
+pub(super) fn frame(number: u64, events: impl IntoIterator<Item = Data>) -> Frame {
     Frame {
         sequence_number: number,
         events: events
@@ -442,7 +455,7 @@ async fn a_server_without_events_says_what_to_start() {
     .await;
 }
 
-fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
+pub(super) fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
     let servicer = Servicer {
         model: Some(sent::Model {
             model_path: "/models/m".to_owned(),
@@ -493,7 +506,8 @@ async fn ranks_that_are_not_heard_are_told_and_the_others_stay_exact() {
         })
         .await
     };
-    let told = says(|error| error.is_some_and(|error| error.contains("1 of 2 ranks") && error.contains("ranks=2")));
+    let told =
+        says(|error| error.is_some_and(|error| error.contains("1 of 2 ranks") && error.contains("ranks=2")));
     assert_eq!(told.await, EngineStatus::Exact);
     let second = Frame {
         dp_rank: Some(1),
