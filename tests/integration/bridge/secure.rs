@@ -1,10 +1,11 @@
-//! Servers of engines over TLS, as a bridge in a process of its own asks them: with an authority that it trusts, and with one that it does not.
+//! Servers of engines over TLS, as a bridge in a process of its own asks them: with an authority that it trusts, and with one that it does
+//! not.
 
 use serde_json::Value;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 
 use super::Site;
-use super::subscribed::{VllmEngine, frame, serve_grpc_by, stored, told};
+use super::subscribed::serve_three_blocks;
 use crate::support::certificates::{Authority, text};
 use crate::support::eventually;
 use crate::support::http::HttpClient;
@@ -17,13 +18,12 @@ async fn events_over_tls_come_from_a_server_that_the_machine_trusts() {
     let [shown, key] = [&certificate.certificate, &certificate.key].map(|path| std::fs::read(path).unwrap());
     let secure = ServerTlsConfig::new().identity(Identity::from_pem(shown, key));
     let server = Server::builder().tls_config(secure).unwrap();
-    let servicer = told("m", 4, vec![frame(0, [stored(1, 0, 3)])]);
-    let (address, _serving) = serve_grpc_by(server, VllmEngine(servicer)).await;
+    let (address, _serving) = serve_three_blocks(server).await;
     let site = Site::new(&[]).await;
     let engine = format!("gpu-0=grpcs://localhost:{}", address.port());
     let bridge = |trusted: &str| {
-        let variables = [("SSL_CERT_FILE", trusted), ("SSL_CERT_DIR", "/nonexistent")];
-        Process::bridge_in(site.broker.url(), &["--engine", &engine], &variables)
+        let arguments = ["--engine", engine.as_str()];
+        Process::bridge_in(site.broker.url(), &arguments, &[("SSL_CERT_FILE", trusted)])
     };
     // Another authority, by the same name.
     let Some(other) = Authority::new() else { return };

@@ -136,7 +136,7 @@ type Sender = mpsc::UnboundedSender<Result<Frame, Status>>;
 
 /// An engine's server: it gives each subscriber what `history` has, and then what is published.
 #[derive(Clone, Default)]
-pub(super) struct Servicer {
+struct Servicer {
     history: Arc<Mutex<Vec<Frame>>>,
     subscribers: Arc<Mutex<Vec<Sender>>>,
     subscriptions: Arc<AtomicUsize>,
@@ -218,7 +218,7 @@ where
 
 /// The service by the name that vLLM's has.
 #[derive(Clone)]
-pub(super) struct VllmEngine(pub(super) Servicer);
+struct VllmEngine(Servicer);
 
 impl NamedService for VllmEngine {
     const NAME: &'static str = "vllm.grpc.engine.VllmEngine";
@@ -261,10 +261,7 @@ where
 }
 
 /// Serves as [`serve_grpc`] does, by a server with settings of its own.
-pub(super) async fn serve_grpc_by<S>(
-    mut server: tonic::transport::Server,
-    service: S,
-) -> (SocketAddr, DropGuard)
+async fn serve_grpc_by<S>(mut server: tonic::transport::Server, service: S) -> (SocketAddr, DropGuard)
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
     S: NamedService + Clone + Send + Sync + 'static,
@@ -301,7 +298,7 @@ async fn serve(servicer: Servicer) -> Served {
     }
 }
 
-pub(super) fn stored(which: u32, first: u32, count: u32) -> Data {
+fn stored(which: u32, first: u32, count: u32) -> Data {
     let block = |number: u32| sent::Block {
         block_hash: name_of(which, number).cast_signed(),
         token_ids: tokens(which, number, 1),
@@ -315,7 +312,7 @@ pub(super) fn stored(which: u32, first: u32, count: u32) -> Data {
     })
 }
 
-pub(super) fn frame(number: u64, events: impl IntoIterator<Item = Data>) -> Frame {
+fn frame(number: u64, events: impl IntoIterator<Item = Data>) -> Frame {
     Frame {
         sequence_number: number,
         events: events
@@ -455,7 +452,7 @@ async fn a_server_without_events_says_what_to_start() {
     .await;
 }
 
-pub(super) fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
+fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
     let servicer = Servicer {
         model: Some(sent::Model {
             model_path: "/models/m".to_owned(),
@@ -469,6 +466,13 @@ pub(super) fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Service
     };
     *servicer.history.lock() = history;
     servicer
+}
+
+/// Serves an engine of the model `m` that has three blocks of the sequence 1, by a server with settings of its own.
+pub(super) async fn serve_three_blocks(server: tonic::transport::Server) -> (SocketAddr, DropGuard) {
+    let block_size = i32::try_from(BLOCK).unwrap();
+    let servicer = told("m", block_size, vec![frame(0, [stored(1, 0, 3)])]);
+    serve_grpc_by(server, VllmEngine(servicer)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
