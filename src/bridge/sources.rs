@@ -381,10 +381,13 @@ impl SourceTask {
         StallWatch::new(self.clock.clone(), &self.options)
     }
 
+    /// Notes how a stream is followed. The ranks that are heard stay exact when others are not heard.
     fn note_streamed(&self, events: &mut SubscribedEvents) {
-        let trouble = events.trouble().or_else(|| events.holders().trouble());
+        let in_doubt = events.trouble().or_else(|| events.holders().trouble());
+        let ranks = self.origin.as_ref().and_then(Origin::ranks);
+        let trouble = in_doubt.clone().or_else(|| events.unheard(ranks?));
         self.progress
-            .followed(&self.engine, trouble.is_none(), trouble.as_deref());
+            .followed(&self.engine, in_doubt.is_none(), trouble.as_deref());
     }
 
     /// Notes how a plane is followed. An exact holder stays exact when only questions fail.

@@ -126,6 +126,18 @@ impl SubscribedEvents {
         ))
     }
 
+    /// Returns in words that fewer ranks have been heard than the engine has; `None` if all of the `count` ranks have been. A rank that is
+    /// idle says nothing, so that the ranks that were heard are not in doubt.
+    pub(super) fn unheard(&self, count: u32) -> Option<String> {
+        let heard = self.ranks.len();
+        (heard < count as usize).then(|| {
+            format!(
+                "{heard} of {count} ranks have sent events: the others may be idle, or the server hands on rank 0 only, as with \
+                 --servicer-impl rust and no engine attached; then name the engine's sockets, NAME=tcp://HOST:PORT,ranks={count}"
+            )
+        })
+    }
+
     /// Applies a frame. A report of load changes nothing.
     pub(super) async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), StreamError> {
         if frame.is_load() {

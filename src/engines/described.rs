@@ -116,6 +116,9 @@ pub struct TensorRtModel {
 /// The answer to `GetServerInfo` of a servicer of vLLM.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct ServicedEngine {
+    /// The number of data-parallel ranks; 0 if the server does not tell it.
+    #[prost(int32, tag = "9")]
+    pub data_parallel_size: i32,
     /// Tokens in a block; 0 until the engine knows.
     #[prost(int32, tag = "12")]
     pub block_size: i32,

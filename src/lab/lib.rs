@@ -1,5 +1,5 @@
-//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And two things that tests of all crates
-//! share: [`random`] numbers, and [`pages`] that are made from declarations.
+//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And what tests of several crates share:
+//! [`random`] numbers, [`pages`] that are made from declarations, and an [`etcd`].
 //!
 //! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. That index is measured and
 //! checked against these designs. Three of them reach the same answers in quite other ways.
@@ -34,6 +34,7 @@ mod actor;
 mod concurrent_radix;
 mod design;
 mod drain;
+pub mod etcd;
 mod inverted;
 mod jump;
 mod jump_search;

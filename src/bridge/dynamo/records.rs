@@ -400,9 +400,7 @@ mod tests {
             .unwrap();
         let channels = folder.path().join(CHANNELS);
         std::fs::create_dir_all(&channels).unwrap();
-        let channel =
-            json!({"instance_id": 6056, "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}});
-        std::fs::write(channels.join("a"), channel.to_string()).unwrap();
+        std::fs::write(channels.join("a"), channel()).unwrap();
         let records = look(&place, &nothing).await.unwrap();
         let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
         assert_eq!(records.sources, expected);
@@ -413,5 +411,55 @@ mod tests {
         assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
         std::fs::remove_dir_all(folder.path()).unwrap();
         assert!(look(&place, &records).await.is_err());
+    }
+
+    fn channel() -> Vec<u8> {
+        let channel =
+            json!({"instance_id": 6056, "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://h:1"}}});
+        channel.to_string().into_bytes()
+    }
+
+    #[tokio::test]
+    async fn etcd_has_the_records_below_a_prefix() {
+        let (etcd, authority) = kvatlas_lab::etcd::serve().await;
+        let place = Discovery::Etcd(authority);
+        let nothing = Records::default();
+        // Without a key the gateway leaves the list out.
+        let empty = look(&place, &nothing).await.unwrap();
+        assert!(empty.is_known && empty.sources.is_empty() && empty.channels.is_empty());
+        let key = format!("{SOURCES}{KEY}");
+        {
+            let mut etcd = etcd.lock();
+            etcd.put(&key, source(&json!({"nats_tcp": "s"})));
+            etcd.put(&format!("{CHANNELS}{KEY}"), channel());
+            // Records of others, right before and right behind.
+            let of_another = source(&json!({"nats_tcp": "t"}));
+            etcd.put(&format!("v1/event_sourcer/{KEY}"), of_another.clone());
+            etcd.put(&format!("v1/event_sources0{KEY}"), of_another);
+        }
+        assert_eq!(look_at(&place, SOURCES).await.unwrap().len(), 1);
+        let records = look(&place, &nothing).await.unwrap();
+        let expected = BTreeMap::from([(6056, record(Target::Nats("s".to_owned())))]);
+        assert_eq!(records.sources, expected);
+        assert_eq!(records.channels, BTreeMap::from([("tcp://h:1".to_owned(), 6056)]));
+        // The gateway leaves an empty value out, and the record is as it was. KEY ends with its publisher's number.
+        etcd.lock().put(&key, "");
+        assert_eq!(look(&place, &records).await.unwrap().sources, records.sources);
+        assert!(look(&place, &nothing).await.unwrap().sources.is_empty());
+        etcd.lock().kept.clear();
+        assert!(look(&place, &records).await.unwrap().sources.is_empty());
+    }
+
+    #[tokio::test]
+    async fn etcd_may_have_so_many_records_at_most() {
+        let (etcd, authority) = kvatlas_lab::etcd::serve().await;
+        let place = Discovery::Etcd(authority);
+        for number in 0..RECORDS_MAX {
+            etcd.lock().put(&format!("{CHANNELS}{number}"), "{}");
+        }
+        assert_eq!(look_at(&place, CHANNELS).await.unwrap().len(), RECORDS_MAX);
+        etcd.lock().put(&format!("{CHANNELS}more"), "{}");
+        let refused = look_at(&place, CHANNELS).await;
+        assert!(matches!(refused, Err(RecordsError::TooMany)), "{refused:?}");
     }
 }

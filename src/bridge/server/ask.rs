@@ -77,6 +77,8 @@ pub(super) struct Described {
     pub(super) peers: Vec<IpAddr>,
     /// Name of the engine's process, which differs between processes; `None` if the server tells none.
     pub(super) process: Option<String>,
+    /// Number of ranks of whose events one publisher tells; `None` if the server does not tell the number, or has a publisher for each rank.
+    pub(super) ranks: Option<u32>,
 }
 
 /// Asks a server, and returns the engine as the server describes it. `patience` bounds the time for all answers together.
@@ -107,6 +109,7 @@ async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Describ
         publishers,
         peers: vec![questions.connection.peer().ip()],
         process: None,
+        ranks: None,
     })
 }
 

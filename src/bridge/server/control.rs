@@ -48,11 +48,13 @@ pub(super) async fn ask_grpc(
         std::iter::once(server.format).chain(SERVICED.into_iter().filter(|format| *format != server.format));
     for format in order {
         if grpc::hands_on(&channel, format).await? {
+            let (publishers, ranks) = serviced(&channel, format, &server.url).await?;
             return Ok(Described {
                 model: serviced_model(&channel, format, given).await?,
-                publishers: serviced(&channel, format, &server.url).await?,
+                publishers,
                 peers,
                 process: None,
+                ranks,
             });
         }
     }
@@ -69,6 +71,7 @@ pub(super) async fn ask_grpc(
         },
         peers,
         process: Some(told.instance_id).filter(|name| !name.is_empty()),
+        ranks: None,
     })
 }
 
@@ -81,16 +84,22 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// Returns the one publisher of a server that hands on events itself: its stream over gRPC.
-async fn serviced(channel: &Channel, format: Format, url: &str) -> Result<Publishers, GrpcError> {
+/// Returns the one publisher of a server that hands on events itself, which is its stream over gRPC, and the number of ranks if it tells
+/// that.
+async fn serviced(
+    channel: &Channel,
+    format: Format,
+    url: &str,
+) -> Result<(Publishers, Option<u32>), GrpcError> {
     let told = match format {
         Format::Vllm => grpc::ask(channel, "/vllm.grpc.engine.VllmEngine/GetServerInfo").await,
         _ => Ok(ServicedEngine::default()),
     };
-    let block_size = present(told)?.and_then(|told| u32::try_from(told.block_size).ok());
-    Ok(Publishers {
+    let told: ServicedEngine = present(told)?.unwrap_or_default();
+    let number = |told: i32| u32::try_from(told).ok().filter(|number| *number > 0);
+    let publishers = Publishers {
         format,
-        block_size: block_size.filter(|size| *size > 0),
+        block_size: number(told.block_size),
         sockets: vec![Sockets {
             // Frames name their ranks themselves.
             rank: 0,
@@ -99,7 +108,8 @@ async fn serviced(channel: &Channel, format: Format, url: &str) -> Result<Publis
             topic: String::new(),
             refused_hint: None,
         }],
-    })
+    };
+    Ok((publishers, number(told.data_parallel_size)))
 }
 
 /// Returns the model of a server that hands on events itself. If a model is `given`, the server need not tell its own.

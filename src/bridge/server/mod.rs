@@ -90,6 +90,8 @@ struct Shared {
     found_labels: Mutex<BTreeMap<String, String>>,
     /// Name of the engine's process, as the server has told it last; `None` if it tells none.
     process: Mutex<Option<String>>,
+    /// Number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    ranks: Mutex<Option<u32>>,
 }
 
 /// A server that tells of publishers. Clones share it.
@@ -135,6 +137,11 @@ impl Origin {
         self.handle.shared.process.lock().clone()
     }
 
+    /// Returns the number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    pub(super) fn ranks(&self) -> Option<u32> {
+        *self.handle.shared.ranks.lock()
+    }
+
     /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine confirms its
     /// identity, or if the engine's name is nothing but its address.
     pub(super) fn vouches(&self) -> bool {
@@ -178,6 +185,7 @@ impl ServerHandle {
                 answered: watch::Sender::new(0),
                 progress: Mutex::default(),
                 process: Mutex::default(),
+                ranks: Mutex::default(),
             }),
         }
     }
@@ -308,6 +316,7 @@ impl ServerTask {
         }
         self.bridge.confirm_found(server).await?;
         *self.handle.shared.process.lock() = described.process;
+        *self.handle.shared.ranks.lock() = described.ranks;
         Ok(self.bridge.follow_publishers(&self.handle, followed)?)
     }
 

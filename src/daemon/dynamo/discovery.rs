@@ -182,14 +182,11 @@ async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, Etcd
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-
-    use axum::Json;
-    use axum::http::Uri;
-    use parking_lot::Mutex;
+    use kvatlas_lab::etcd::{self, Kept};
 
     use super::*;
+
+    const KEY: &str = "v1/instances/a/b/kv_indexer_query/5";
 
     #[test]
     fn keys_are_names_of_files() {
@@ -232,7 +229,7 @@ mod tests {
     fn record(discovery: Discovery) -> Record {
         Record {
             discovery,
-            key: "v1/instances/a/b/kv_indexer_query/5".to_owned(),
+            key: KEY.to_owned(),
             text: "record".to_owned(),
             lease: None,
         }
@@ -276,77 +273,16 @@ mod tests {
         assert!(path.exists());
     }
 
-    /// An etcd, as far as a record needs it.
-    #[derive(Default)]
-    struct Etcd {
-        /// Value and lease of the only key.
-        kept: Option<(Value, String)>,
-        /// Seconds that leases have left, by number.
-        leases: BTreeMap<String, i64>,
-        granted: u32,
-        writes: usize,
-    }
-
-    impl Etcd {
-        fn answer(&mut self, method: &str, question: &Value) -> Value {
-            let id = question["ID"].as_str().unwrap_or_default();
-            match method {
-                "lease/grant" => {
-                    self.granted += 1;
-                    let id = self.granted.to_string();
-                    self.leases.insert(id.clone(), LEASE_SECONDS);
-                    json!({"ID": id, "TTL": LEASE_SECONDS.to_string()})
-                }
-                "lease/keepalive" => match self.leases.get_mut(id) {
-                    Some(left) => {
-                        *left = LEASE_SECONDS;
-                        json!({"result": {"ID": id, "TTL": left.to_string()}})
-                    }
-                    None => json!({"result": {"ID": id}}),
-                },
-                "lease/timetolive" => {
-                    json!({"TTL": self.leases.get(id).unwrap_or(&-1).to_string()})
-                }
-                "kv/range" => match &self.kept {
-                    Some((value, lease)) => json!({"kvs": [{"value": value, "lease": lease}]}),
-                    None => json!({}),
-                },
-                "kv/put" => {
-                    self.writes += 1;
-                    let lease = question["lease"].as_str().unwrap().to_owned();
-                    self.kept = Some((question["value"].clone(), lease));
-                    json!({})
-                }
-                other => panic!("{other} is not asked"),
-            }
-        }
-    }
-
-    /// Serves an etcd. Returns it with its authority.
-    async fn serve_etcd() -> (Arc<Mutex<Etcd>>, String) {
-        let etcd = Arc::new(Mutex::new(Etcd::default()));
-        let known = Arc::clone(&etcd);
-        let answer = async move |uri: Uri, Json(question): Json<Value>| {
-            let method = uri.path().strip_prefix("/v3/").unwrap_or_default().to_owned();
-            Json(known.lock().answer(&method, &question))
-        };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let authority = listener.local_addr().unwrap().to_string();
-        let router = axum::Router::new().fallback(answer);
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        (etcd, authority)
-    }
-
     #[tokio::test]
     async fn a_key_is_written_once_and_taken_over_before_its_lease_ends() {
-        let (etcd, authority) = serve_etcd().await;
+        let (etcd, authority) = etcd::serve().await;
         let (mut one, mut other) = (
             record(Discovery::Etcd(authority.clone())),
             record(Discovery::Etcd(authority)),
         );
         let state = || {
             let etcd = etcd.lock();
-            (etcd.writes, etcd.kept.as_ref().unwrap().1.clone())
+            (etcd.writes, etcd.kept[KEY].lease.clone())
         };
         for _ in 0..3 {
             one.keep().await.unwrap();
@@ -361,9 +297,10 @@ mod tests {
         other.keep().await.unwrap();
         assert_eq!(state(), (2, "2".to_owned()));
         // The key is gone, or another text; then all leases are.
-        etcd.lock().kept = None;
+        etcd.lock().kept.clear();
         other.keep().await.unwrap();
-        etcd.lock().kept = Some((json!("b2xk"), "2".to_owned()));
+        let (value, lease) = (b"old".to_vec(), "2".to_owned());
+        etcd.lock().kept.insert(KEY.to_owned(), Kept { value, lease });
         other.keep().await.unwrap();
         assert_eq!(state(), (4, "2".to_owned()));
         etcd.lock().leases.clear();

@@ -13,6 +13,7 @@ mod replays;
 mod republish;
 mod resets;
 mod schemes;
+mod secure;
 mod servers;
 mod sizes;
 mod sources;

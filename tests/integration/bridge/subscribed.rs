@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::{Stream, StreamExt};
-use kvatlas_process::registry::EngineRegistry;
+use kvatlas_process::registry::{EngineRegistry, EngineStatus};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -123,6 +123,8 @@ mod sent {
 
     #[derive(Clone, Copy, PartialEq, prost::Message)]
     pub(super) struct Info {
+        #[prost(int32, tag = "9")]
+        pub(super) data_parallel_size: i32,
         #[prost(int32, tag = "12")]
         pub(super) block_size: i32,
     }
@@ -255,14 +257,24 @@ where
     S: NamedService + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
+    serve_grpc_by(tonic::transport::Server::builder(), service).await
+}
+
+/// Serves as [`serve_grpc`] does, by a server with settings of its own.
+async fn serve_grpc_by<S>(mut server: tonic::transport::Server, service: S) -> (SocketAddr, DropGuard)
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: NamedService + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     tokio::spawn(async move {
-        let server = tonic::transport::Server::builder().add_service(service);
         server
+            .add_service(service)
             .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
             .await
             .unwrap();
@@ -446,11 +458,21 @@ fn told(model: &str, block_size: i32, history: Vec<Frame>) -> Servicer {
             model_path: "/models/m".to_owned(),
             served_model_name: model.to_owned(),
         }),
-        info: Some(sent::Info { block_size }),
+        info: Some(sent::Info {
+            data_parallel_size: 0,
+            block_size,
+        }),
         ..Servicer::default()
     };
     *servicer.history.lock() = history;
     servicer
+}
+
+/// Serves an engine of the model `m` that has three blocks of the sequence 1, by a server with settings of its own.
+pub(super) async fn serve_three_blocks(server: tonic::transport::Server) -> (SocketAddr, DropGuard) {
+    let block_size = i32::try_from(BLOCK).unwrap();
+    let servicer = told("m", block_size, vec![frame(0, [stored(1, 0, 3)])]);
+    serve_grpc_by(server, VllmEngine(servicer)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -466,6 +488,37 @@ async fn a_server_that_hands_on_events_tells_model_and_block_size() {
     follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
     site.settles("gpu-0", 3, &[]).await;
     assert_eq!(site.bridge.engines()[0].engine.block_size, BLOCK);
+}
+
+/// A Rust servicer without an engine of its own hands on one rank of several.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_that_are_not_heard_are_told_and_the_others_stay_exact() {
+    let site = Site::new(&[]).await;
+    let block_size = i32::try_from(BLOCK).unwrap();
+    let mut servicer = told("m", block_size, vec![frame(0, [stored(1, 0, 4)])]);
+    servicer.info = Some(sent::Info {
+        data_parallel_size: 2,
+        block_size,
+    });
+    let served = serve(servicer).await;
+    follow(&site.bridge, &format!("gpu-0=grpc://{}", served.address)).unwrap();
+    site.settles("gpu-0", 4, &[]).await;
+    let says = async |is_it: fn(Option<&str>) -> bool| {
+        eventually("the bridge says so", async || {
+            let state = site.bridge.engines().into_iter().next()?;
+            is_it(state.last_error.as_deref()).then_some(state.status)
+        })
+        .await
+    };
+    let told =
+        says(|error| error.is_some_and(|error| error.contains("1 of 2 ranks") && error.contains("ranks=2")));
+    assert_eq!(told.await, EngineStatus::Exact);
+    let second = Frame {
+        dp_rank: Some(1),
+        ..frame(0, [stored(2, 0, 1)])
+    };
+    served.servicer.publish(&second);
+    assert_eq!(says(|error| error.is_none()).await, EngineStatus::Exact);
 }
 
 #[tokio::test(flavor = "multi_thread")]
