@@ -83,8 +83,6 @@ class Fault:
     log_of: str | None = None
     # Alerts that may fire beside it, because the fault has such consequences.
     also: frozenset[str] = frozenset()
-    # A word that the page's script has if it knows of such faults; without one, it does.
-    page_word: str = ""
 
 
 def hastened_rules(directory: Path) -> Path:
@@ -254,12 +252,8 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             "The snapshot directory of `kvatlas-1` becomes one that nobody may write to.",
             "KvatlasSnapshotsFail", {"instance": "kvatlas-1:9464", "reason": "directory"}, r"snapshot.*/var/lib/kvatlas",
             lambda stack: protect(stack, "kvatlas-1", 0o500), lambda stack: protect(stack, "kvatlas-1", 0o700),
-<<<<<<< HEAD
-            r"snapshots of kvatlas-1:9464: .*/var/lib/kvatlas", r"snapshots are not written: .*/var/lib/kvatlas", r"snapshots fail .*/var/lib/kvatlas",
-=======
             r"snapshots of kvatlas-1:9464: .*/var/lib/kvatlas.*mend: see to the snapshot directory", r"snapshots are not written: .*/var/lib/kvatlas",
-            r"snapshots are not written .*/var/lib/kvatlas", also=frozenset({"KvatlasSnapshotOld"}), page_word="snapshot_error",
->>>>>>> alerts
+            r"snapshots fail .*/var/lib/kvatlas", also=frozenset({"KvatlasSnapshotOld"}),
         ),
         Fault(
             "A daemon has the wrong password",
@@ -391,8 +385,6 @@ def page_rows(stack: Stack, name: str) -> str:
 
 def rows_of(hello: dict[str, Any], frame: dict[str, Any]) -> list[str]:
     rows = [] if frame["ready"] else ["not ready " + "; ".join(frame["reasons"])]
-    if error := frame.get("snapshot_error"):
-        rows.append(f"snapshots are not written {error}")
     names = {number: f"{worker}/{rank} of {namespace}" for number, namespace, worker, rank in frame["fleet"]["added"]}
     costs = {number: f" Cost: {cost}." for number, cost in frame["costs"]}
     for number, _, bits, *_ in frame["fleet"]["facts"]:
@@ -417,7 +409,7 @@ def told(stack: Stack, fault: Fault) -> list[tuple[str, str]]:
     wait("kvatlas doctor", fault.doctor, lambda: examined(stack, fault))
     if fault.status is not None:
         wait("kvatlas status", fault.status, lambda: said(stack, "status", "--admin", at))
-    if fault.page is not None and fault.page_word in get(stack.url(fault.told_by, 9464, "/page/trouble.js"))[1]:
+    if fault.page is not None:
         wait("The page", fault.page, lambda: page_rows(stack, fault.told_by))
     return lines
 
