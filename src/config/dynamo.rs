@@ -4,13 +4,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A component of Dynamo: the workers that serve one model, written `NAMESPACE.COMPONENT`.
+/// A component of Dynamo: the workers that serve one model, written `NAMESPACE.COMPONENT`, or `NAMESPACE.COMPONENT=TENANT` if the model's
+/// blocks there are those of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Component {
     /// Dynamo's own namespace of the component, which is no namespace of kvatlas.
     pub namespace: String,
     /// Name of the component.
     pub name: String,
+    /// Tenant of the component's workers, in kvatlas; empty if they have none.
+    pub tenant: String,
 }
 
 impl FromStr for Component {
@@ -21,25 +24,35 @@ impl FromStr for Component {
             let mut bytes = token.bytes();
             !token.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
         };
-        let (namespace, name) = text.split_once('.').ok_or(NoComponent)?;
+        let (component, tenant) = match text.split_once('=') {
+            Some((_, "")) => return Err(NoComponent),
+            Some(split) => split,
+            None => (text, ""),
+        };
+        let (namespace, name) = component.split_once('.').ok_or(NoComponent)?;
         if !is_token(namespace) || !is_token(name) {
             return Err(NoComponent);
         }
         Ok(Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
+            tenant: tenant.to_owned(),
         })
     }
 }
 
-/// Error: the text is not `NAMESPACE.COMPONENT`.
+/// Error: the text is not `NAMESPACE.COMPONENT` or `NAMESPACE.COMPONENT=TENANT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not NAMESPACE.COMPONENT, of letters, digits, _ and -")]
+#[error("not NAMESPACE.COMPONENT, of letters, digits, _ and -, with =TENANT behind it or not")]
 pub struct NoComponent;
 
 impl fmt::Display for Component {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.namespace, self.name)
+        write!(formatter, "{}.{}", self.namespace, self.name)?;
+        match self.tenant.as_str() {
+            "" => Ok(()),
+            tenant => write!(formatter, "={tenant}"),
+        }
     }
 }
 
@@ -82,7 +95,13 @@ mod tests {
     fn components_have_a_namespace_and_a_name() {
         let component: Component = "dynamo.backend".parse().unwrap();
         assert_eq!(component.to_string(), "dynamo.backend");
-        for text in ["dynamo", "dynamo.", ".x", "a.b.c", "a b.c"] {
+        let component: Component = "dynamo.prefill=team a".parse().unwrap();
+        assert_eq!(
+            (component.name.as_str(), component.tenant.as_str()),
+            ("prefill", "team a")
+        );
+        assert_eq!(component.to_string(), "dynamo.prefill=team a");
+        for text in ["dynamo", "dynamo.", ".x", "a.b.c", "a b.c", "a.b=", "a=b"] {
             assert_eq!(text.parse::<Component>(), Err(NoComponent), "{text}");
         }
     }

@@ -164,7 +164,7 @@ impl Kind {
             Kind::OptionalText | Kind::Secret => "a text".into(),
             Kind::OptionalHttpUrl => "an http:// URL, such as http://127.0.0.1:4318/v1/traces, with neither user nor password in it".into(),
             Kind::OptionalShard => format!("a shard's index, from 0, and their number, at most {SHARDS_MAX}, such as 0/3"),
-            Kind::Components => "NAMESPACE.COMPONENT, several joined by commas, such as dynamo.backend".into(),
+            Kind::Components => "NAMESPACE.COMPONENT or NAMESPACE.COMPONENT=TENANT, several joined by commas".into(),
             Kind::OptionalDiscovery => "etcd:http://HOST:PORT or file:DIRECTORY".into(),
             Kind::OptionalPath => "a path".into(),
             Kind::OptionalFile => "the path of a file that exists".into(),

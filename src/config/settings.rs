@@ -316,7 +316,7 @@ tables! {
 
     /// Whether Dynamo's routers may ask, as their remote indexer.
     pub DynamoConfig in [dynamo] {
-        /// Components of Dynamo whose routers are answered, as NAMESPACE.COMPONENT joined by commas, such as dynamo.backend; unset, none.
+        /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT behind one, its models are that tenant's; unset, none.
         components: Vec<Component> = "", components();
         /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
         discovery: Option<Discovery> = "", discovery();

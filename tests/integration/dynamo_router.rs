@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
-use kvatlas_core::wire::{BatchCursor, Event, ModelKey, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{BatchCursor, Event, HolderStatusReply, ModelKey, StoredBlocks, Tier, WorkerName};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,11 +31,15 @@ fn two_parts(header: &str, body: &str) -> Vec<u8> {
 
 /// The record of the only instance in a folder of discovery.
 fn record(folder: &Path) -> Option<Value> {
-    let entry = std::fs::read_dir(folder.join("v1/instances"))
-        .ok()?
-        .next()?
-        .ok()?;
-    serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()
+    records(folder).pop()
+}
+
+/// All records in a folder of discovery.
+fn records(folder: &Path) -> Vec<Value> {
+    let entries = std::fs::read_dir(folder.join("v1/instances"));
+    let entries = entries.into_iter().flatten().flatten();
+    let read = entries.filter_map(|entry| serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok());
+    read.collect()
 }
 
 /// A router: where it takes answers.
@@ -271,4 +275,86 @@ async fn routers_ask_over_tcp() {
     assert!(stream.read_u32().await.is_err());
     daemon.stop().await;
     assert!(self::record(folder.path()).is_none());
+}
+
+/// Sends a request over TCP, as a router does, and waits for its acknowledgement.
+async fn send_over_tcp(stream: &mut TcpStream, path: &str, payload: &[u8]) {
+    let mut message = u16::try_from(path.len()).unwrap().to_be_bytes().to_vec();
+    message.extend_from_slice(path.as_bytes());
+    message.extend_from_slice(b"\0\x02{}");
+    message.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes());
+    message.extend_from_slice(payload);
+    stream.write_all(&message).await.unwrap();
+    assert_eq!(stream.read_u32().await.unwrap(), 0, "an acknowledgement");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_may_be_a_tenants() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let components = ("dynamo.components", "dynamo.backend,dynamo.other=team");
+    let over_nats = daemon(
+        broker.url(),
+        &[components, ("dynamo.discovery", discovery.as_str())],
+    )
+    .await;
+    let client = Client::connect(broker.url()).await;
+    fill(&client).await;
+    let team = ModelKey::of_tenant(MODEL.to_owned(), "team".to_owned());
+    let namespace = team.namespace().unwrap();
+    // A worker of the team with two blocks, which a daemon has heard of from its first batch on.
+    let tell = async |number: &str| {
+        let name = WorkerName::new(number).unwrap();
+        let mut publisher = Publisher::new(client.nats.clone(), &subjects(), &namespace, &name, 0);
+        let chain = sequence_hashes(blocks(2)).collect();
+        let stored = vec![Event::Stored(StoredBlocks::by_sequence(None, None, chain))];
+        publisher.publish(Tier::DEVICE, stored).await.unwrap();
+        eventually("the batch is applied", async || {
+            let status = client.queries.status(&namespace).await.ok()?;
+            let is_known = |holder: &HolderStatusReply| holder.worker == name && holder.exact;
+            status.holders.iter().any(is_known).then_some(())
+        })
+        .await;
+    };
+    tell("10").await;
+    let teams = |number: u64| {
+        let scores = json!([[{"worker_id": number, "dp_rank": 0}, 2]]);
+        json!({"TieredScores": {"device": {"scores": scores, "frequencies": []}, "lower_tier": []}})
+    };
+    let both = eventually("the records are there", async || {
+        Some(records(folder.path())).filter(|records| records.len() == 2)
+    })
+    .await;
+    let router = Router::new().await;
+    for record in both {
+        let subject = record["transport"]["nats_tcp"].as_str().unwrap().to_owned();
+        let request = router.request(&question(MODEL, 6)).into();
+        client.nats.request(subject, request).await.unwrap();
+        let is_teams = record["component"] == "other";
+        let known = if is_teams { teams(10) } else { expected() };
+        assert_eq!(in_order(data(&router.answer().await)), known);
+    }
+    over_nats.stop().await;
+
+    let settings = [
+        components,
+        ("dynamo.discovery", discovery.as_str()),
+        ("dynamo.listen", "127.0.0.1:0"),
+    ];
+    let over_tcp = daemon(broker.url(), &settings).await;
+    tell("11").await;
+    let record = eventually("the records are there", async || {
+        let mut records = records(folder.path()).into_iter();
+        records.find(|record| record["component"] == "other" && record["transport"]["tcp"].is_string())
+    })
+    .await;
+    let (address, path) = record["transport"]["tcp"]
+        .as_str()
+        .unwrap()
+        .split_once('/')
+        .unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    send_over_tcp(&mut stream, path, &router.request(&question(MODEL, 6))).await;
+    assert_eq!(data(&router.answer().await), teams(11));
+    over_tcp.stop().await;
 }

@@ -185,9 +185,12 @@ impl DynamoPlace {
             let twice = match part.split_once('=') {
                 Some(("nats", url)) => place.nats.replace(url.to_owned()).is_some(),
                 Some(("component", name)) => {
-                    let component = name.parse();
-                    let component =
-                        component.map_err(|error: NoComponent| format!("component is {name:?}: {error}"))?;
+                    let component: Component = name
+                        .parse()
+                        .map_err(|error: NoComponent| format!("component is {name:?}: {error}"))?;
+                    if !component.tenant.is_empty() {
+                        return Err(format!("component is {name:?}: --tenant names the tenant"));
+                    }
                     place.component.replace(component).is_some()
                 }
                 _ => {
@@ -204,11 +207,10 @@ impl DynamoPlace {
     }
 
     /// Tells whether publishers of a scope are looked for. A scope is a text such as `namespace/n/component/c/endpoint/e`.
-    /// `namespace/n/component/c/endpoint/e`, are looked for.
     pub(super) fn is_meant(&self, scope: &str) -> bool {
         self.component
             .as_ref()
-            .is_none_or(|Component { namespace, name }| {
+            .is_none_or(|Component { namespace, name, .. }| {
                 let own = format!("namespace/{namespace}/component/{name}");
                 scope
                     .strip_prefix(&own)

@@ -23,19 +23,20 @@ pub(super) struct Indexer {
 }
 
 impl Indexer {
-    /// Returns the answer to `question`: the workers whose state is certain, each with its number of the prompt's leading blocks.
-    pub(super) fn answer(&self, question: &Question) -> Value {
-        let found = self.find(question);
+    /// Returns the answer to `question` about a tenant's workers: those whose state is certain, each with its number of the prompt's leading
+    /// blocks.
+    pub(super) fn answer(&self, question: &Question, tenant: &str) -> Value {
+        let found = self.find(question, tenant);
         let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
         tiered_scores(holders, question.device_only)
     }
 
-    fn find(&self, question: &Question) -> Option<Found> {
+    fn find(&self, question: &Question, tenant: &str) -> Option<Found> {
         if !self.readiness.may_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
             return None;
         }
-        let model = ModelKey::of_tenant(question.model_name.clone(), String::new());
+        let model = ModelKey::of_tenant(question.model_name.clone(), tenant.to_owned());
         let refused = |error| self.errors.failed(ErrorCode::BadRequest, &error);
         let namespace = model.namespace().map_err(refused).ok()?;
         // Blocks that are found in the prompt's beginning are leading blocks of the whole prompt too.

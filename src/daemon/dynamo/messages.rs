@@ -34,19 +34,19 @@ impl Instance {
     }
 
     fn path(&self) -> String {
-        let Component { namespace, name } = &self.component;
+        let Component { namespace, name, .. } = &self.component;
         format!("{namespace}/{name}/{ENDPOINT}/{:x}", self.id)
     }
 
     /// Subject of NATS on which routers ask the instance.
     pub(super) fn subject(&self) -> String {
-        let Component { namespace, name } = &self.component;
+        let Component { namespace, name, .. } = &self.component;
         format!("{namespace}_{name}.{ENDPOINT}-{:x}", self.id)
     }
 
     /// Path with which routers ask the instance over TCP.
     pub(super) fn tcp_path(&self) -> String {
-        let Component { namespace, name } = &self.component;
+        let Component { namespace, name, .. } = &self.component;
         format!("{:x}/{namespace}/{name}/{ENDPOINT}", self.id)
     }
 

@@ -1,5 +1,6 @@
 //! Server for Dynamo's routers: takes their requests, over NATS or TCP, and sends the answers back.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -70,7 +71,12 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         return Ok(());
     }
     let answerer = shared.listener_answerer();
+    let tenants = config.components.iter();
+    let tenants = tenants
+        .filter(|one| !one.tenant.is_empty())
+        .map(|one| (tenant_key(one), one.tenant.clone()));
     let service = Arc::new(Service {
+        tenants: tenants.collect(),
         indexer: Indexer {
             answerer,
             readiness: Arc::clone(&shared.readiness),
@@ -102,7 +108,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
             let group = shared.config.queries.queue_group.clone();
             stage
                 .tasks
-                .spawn(serve_subject(client, instance.subject(), group, service));
+                .spawn(serve_subject(client, instance.clone(), group, service));
         }
     }
     if let Some(discovery) = &config.discovery {
@@ -117,7 +123,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
 /// Returns the instance of a component, with an id that follows from `seed`. The id fits a positive signed 64-bit number, as Dynamo's ids
 /// do.
 fn instance(component: &Component, seed: &str) -> Instance {
-    let name = format!("kvatlas {seed} {component}");
+    let Component { namespace, name, .. } = component;
+    let name = format!("kvatlas {seed} {namespace}.{name}");
     Instance {
         component: component.clone(),
         id: xxh3_64(name.as_bytes()) >> 1,
@@ -126,6 +133,8 @@ fn instance(component: &Component, seed: &str) -> Instance {
 
 /// Answers requests, over NATS and over TCP alike.
 struct Service {
+    /// The tenants of components that have one, by [`tenant_key`].
+    tenants: HashMap<String, String>,
     indexer: Indexer,
     answers: Arc<Semaphore>,
     /// Memory for requests that are being received over TCP: one permit for each `ROOM_BYTES`.
@@ -138,21 +147,28 @@ struct Service {
 }
 
 impl Service {
-    /// Answers a request in a task of its own. First waits until fewer than `ANSWERS_MAX` requests are being answered.
-    async fn take(self: &Arc<Self>, message: Bytes) {
+    /// Answers a request to the component with the key `component`, in a task of its own. First waits until fewer than `ANSWERS_MAX` requests
+    /// are being answered.
+    async fn take(self: &Arc<Self>, message: Bytes, component: &str) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
         };
-        let service = Arc::clone(self);
+        let (service, tenant) = (Arc::clone(self), self.tenants.get(component).cloned());
         tokio::spawn(async move {
-            if let Some(outcome) = service.answer(&message, permit).await {
+            let tenant = tenant.unwrap_or_default();
+            if let Some(outcome) = service.answer(&message, &tenant, permit).await {
                 service.metrics.ended(outcome);
             }
         });
     }
 
     /// Answers a request and returns its outcome. `None` if the daemon stops meanwhile.
-    async fn answer(&self, message: &[u8], _permit: OwnedSemaphorePermit) -> Option<DynamoOutcome> {
+    async fn answer(
+        &self,
+        message: &[u8],
+        tenant: &str,
+        _permit: OwnedSemaphorePermit,
+    ) -> Option<DynamoOutcome> {
         let asked = match read_request(message) {
             Ok(asked) => asked,
             Err(error) => {
@@ -161,7 +177,7 @@ impl Service {
             }
         };
         let (answer, outcome) = match asked.question {
-            Ok(question) => (self.indexer.answer(&question), DynamoOutcome::Answered),
+            Ok(question) => (self.indexer.answer(&question, tenant), DynamoOutcome::Answered),
             Err(error) => {
                 log_unreadable(&error);
                 let answer = serde_json::json!({"Error": error.to_string()});
@@ -218,8 +234,15 @@ async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Serves the requests on `subject` until the stop. Replicas share them out as a queue group.
-async fn serve_subject(client: Client, subject: String, group: String, service: Arc<Service>) {
+/// Returns what a component's path over TCP has in common for all its instances.
+fn tenant_key(component: &Component) -> String {
+    let Component { namespace, name, .. } = component;
+    format!("{namespace}/{name}")
+}
+
+/// Serves the requests to an instance over NATS until the stop. Replicas share them out as a queue group.
+async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
+    let (subject, component) = (instance.subject(), tenant_key(&instance.component));
     let subscribed = client.queue_subscribe(subject.clone(), group).await;
     let mut messages = match subscribed {
         Ok(messages) => messages,
@@ -236,7 +259,7 @@ async fn serve_subject(client: Client, subject: String, group: String, service: 
             // another replica.
             let _ = client.publish(reply, Bytes::new()).await;
         }
-        service.take(message.payload).await;
+        service.take(message.payload, &component).await;
     }
 }
 
@@ -288,22 +311,32 @@ async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Serv
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
         let path = timeout(service.idle_timeout, stream.read_u16()).await??;
-        let (payload, _room) = timeout(service.request_timeout, receive(stream, path, service)).await??;
+        let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
         stream.write_u32(0).await?;
-        service.take(payload).await;
+        service.take(received.payload, &received.component).await;
         place.note_waits(true);
     }
 }
 
-/// Receives the rest of a request, after the length `path` of its path. Returns the payload and the memory reserved for it.
-async fn receive<'s>(
-    stream: &mut TcpStream,
-    path: u16,
-    service: &'s Service,
-) -> io::Result<(Bytes, SemaphorePermit<'s>)> {
-    // Path and headers are skipped: the payload itself names the destination of the answer.
-    skip(stream, path.into()).await?;
+/// A request over TCP.
+struct Received<'s> {
+    /// Key of the component that is asked.
+    component: String,
+    payload: Bytes,
+    /// The memory reserved for the payload.
+    _room: SemaphorePermit<'s>,
+}
+
+/// Receives the rest of a request, after the length `path` of its path.
+async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<Received<'s>> {
+    let mut path = vec![0; path.into()];
+    stream.read_exact(&mut path).await?;
+    // `ID/NAMESPACE/COMPONENT/ENDPOINT`.
+    let path = String::from_utf8_lossy(&path);
+    let component: Vec<&str> = path.split('/').skip(1).take(2).collect();
+    let component = component.join("/");
+    // Headers are skipped: the payload itself names the destination of the answer.
     let headers = stream.read_u16().await?;
     skip(stream, headers.into()).await?;
     let bytes = usize::try_from(stream.read_u32().await?).unwrap_or(usize::MAX);
@@ -314,7 +347,11 @@ async fn receive<'s>(
     let mut payload = Vec::with_capacity(bytes.min(64 << 10));
     let read = stream.take(bytes as u64).read_to_end(&mut payload).await?;
     match read == bytes {
-        true => Ok((payload.into(), room)),
+        true => Ok(Received {
+            component,
+            payload: payload.into(),
+            _room: room,
+        }),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
