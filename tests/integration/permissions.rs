@@ -1,5 +1,7 @@
 //! What each role may do with the server configurations of `deploy/nats`, and what the server refuses it.
 
+mod reports;
+
 use std::io::{Read, Write};
 use std::time::Duration;
 
@@ -28,11 +30,12 @@ const USERS: &str = include_str!("../../deploy/nats/users.conf");
 const ACCOUNTS: &str = include_str!("../../deploy/nats/accounts.conf");
 
 /// The roles, and the names of their passwords in the configurations.
-const ROLES: [(&str, &str); 6] = [
+const ROLES: [(&str, &str); 7] = [
     ("daemon", "KVATLAS_DAEMON_PASSWORD"),
     ("gpu-0", "KVATLAS_GPU_0_PASSWORD"),
     ("rack-1", "KVATLAS_RACK_1_PASSWORD"),
     ("router", "KVATLAS_ROUTER_PASSWORD"),
+    ("dynamo", "KVATLAS_DYNAMO_PASSWORD"),
     ("gateway", "KVATLAS_GATEWAY_PASSWORD"),
     ("operator", "KVATLAS_OPERATOR_PASSWORD"),
 ];
@@ -44,6 +47,8 @@ fn password(role: &str) -> String {
 fn inbox_prefix(role: &str) -> String {
     match role {
         "gpu-0" | "rack-1" => format!("_INBOX_{role}"),
+        // Dynamo's processes know no other.
+        "dynamo" => "_INBOX".to_owned(),
         _ => format!("_INBOX_{}", role.to_uppercase()),
     }
 }
