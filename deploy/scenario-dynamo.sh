@@ -11,6 +11,7 @@
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
+#   ETCD_BIN          an etcd to use instead of one in PATH, for Dynamo's records; on Debian: apt-get install etcd-server
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -29,4 +30,5 @@ make_environment "$environment" 11
     CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
     CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging
 }
+need_etcd
 DYNAMO_PYTHON=$environment/bin/python exec python3 tests/dynamo "$@"

@@ -17,6 +17,7 @@
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
+#   ETCD_BIN          an etcd to use instead of one in PATH, for Dynamo's records; on Debian: apt-get install etcd-server
 #   LLMD_SOURCE       a checkout of llm-d/llm-d-router (tried: ebab68792): tests/routers/llmd and benches/routers/llmd are built in a copy of it, with Go
 #   LLMD_BIN          tests/routers/llmd, built already
 #   GRPCURL           a grpcurl to use instead of one in PATH or .tools/; with Go, grpcurl 1.9.3 is built into .tools/
@@ -96,6 +97,7 @@ make_dynamo() {
 
 play_dynamo() {
     make_dynamo || return 0
+    need_etcd
     python3 tests/routers "$@"
 }
 

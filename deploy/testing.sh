@@ -60,6 +60,12 @@ need_kvatlas() {
     [ -x "$KVATLAS_BIN" ] || cargo build --locked
 }
 
+# An etcd in ETCD_BIN, which is empty without one. Not a failure in CI either.
+need_etcd() {
+    export ETCD_BIN="${ETCD_BIN:-$(command -v etcd || true)}"
+    [ -n "$ETCD_BIN" ] || (CI="" skip "there is no etcd: Dynamo's records are in files only; on Debian: apt-get install etcd-server, or give ETCD_BIN")
+}
+
 # Tests with real processes miss a deadline now and then where a machine is busy. Such a test has a second try, alone, and is counted
 # as flaky. There is none after a wrong answer, none where more than this many have failed, and none with KVATLAS_TEST_STRICT=1.
 FLAKY_MAX=5

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import platform
@@ -36,7 +35,9 @@ HERE = Path(__file__).parent
 TESTS = HERE.parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "routers")]
 
+import dynamo_site
 import kvatlas
+from lines import Lines
 
 FLIGHTS = (1, 8, 64)
 # Blocks of a prompt, and how many questions are one measurement.
@@ -51,30 +52,6 @@ CELL_WORKERS, CELL_PAGES, CELL_PREFIX, CELL_DEPTH = 256, 32_768, 256, 508
 # Asks so many questions with so many in flight. Returns questions a second, and the 50th and 99th percentile in µs.
 Measure = Callable[[int, int], dict[str, float]]
 Rates = list[dict[str, float]]
-
-
-class Lines:
-    """A process that is given lines of JSON, and answers each."""
-
-    def __init__(self, command: list[str], **more: Any) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """What it answers."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        # Libraries print, too.
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answered: dict[str, Any] = json.loads(line)
-                return answered
-        raise RuntimeError(f"{self._process.args!r} has ended")
-
-    def close(self) -> None:
-        """Ends it."""
-        self._process.kill()
-        self._process.wait()
 
 
 class Bench:
@@ -231,26 +208,16 @@ def cell_of_sglang(bench: Bench) -> None:
         bench.row(CELL_PREFIX + CELL_DEPTH, CELL_QUESTIONS, [measure_grpc(load, asked) for asked in sides_asked])
 
 
-def dynamo_site() -> Any:
-    """The module of tests/routers that starts Dynamo's mockers beside kvatlas."""
-    specification = importlib.util.spec_from_file_location("dynamo_site", TESTS / "routers/__main__.py")
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 def dynamo(bench: Bench) -> None:
     """Dynamo's router asks itself, another router, or kvatlas."""
-    module = dynamo_site()
     bench.head("Dynamo's router", ["the index in the router", "another router's index", "kvatlas"])
     for blocks, questions in DEPTHS.items():
         with contextlib.ExitStack() as stack:
 
             def site(indexer: Path | None, blocks: int = blocks, stack: contextlib.ExitStack = stack) -> Lines:
-                own = stack.enter_context(module.site("nats", 4 * PROMPTS * blocks, indexer))
+                own = stack.enter_context(dynamo_site.site("nats", 4 * PROMPTS * blocks, indexer))
                 log = stack.enter_context(open(own.folder / "load.log", "wb"))
-                arguments = [str(HERE / "dynamo_load.py"), str(SIZE), str(module.WORDS)]
+                arguments = [str(HERE / "dynamo_load.py"), str(SIZE), str(dynamo_site.WORDS)]
                 load = Lines([os.environ["DYNAMO_PYTHON"], *arguments], env=own.environment, stderr=log)
                 stack.callback(load.close)
                 load.ask(blocks=blocks, prompts=PROMPTS)

@@ -3,39 +3,29 @@
     python3 tests/dynamo [--seed N] [--short]
 
 All have to give the same answers, exactly: after a late start, lost messages, a bridge that is killed, and with caches that evict. Wants a Python
-with ai-dynamo (DYNAMO_PYTHON), and KVATLAS_BIN and NATS_SERVER_BIN. Prints a line a check. Ends with 1 where one fails.
+with ai-dynamo (DYNAMO_PYTHON), and KVATLAS_BIN and NATS_SERVER_BIN; with an etcd (ETCD_BIN), also that keeps the records. Prints a line a check. Ends with 1 where one fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "engines"))
 sys.path.append(str(HERE.parent / "routers"))
 
+from dynamo_site import SIZE, Child, Site, free_port, new_site  # noqa: E402
 from prompts import prompts  # noqa: E402
 from proxy import Loop, Proxy  # noqa: E402
 
-specification = importlib.util.spec_from_file_location("routers", HERE.parent / "routers/__main__.py")
-assert specification and specification.loader
-routers = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(routers)
-
-SIZE = routers.SIZE
 PATIENCE = 30.0
 # Blocks of each worker: some prompts push others out.
 BLOCKS = 400
@@ -45,58 +35,36 @@ TOPIC = "namespace.dynamo.component.backend.endpoint.generate.kv-events"
 class Plane:
     """Two workers, a daemon, and a bridge that follows each worker twice."""
 
-    def __init__(self, site: Any, request_plane: str, event_plane: str, seed: int) -> None:
+    def __init__(self, site: Site, event_plane: str, seed: int) -> None:
         self.site, self.seed, self.served = site, seed, 0
-        self.http = routers.free_port()
+        self.http = free_port()
         self.python, self.kvatlas = os.environ["DYNAMO_PYTHON"], os.environ["KVATLAS_BIN"]
         site.environment |= {"DYN_EVENT_PLANE": event_plane, "PYTHONPATH": str(HERE)}
-        site.start("nats", os.environ["NATS_SERVER_BIN"], "-a", "127.0.0.1", "-p", str(site.nats))
         self._event_plane = event_plane
-        first = routers.free_port()
+        first = free_port()
         self._answer_ports = f"{first}-{first}"
-        self.workers: dict[str, Any] = {}
+        self.workers: dict[str, Child] = {}
         self.engines: list[str] = []
-        names = routers.words_model(site.folder / "model", routers.WORDS)
         for number in range(2):
-            self._start_worker(number, names, request_plane, event_plane)
+            process, worker, sockets = site.start_mocker(f"mocker-{number}", BLOCKS)
+            self.workers[worker] = process
+            self.engines += ["--engine", f"{worker}={sockets},tenant=truth"]
         self.nats = f"nats://127.0.0.1:{site.nats}"
         url = ("--nats-url", self.nats, "--admin-listen", "off")
         site.start("daemon", self.kvatlas, "serve", *url, "--http-listen", f"127.0.0.1:{self.http}")
         self.lossy: Proxy | None = None
         self._name_planes(event_plane)
-        self._bridge: subprocess.Popen[bytes] | None = None
-        site.stack.callback(self.kill_bridge)
-
-    def _start_worker(self, number: int, names: Path, request_plane: str, event_plane: str) -> None:
-        events, replay = routers.free_port(), routers.free_port()
-        process = self._started(
-            f"mocker-{number}", self.python, "-m", "dynamo.mocker", "--model-path", str(names), "--model-name", "m",
-            "--block-size", str(SIZE), "--num-gpu-blocks-override", str(BLOCKS), "--speedup-ratio", "1000",
-            "--discovery-backend", "file", "--request-plane", request_plane, "--event-plane", event_plane,
-            "--zmq-kv-events-ports", str(events), "--zmq-replay-ports", str(replay),
-        )  # fmt: skip
-        found = {str(record["instance_id"]) for record in self.site.wait_for("generate", number + 1)}
-        [worker] = found - self.workers.keys()
-        self.workers[worker] = process
-        self.engines += ["--engine", f"{worker}=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay},tenant=truth"]
-
-    def _started(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        log = self.site.stack.enter_context(open(self.site.folder / f"{name}.log", "ab"))
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self.site.environment)
-        self.site.stack.callback(process.wait)
-        self.site.stack.callback(process.kill)
-        return process
+        self._bridge: Child | None = None
 
     def _name_planes(self, event_plane: str) -> None:
         """One over NATS; on ZeroMQ one of each worker, the last behind a network that loses messages."""
-        discovery = f"format=dynamo,discovery=file:{self.site.discovery}"
+        discovery = f"format=dynamo,discovery={self.site.discovery.place}"
         if event_plane == "nats":
             self.engines += ["--engine", f"plane={self.nats},{discovery},topic={TOPIC}"]
             return
-        folder = self.site.discovery / "v1/event_channels"
-        channels = [json.loads(path.read_text()) for path in folder.iterdir() if "kv%2Devents" in path.name]
-        endpoints = [channel["transport"]["config"]["endpoint"] for channel in channels]
-        port = routers.free_port()
+        channels = self.site.discovery.below("v1/event_channels")
+        endpoints = [channel["transport"]["config"]["endpoint"] for key, channel in channels.items() if "/topic/kv-events/" in key]
+        port = free_port()
         host, _, target = endpoints[-1].removeprefix("tcp://").rpartition(":")
         self.lossy = Proxy(Loop(), port, int(target), self.seed, loses_messages=True)
         endpoints[-1] = f"tcp://127.0.0.1:{port}"
@@ -106,7 +74,7 @@ class Plane:
     def start_bridge(self) -> None:
         """A bridge that knows nothing."""
         command = [self.kvatlas, "bridge", "--nats-url", self.nats, "--admin-listen", "off", "--model", "m", "--block-size", str(SIZE)]
-        self._bridge = self._started("bridge", *command, *self.engines)
+        self._bridge = self.site.start("bridge", *command, *self.engines)
 
     def kill_bridge(self) -> None:
         """Ends it at once."""
@@ -117,9 +85,9 @@ class Plane:
     def start_finder(self) -> None:
         """A bridge that is told where the records are, and no worker, model or block size."""
         nats = f",nats={self.nats}" if self._event_plane == "nats" else ""
-        source = f"dynamo:file:{self.site.discovery}{nats},component=dynamo.backend"
+        source = f"dynamo:{self.site.discovery.place}{nats},component=dynamo.backend"
         command = [self.kvatlas, "bridge", "--nats-url", self.nats, "--admin-listen", "off", "--tenant", "found", "--answer-ports", self._answer_ports]
-        self._started("finder", *command, "--discover", source)
+        self.site.start("finder", *command, "--discover", source)
 
     def serve(self, count: int) -> None:
         """Has the workers serve so many further prompts."""
@@ -167,13 +135,6 @@ class Plane:
         """The workers that the plane has, or that were found."""
         last = prompts(SIZE, self.seed, self.served)[-20:]
         return {worker for prompt in last for tenant in ("default", "found") for worker in self._ask(prompt, tenant)}
-
-
-@contextlib.contextmanager
-def plane(request_plane: str, event_plane: str, seed: int) -> Iterator[Plane]:
-    """The processes of one scenario."""
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        yield Plane(routers.Site(Path(temporary), request_plane, stack), request_plane, event_plane, seed)
 
 
 def late_start(own: Plane, count: int) -> str:
@@ -240,8 +201,10 @@ def main() -> int:
     given = arguments.parse_args()
     count, failed = (30 if given.short else 150), 0
     print("| Dynamo | what happens | result |\n|---|---|---|")
-    for request_plane, event_plane in (("tcp", "zmq"), ("nats", "nats")):
-        with plane(request_plane, event_plane, given.seed) as own:
+    planes = [("tcp", "zmq", "file"), ("nats", "nats", "file")] + [("tcp", "zmq", "etcd")] * bool(os.environ.get("ETCD_BIN"))
+    for request_plane, event_plane, backend in planes:
+        with new_site(request_plane, backend) as site:
+            own = Plane(site, event_plane, given.seed)
             for name, check in CHECKS.items():
                 try:
                     said = check(own, count)
@@ -249,7 +212,7 @@ def main() -> int:
                     failed, said = 1, f"FAILED: {error}"
                     for log in own.site.folder.glob("bridge.log"):
                         print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
-                print(f"| asked over {request_plane}, events over {event_plane} | {name} | {said} |", flush=True)
+                print(f"| asked over {request_plane}, events over {event_plane}, records in {backend} | {name} | {said} |", flush=True)
     return failed
 
 

@@ -1,8 +1,17 @@
-"""Asks Dynamo's own router, whose remote indexer is kvatlas, and compares with what Dynamo's workers say they hold.
+"""Dynamo's own router, whose remote indexer is kvatlas. Its answers are compared with what Dynamo's workers say they hold.
 
-    python3 dynamo_router.py BLOCK_SIZE VOCABULARY PROMPTS QUESTIONS SEED
+    python3 dynamo_router.py BLOCK_SIZE VOCABULARY SEED
 
-Runs as a process of Dynamo's runtime: discovery and planes come from its environment. Prints a line of JSON.
+Runs as a process of Dynamo's runtime: discovery and planes come from its environment. A line of JSON comes in, and one goes out:
+
+    {"serve": N}        serves so many prompts; {}
+    {"recall": N}       has the same prompts as if it had served them; {}
+    {"compare": N}      asks as many questions, once the workers stand still; {"answers", "wrong", "wrong_own", "seconds"}
+    {"watch": true}     begins to ask, again and again, about what the workers hold now; {}
+    {"end": true}       ends that; {"questions", "warm", "wrong": [[WHEN, "blind" | "stale" | "failed"], ...]}
+
+Questions are warm if a worker has a part of the prompt. An answer is blind where a worker has more than it says, and stale where it has less,
+or is gone. WHEN is the system's monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,180 +20,140 @@ import asyncio
 import json
 import os
 import random
-import struct
 import sys
 import time
-import uuid
-from pathlib import Path
+from typing import Any
 
-import nats
-import xxhash
 from dynamo.llm import KvRouter, KvRouterConfig
 from dynamo.runtime import DistributedRuntime, dynamo_worker
+from dynamo_dumps import Dumps, Held, block_hashes, held_now
 
-SIZE, VOCABULARY, PROMPTS, QUESTIONS, SEED = map(int, sys.argv[1:6])
-PATIENCE = 60.0
-
-
-def two_parts(header: bytes, body: bytes) -> bytes:
-    """A message of Dynamo's request plane."""
-    return struct.pack(">QQQ", len(header), len(body), 0) + header + body
-
-
-async def read_two_parts(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Header and body of the next message."""
-    header, body, _ = struct.unpack(">QQQ", await reader.readexactly(24))
-    return await reader.readexactly(header), await reader.readexactly(body)
-
-
-class Dumps:
-    """Asks workers for all that they hold: their endpoint `worker_kv_query_source_…`."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[str, asyncio.Future[dict[str, object]]] = {}
-        self.port = 0
-
-    async def start(self) -> None:
-        """Listens for answers."""
-        server = await asyncio.start_server(self.take, "127.0.0.1", 0, limit=1 << 26)
-        self.port = server.sockets[0].getsockname()[1]
-
-    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes one answer."""
-        hello, _ = await read_two_parts(reader)
-        future = self.waiting.pop(json.loads(hello)["subject"])
-        while True:
-            header, body = await read_two_parts(reader)
-            if header == b'"sentinel"':
-                break
-            data = json.loads(body).get("data") if body else None
-            if data is not None and not future.done():
-                future.set_result(data)
-        writer.close()
-
-    async def ask(self, record: dict[str, object]) -> dict[str, object]:
-        """The answer of one worker."""
-        subject, future = str(uuid.uuid4()), asyncio.get_running_loop().create_future()
-        self.waiting[subject] = future
-        info = {"address": f"127.0.0.1:{self.port}", "subject": subject, "context": subject, "stream_type": "response"}
-        control = {
-            "id": subject,
-            "request_type": "single_in",
-            "response_type": "many_out",
-            "payload_codec": "json",
-            "connection_info": {"transport": "tcp_server", "info": json.dumps(info)},
-        }
-        question = {"worker_id": record["instance_id"], "dp_rank": 0, "start_event_id": None, "end_event_id": None}
-        message = two_parts(json.dumps(control).encode(), json.dumps(question).encode())
-        transport = record["transport"]
-        if "tcp" in transport:
-            address, path = transport["tcp"].split("/", 1)
-            host, port = address.rsplit(":", 1)
-            headers = json.dumps({"x-endpoint-path": path, "request-id": subject}).encode()
-            _, writer = await asyncio.open_connection(host, int(port))
-            parts = (struct.pack(">H", len(path)), path.encode(), struct.pack(">H", len(headers)), headers)
-            writer.write(b"".join((*parts, struct.pack(">I", len(message)), message)))
-            answer = await asyncio.wait_for(future, PATIENCE)
-            writer.close()
-            return answer
-        client = await nats.connect(os.environ["NATS_SERVER"])
-        await client.request(transport["nats_tcp"], message, timeout=PATIENCE)
-        answer = await asyncio.wait_for(future, PATIENCE)
-        await client.close()
-        return answer
-
-
-def block_hashes(tokens: list[int]) -> list[int]:
-    """The hash of each whole block of a prompt."""
-    whole = range(0, len(tokens) - len(tokens) % SIZE, SIZE)
-    packed = (struct.pack(f"<{SIZE}I", *tokens[start : start + SIZE]) for start in whole)
-    return [xxhash.xxh3_64_intdigest(block, seed=1337) for block in packed]
-
-
-class Held:
-    """What one worker holds, as a tree: by the name of a parent, the child of each content."""
-
-    def __init__(self, dump: dict[str, object]) -> None:
-        self.children: dict[tuple[int | None, int], int] = {}
-        for event in dump["TreeDump"]["events"]:
-            stored = event["event"]["data"]["stored"]
-            parent = stored["parent_hash"]
-            for block in stored["blocks"]:
-                self.children[parent, block["tokens_hash"]] = block["block_hash"]
-                parent = block["block_hash"]
-
-    def depth(self, hashes: list[int]) -> int:
-        """How many leading blocks of a prompt it holds."""
-        parent: int | None = None
-        for depth, content in enumerate(hashes):
-            parent = self.children.get((parent, content))
-            if parent is None:
-                return depth
-        return len(hashes)
-
-
-def records(endpoint: str) -> list[dict[str, object]]:
-    """The instances of an endpoint whose name begins so."""
-    folder = Path(os.environ["DYN_FILE_KV"]) / "v1/instances"
-    all_of_them = [json.loads(path.read_text()) for path in folder.iterdir()]
-    return [record for record in all_of_them if record["endpoint"].startswith(endpoint)]
-
-
-async def truth(dumps: Dumps) -> dict[int, Held]:
-    """What each worker holds, once that stands still."""
-    before = None
-    while True:
-        asked = {record["instance_id"]: await dumps.ask(record) for record in records("worker_kv_query_source_")}
-        if asked == before:
-            return {worker: Held(dump) for worker, dump in asked.items()}
-        before = asked
-        await asyncio.sleep(0.5)
+SIZE, VOCABULARY, SEED = map(int, sys.argv[1:4])
+# So many questions are in flight while answers are watched, each for so many seconds.
+WATCHERS, PATIENCE = 4, 5.0
 
 
 async def overlaps(router: KvRouter, tokens: list[int]) -> dict[int, int]:
     """By worker, how many leading blocks the router believes to be on its device."""
     answer = await router.get_overlap_scores(tokens)
-    return {worker["worker_id"]: worker["device_blocks"] for worker in answer["workers"]}
+    return {worker["worker_id"]: worker["device_blocks"] for worker in answer["workers"] if worker["device_blocks"]}
+
+
+class Driver:
+    """The routers: one that asks, and one that has an index of its own."""
+
+    def __init__(self, runtime: DistributedRuntime) -> None:
+        endpoint = runtime.endpoint("dynamo.backend.generate")
+        self._asks = KvRouter(endpoint, SIZE, KvRouterConfig(use_remote_indexer=True))
+        self._own = KvRouter(endpoint, SIZE, KvRouterConfig())
+        self._dice, self._dumps = random.Random(SEED), Dumps()
+        self._chats = [self._words(SIZE * self._dice.randint(1, 12)) for _ in range(12)]
+        self._watching: list[asyncio.Task[None]] = []
+        self._watched: dict[str, Any] = {}
+        self._ends = False
+
+    async def start(self) -> None:
+        """Waits until the routers know the workers."""
+        await self._dumps.start()
+        await asyncio.sleep(3)
+
+    def _words(self, count: int) -> list[int]:
+        return [self._dice.randrange(3, VOCABULARY) for _ in range(count)]
+
+    async def serve(self, count: int, recalls: bool) -> None:
+        """Serves turns of chats, or recalls them."""
+        for _ in range(count):
+            chat = self._dice.choice(self._chats)
+            chat += self._words(self._dice.randint(1, 3 * SIZE))
+            if len(chat) > 60 * SIZE:
+                self._chats.remove(chat)
+                self._chats.append(self._words(SIZE))
+            if recalls:
+                continue
+            async for _ in await self._asks.generate(chat, "m", stop_conditions={"max_tokens": 4}):
+                pass
+
+    def _question(self, held: dict[int, Held]) -> tuple[list[int], dict[int, int]]:
+        chat = self._dice.choice(self._chats)
+        prompt = chat[: self._dice.randint(SIZE, len(chat))] + self._words(self._dice.randint(0, 2 * SIZE))
+        depths = {worker: tree.depth(block_hashes(prompt, SIZE)) for worker, tree in held.items()}
+        return prompt, {worker: depth for worker, depth in depths.items() if depth}
+
+    async def compare(self, count: int) -> dict[str, Any]:
+        """Asks both routers."""
+        held = await held_now(self._dumps)
+        await asyncio.sleep(0.5)
+        wrong = wrong_own = 0
+        seconds = 0.0
+        for _ in range(count):
+            prompt, expected = self._question(held)
+            begun = time.perf_counter()
+            told = await overlaps(self._asks, prompt)
+            seconds += time.perf_counter() - begun
+            wrong += differences(told, expected)
+            wrong_own += differences(await overlaps(self._own, prompt), expected)
+        return {"answers": count * len(held), "wrong": wrong, "wrong_own": wrong_own, "seconds": seconds}
+
+    async def watch(self) -> None:
+        """Begins to ask."""
+        held = await held_now(self._dumps)
+        self._watched = {"questions": 0, "warm": 0, "wrong": []}
+        self._ends = False
+        # The router may wait long for an answer that does not come. Others are asked meanwhile.
+        self._watching = [asyncio.create_task(self._watch(held)) for _ in range(WATCHERS)]
+
+    async def _watch(self, held: dict[int, Held]) -> None:
+        while not self._ends:
+            prompt, expected = self._question(held)
+            begun = time.monotonic()
+            kinds = await self._judged(prompt, expected)
+            self._watched["wrong"] += [[begun, kind] for kind in kinds]
+            self._watched["questions"] += 1
+            self._watched["warm"] += bool(expected)
+            await asyncio.sleep(0.01)
+
+    async def _judged(self, prompt: list[int], expected: dict[int, int]) -> list[str]:
+        """What is wrong with an answer."""
+        try:
+            told = await asyncio.wait_for(overlaps(self._asks, prompt), PATIENCE)
+        except Exception:
+            # Without an answer the router raises what its runtime has.
+            return ["failed"]
+        is_blind = any(told.get(worker, 0) < depth for worker, depth in expected.items())
+        is_stale = any(depth > expected.get(worker, 0) for worker, depth in told.items())
+        return ["blind"] * is_blind + ["stale"] * is_stale
+
+    async def end(self) -> dict[str, Any]:
+        """Ends that."""
+        self._ends = True
+        await asyncio.gather(*self._watching)
+        return self._watched
+
+    async def do(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Does what a line says."""
+        if "serve" in order or "recall" in order:
+            await self.serve(order.get("serve") or order["recall"], "recall" in order)
+        elif "compare" in order:
+            return await self.compare(order["compare"])
+        elif "watch" in order:
+            await self.watch()
+        else:
+            return await self.end()
+        return {}
+
+
+def differences(told: dict[int, int], expected: dict[int, int]) -> int:
+    """Of how many workers something wrong is told."""
+    return sum(told.get(worker, 0) != expected.get(worker, 0) for worker in told.keys() | expected.keys())
 
 
 @dynamo_worker()
 async def main(runtime: DistributedRuntime) -> None:
-    """Serves prompts, asks about others, and compares."""
-    endpoint, dice = runtime.endpoint("dynamo.backend.generate"), random.Random(SEED)
-    asks, own = KvRouter(endpoint, SIZE, KvRouterConfig(use_remote_indexer=True)), KvRouter(endpoint, SIZE, KvRouterConfig())
-    dumps = Dumps()
-    await dumps.start()
-    await asyncio.sleep(3)
-    word = lambda: dice.randrange(3, VOCABULARY)
-    chats = [[word() for _ in range(SIZE * dice.randint(1, 12))] for _ in range(12)]
-    asked = wrong = wrong_own = 0
-    asking = 0.0
-    rounds = max(1, QUESTIONS // 500)
-    for _ in range(rounds):
-        for _ in range(PROMPTS // rounds):
-            chat = dice.choice(chats)
-            chat += [word() for _ in range(dice.randint(1, 3 * SIZE))]
-            if len(chat) > 60 * SIZE:
-                chats.remove(chat)
-                chats.append([word() for _ in range(SIZE)])
-            stream = await asks.generate(chat, "m", stop_conditions={"max_tokens": 4})
-            async for _ in stream:
-                pass
-        held = await truth(dumps)
-        await asyncio.sleep(0.5)
-        for _ in range(QUESTIONS // rounds):
-            chat = dice.choice(chats)
-            prompt = chat[: dice.randint(SIZE, len(chat))] + [word() for _ in range(dice.randint(0, 2 * SIZE))]
-            expected = {worker: tree.depth(block_hashes(prompt)) for worker, tree in held.items()}
-            started = time.perf_counter()
-            answer = await overlaps(asks, prompt)
-            asking += time.perf_counter() - started
-            asked += len(expected)
-            wrong += sum(answer.get(worker, 0) != depth for worker, depth in expected.items())
-            answer = await overlaps(own, prompt)
-            wrong_own += sum(answer.get(worker, 0) != depth for worker, depth in expected.items())
-    result = {"answers": asked, "wrong": wrong, "wrong of Dynamo's own index": wrong_own}
-    print(json.dumps({**result, "microseconds a question": round(asking / QUESTIONS * 1e6)}), flush=True)
+    """Does what standard input says."""
+    driver = Driver(runtime)
+    await driver.start()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await driver.do(json.loads(line))), flush=True)
     # Its threads outlive the interpreter.
     os._exit(0)
 

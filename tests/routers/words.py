@@ -20,7 +20,8 @@ def words_model(folder: Path, count: int) -> Path:
         "num_hidden_layers": 2, "num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": 32768,
         "bos_token_id": last, "eos_token_id": last,
     }  # fmt: skip
-    special = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<unk>", "eos_token": "<unk>", "unk_token": "<unk>"}
+    chat = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": chat, "bos_token": "<unk>", "eos_token": "<unk>", "unk_token": "<unk>"}
     for name, content in (("tokenizer", tokenizer), ("config", config), ("tokenizer_config", special)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
