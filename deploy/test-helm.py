@@ -175,6 +175,7 @@ ONCE: list[Values] = [
 ]
 REFUSED: list[tuple[str, Values]] = [
     ("a word that is no value", {"replica": 2}),
+    ("a name that is too long for a label", {"nameOverride": "a" * 64}),
     ("a URL without a scheme", {"nats": {"url": "nats:4222"}}),
     ("a password in the URL", {"nats": {"url": "nats://me:secret@nats:4222"}}),
     ("no secret for a user", {"nats": {"auth": {"kind": "user"}}}),
