@@ -35,11 +35,11 @@ class _Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=HEALTHY)
 
 
-class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
+class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """What the gateway asks of an engine."""
 
-    def __init__(self, fleet: Fleet, place: int, tokenizer: bytes) -> None:
-        self._fleet, self._place, self._tokenizer = fleet, place, tokenizer
+    def __init__(self, fleet: Fleet, place: int, tokenizer: bytes, model: str = MODEL) -> None:
+        self._fleet, self._place, self._tokenizer, self._model = fleet, place, tokenizer, model
         worker = fleet.workers[place]
         replay = f"tcp://127.0.0.1:{worker.replay}" if worker.has_replay else None
         self._source = RankSource(0, f"tcp://127.0.0.1:{worker.events}", replay)
@@ -58,8 +58,8 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def GetModelInfo(self, request: Any, context: Any) -> Any:
         return vllm_engine_pb2.GetModelInfoResponse(
-            model_path=MODEL, is_generation=True, max_context_length=32768, vocab_size=WORDS, served_model_name=MODEL, tokenizer_path=MODEL,
-            model_type="llama", architectures=["LlamaForCausalLM"], eos_token_ids=[WORDS - 1], max_req_input_len=32768,
+            model_path=self._model, is_generation=True, max_context_length=32768, vocab_size=WORDS, served_model_name=self._model,
+            tokenizer_path=self._model, model_type="llama", architectures=["LlamaForCausalLM"], eos_token_ids=[WORDS - 1], max_req_input_len=32768,
         )  # fmt: skip
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
@@ -100,7 +100,7 @@ class _Server:
 
     async def _start(self) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(_Servicer(self._fleet, self._place, self._tokenizer), self._server)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(Servicer(self._fleet, self._place, self._tokenizer), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(_Health(), self._server)
         self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()

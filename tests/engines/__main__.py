@@ -19,6 +19,7 @@ from pathlib import Path
 
 from outages import measure
 from scenarios import SCENARIOS, Scenario
+from servers import Missing
 from world import World, summary
 
 SHORT = ("quiet, vLLM", "quiet, SGLang", "daemon restarts", "engine restarts", "gpt-oss", "windows only")
@@ -31,6 +32,9 @@ def play(scenario: Scenario, seed: int, rounds: int, folder: Path) -> bool:
         world = World(scenario.layout, seed, folder)
         with world:
             scenario.play(world, random.Random(seed), rounds)
+    except Missing as why:
+        print(f"SKIPPED: {scenario.name}: {why}", file=sys.stderr)
+        return True
     except Exception as error:
         traceback.print_exc()
         failure = f"FAILED: {type(error).__name__} {error}"

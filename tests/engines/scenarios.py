@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fronted import fronted, holed, relayed
 from lies import lied
 from processes import wait_until
+from servers import FRONT_ENDS, SERVICERS
 from world import Layout, World
 
 Play = Callable[[World, random.Random, int], None]
@@ -425,5 +427,8 @@ SCENARIOS = [
     Scenario("gpt-oss, kills of each part", kills, hybrid("gpt-oss", 16, 700), rounds=2),
     Scenario("windows only", doubted, hybrid("windows only", 16, 900)),
     Scenario("chunked attention", doubted, hybrid("chunked attention", 16, 2000)),
+    *(Scenario(f"{way}, restarts", fronted, Layout(engines=2, ranks=2, server=way), rounds=2) for way in FRONT_ENDS),
+    *(Scenario(f"{way}, restarts", relayed, Layout(engines=2, server=way), rounds=2) for way in SERVICERS),
+    *(Scenario(f"{way}, holes", holed, Layout(engines=2, server=way, has_replay=False, has_proxies=True), rounds=2) for way in SERVICERS),
     Scenario("stated to be hybrid", doubted, replace(MIXED, keys=("hybrid = true",), can_be_exact=False)),
 ]

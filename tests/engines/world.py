@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from chats import Chats
 from processes import Bridge, Broker, Daemon, Depths, Host, Process, Prompt, free_ports, kvatlas, wait_until
 from proxy import Loop, Proxy
+from servers import SERVICERS, FrontEnd, Servicer, server_before
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -58,6 +59,8 @@ class Layout:
     has_replay: bool = True
     # `kvatlas up`: daemon and bridge in one process.
     is_one_process: bool = False
+    # The server by which the bridge follows each engine, instead of its sockets; see servers.py.
+    server: str | None = None
     # Whether the daemon has an admin listener.
     has_admin: bool = False
     # Whether the bridge has a state directory, and whether a second one follows the same engines.
@@ -101,6 +104,8 @@ class World:
         self.hosts: list[Host] = []
         self.holders: list[Holder] = []
         self.proxies: list[Proxy] = []
+        # The server before each engine, in their order, where there are some.
+        self.servers: list[FrontEnd | Servicer] = []
         self._loop = Loop() if layout.has_proxies else None
         self._seed = seed
         # Requests that have gone to holders so far.
@@ -156,7 +161,7 @@ class World:
                     if layout.model:
                         given |= {"model": layout.model, "retention": layout.retention, "at_once": layout.at_once}
                     engines.append(given)
-                tables.append(self._table(f"{name}-{engine}", kind, publishing, replaying))
+                tables.append(self._table(f"{name}-{engine}", kind, publishing, replaying, engines[-1]))
                 begun += [Holder(f"{name}-{engine}", rank, None, 0) for rank in range(layout.ranks)]  # type: ignore[arg-type]
             host = Host(kind, engines, folder / f"engines-{number}.log")
             for place, holder in enumerate(begun):
@@ -165,16 +170,21 @@ class World:
             self.holders += begun
         return "".join(tables)
 
-    def _table(self, name: str, kind: str, publishing: list[int], replaying: list[int]) -> str:
+    def _table(self, name: str, kind: str, publishing: list[int], replaying: list[int], engine: dict[str, Any]) -> str:
         if self._loop:
             publishing = [self._proxy(port, True) for port in publishing]
             replaying = [self._proxy(port, False) for port in replaying]
             assert len(publishing) == 1, "a proxy's ports are not one behind the other"
-        lines = ["[[engine]]", f'name = "{name}"', f'endpoint = "tcp://127.0.0.1:{publishing[0]}"']
+        form = kind.split("_")[0]
+        lines = ["[[engine]]", f'name = "{name}"', f'format = "{form}"', f"block_size = {self.layout.block_size}", *self.layout.keys]
+        if self.layout.server:
+            replaying = replaying if self.layout.has_replay else []
+            server = server_before(self.layout.server, self.folder, MODEL, engine, publishing, replaying)
+            self.servers.append(server)
+            return "\n".join([*lines, f'endpoint = "{server.endpoint}"']) + "\n"
+        lines += [f'endpoint = "tcp://127.0.0.1:{publishing[0]}"', f"ranks = {self.layout.ranks}"]
         if self.layout.has_replay:
             lines.append(f'replay = "tcp://127.0.0.1:{replaying[0]}"')
-        form = kind.split("_")[0]
-        lines += [f"ranks = {self.layout.ranks}", f'format = "{form}"', f"block_size = {self.layout.block_size}", *self.layout.keys]
         return "\n".join(lines) + "\n"
 
     def _proxy(self, target: int, loses_messages: bool) -> int:
@@ -187,12 +197,16 @@ class World:
     def __enter__(self) -> Self:
         try:
             self.broker.start()
+            for server in self.servers:
+                server.start()
             if not self.layout.is_one_process:
                 self.bridge.start()
             if self.spare:
                 self.spare.start()
             self.daemon.start()
-            if self.layout.has_replay and self.layout.can_be_exact:
+            # Of a servicer, the first batch tells whether it has been heard from the start.
+            is_known_idle = self.layout.has_replay and self.layout.server not in SERVICERS
+            if is_known_idle and self.layout.can_be_exact:
                 self.all_exact()
         except BaseException:
             self.__exit__()
@@ -200,7 +214,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in {self.bridge, self.spare, self.daemon, self.broker}:
+        for process in {self.bridge, self.spare, self.daemon, self.broker, *self.servers}:
             if process:
                 process.kill()
         for host in self.hosts:
