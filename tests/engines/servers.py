@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class FrontEnd(Process):
         import msgspec
         import zmq
 
-        context, life = zmq.Context.instance(), next(_lives)
+        context: zmq.Context[Any] = zmq.Context.instance()
+        life = next(_lives)
         for rank in range(len(self._sockets)):
             core, answers = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
             core.setsockopt(zmq.IDENTITY, rank.to_bytes(2, "little"))
@@ -144,10 +146,8 @@ def _listens(port: int) -> bool:
 
 
 def _answers(port: int) -> bool:
-    import urllib.request
-
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/kv_event_sources", timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
