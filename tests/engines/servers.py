@@ -12,10 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-<<<<<<< HEAD
-=======
 import urllib.request
->>>>>>> engines
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +75,8 @@ class FrontEnd(Process):
         import msgspec
         import zmq
 
-<<<<<<< HEAD
-        context, life = zmq.Context.instance(), next(_lives)
-=======
         context: zmq.Context[Any] = zmq.Context.instance()
         life = next(_lives)
->>>>>>> engines
         for rank in range(len(self._sockets)):
             core, answers = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
             core.setsockopt(zmq.IDENTITY, rank.to_bytes(2, "little"))
@@ -153,16 +146,8 @@ def _listens(port: int) -> bool:
 
 
 def _answers(port: int) -> bool:
-<<<<<<< HEAD
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/kv_event_sources", timeout=5) as answer:
-            return answer.status == 200
-=======
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/kv_event_sources", timeout=5) as answer:
             return bool(answer.status == 200)
->>>>>>> engines
     except OSError:
         return False
