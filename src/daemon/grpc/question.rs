@@ -73,7 +73,7 @@ struct Certain {
 impl Certain {
     /// Adds the holders of one namespace, as far as they are certain. Pools are left out (caches that workers share): no request can be
     /// sent there.
-    fn add(&mut self, found: Found) {
+    fn add(&mut self, found: &Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.asked_blocks);
         let mut places: HashMap<_, usize> = HashMap::new();
@@ -268,7 +268,7 @@ impl Questions {
                     let metrics = self.namespaces.of(&name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
                     metrics.found(found.prompt());
-                    certain.add(found);
+                    certain.add(&found);
                     certain.namespace = Some(name);
                 }
                 Err(error) => {
@@ -388,7 +388,7 @@ mod tests {
             is_exact: true,
             ..Certain::default()
         };
-        certain.add(Found {
+        certain.add(&Found {
             block_size: 64,
             asked_blocks: 9,
             holders,
