@@ -160,7 +160,7 @@ def about(seed: int, requests: int) -> dict[str, Any]:
 
 def play(scenario: str, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in one scenario, in a process of its own, which can have one kind of engine only."""
-    row: dict[str, Any] = {"scenario": scenario, "way": way}
+    row: dict[str, Any] = {"scenario": scenario, "way": way, "date": datetime.date.today().isoformat()}
     if scenario in SCENARIOS and (why_not := WAYS[way].cannot_play(SCENARIOS[scenario])):
         return row | {"not_played": why_not}
     command = [sys.executable, str(HERE), "--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]

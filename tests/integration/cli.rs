@@ -124,12 +124,10 @@ async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(demo.stderr.take().unwrap())
+    let mut lines = BufReader::new(demo.stderr.take().unwrap())
         .lines()
         .map(Result::unwrap);
-    let url = lines
-        .into_iter()
-        .find_map(|line| line.split_once("http://").map(|(_, url)| url.to_owned()));
+    let url = lines.find_map(|line| line.split_once("http://").map(|(_, url)| url.to_owned()));
     let address = url.unwrap().trim_end_matches('/').parse().unwrap();
     eventually("the fleet's workers are known", async || {
         let index: Value = serde_json::from_str(&http_get(address, "/index").1).ok()?;
@@ -140,6 +138,31 @@ async fn a_demonstration_that_stays_has_a_fleet_and_ends_when_it_is_told() {
             .map(drop)
     })
     .await;
+    // What is shown to break it with does so.
+    let mut shown = |word: &str| {
+        lines
+            .find_map(|line| Some(line.split_once(word)?.1.to_owned()))
+            .unwrap()
+    };
+    let forget = shown(" admin ");
+    let arguments: Vec<&str> = std::iter::once("admin")
+        .chain(forget.split_whitespace())
+        .collect();
+    let output = run(&arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    let broker = shown("kill -STOP ").split(';').next().unwrap().parse().unwrap();
+    let broker = rustix::process::Pid::from_raw(broker).unwrap();
+    let doubtful = || {
+        let (_, workers) = http_get(address, "/workers?state=degraded");
+        serde_json::from_str::<Value>(&workers).unwrap()["holders_total"].as_u64()
+    };
+    rustix::process::kill_process(broker, rustix::process::Signal::STOP).unwrap();
+    eventually("the fleet is in doubt", async || {
+        (doubtful() >= Some(8)).then_some(())
+    })
+    .await;
+    rustix::process::kill_process(broker, rustix::process::Signal::CONT).unwrap();
+    eventually("it is well again", async || (doubtful() == Some(0)).then_some(())).await;
     let pid = rustix::process::Pid::from_child(&demo);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(demo.wait().unwrap().success());
