@@ -67,7 +67,8 @@ build() {
     chmod -R u=rwX,go=rX "$1/$name"
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$1" -cf - "$name" |
         gzip --no-name --best >"$2/$name.tar.gz"
-    deploy/wheel.sh "$built" "$2" >/dev/null
+    # From the archive, too: pip packs whatever lies beside the sources.
+    "$1/source/deploy/wheel.sh" "$built" "$2" >/dev/null
     if cargo deb --version >/dev/null 2>&1; then
         KVATLAS_BIN=$built deploy/debian/build.sh "$2" >/dev/null
     else

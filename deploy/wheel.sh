@@ -34,6 +34,8 @@ mkdir -p "$root/${root##*/}.data/scripts"
 install -m 755 "$program" "$root/${root##*/}.data/scripts/kvatlas"
 cp LICENSE deploy/licences.md "$root"/*.dist-info/
 sed -i 's/^Root-Is-Purelib: true$/Root-Is-Purelib: false/' "$root"/*.dist-info/WHEEL
+# Whatever the umask was.
+chmod -R u=rwX,go=rX "$root"
 
 # The newest version of a symbol that the program takes from the C library.
 least=$(grep -aoE 'GLIBC_2\.[0-9]+' "$program" | sort -t. -k2 -nu | tail -n 1 | cut -d. -f2)
