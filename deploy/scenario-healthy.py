@@ -83,6 +83,8 @@ def override(directory: Path, rules: dict[str, Any], is_short: bool) -> Path:
     services = {
         "prometheus": {"volumes": [file("alerts.yml", rules), file("targets.yml", targets), file("prometheus.yml", config)]},
         "bridge": {"command": ["bridge", *followed("engine-1", BRIDGE_PORTS)]},
+        # Enough to see, so that the machine is not what falls ill.
+        "fleet": {"command": ["fleet", "--transport", "jetstream", "--workers", "4", "--rate", "10"]},
         "up": up,
     }
     path = directory / "healthy.yaml"
@@ -117,7 +119,8 @@ def wait_until_healthy(stack: Stack) -> None:
     try:
         wait_until("a healthy deployment without alerts", lambda: not unhealthy(stack) and not alerts(stack), PATIENCE_S)
     except StackError as error:
-        raise SystemExit(f"{error}: {'; '.join(unhealthy(stack))}; alerts: {alerts(stack)}") from error
+        said = unhealthy(stack) + [f"{alert['state']}: {alert['annotations']['summary']} ({alert['labels']})" for alert in alerts(stack)]
+        raise SystemExit("\n  ".join([f"{error}; the machine may be too slow:", *said])) from error
 
 
 def watch(stack: Stack, seconds: float) -> None:
@@ -127,7 +130,8 @@ def watch(stack: Stack, seconds: float) -> None:
     while time.monotonic() < until:
         for alert in alerts(stack):
             if alert["state"] == "firing":
-                raise SystemExit(f"fires in a healthy deployment: {alert['labels']}: {alert['annotations']['summary']}")
+                doubts = [series["metric"] | {"holders": series["value"][1]} for series in ask(stack, "query", query="kvatlas_degraded_holders > 0")["result"]]
+                raise SystemExit(f"fires in a healthy deployment: {alert['labels']}: {alert['annotations']['summary']}; in doubt are {doubts}")
             waiting.add(alert["labels"]["alertname"])
         time.sleep(1.0)
     print(f"{seconds:.0f} s without an alert; true for moments: {', '.join(sorted(waiting)) or 'none'}")
