@@ -55,7 +55,7 @@ def front_end(own: Site, given: argparse.Namespace) -> bool:
     done = subprocess.run(command, env=own.environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"\npython -m dynamo.frontend over HTTP: {', '.join(f'{value} {name}' for name, value in found.items())}", flush=True)
-    return found["elsewhere"] == 0 and found["with a known prefix"] > 0
+    return bool(found["elsewhere"] == 0 and found["with a known prefix"] > 0)
 
 
 def main() -> int:
