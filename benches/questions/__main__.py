@@ -94,7 +94,8 @@ def cell(rates: Rates) -> str:
 
 def redis(bench: Bench) -> None:
     """llm-d's index asks both."""
-    from redis_engines import Driver, filled_site
+    from llmd_site import Driver
+    from redis_engines import filled_site
 
     bench.head("llm-d's index over Redis", ["a real Redis", "kvatlas"])
     dice = random.Random(1)
