@@ -26,21 +26,21 @@ class Restart:
 
         An answer is blind where there is none, or where it says less than somebody holds, and stale where it says more.
         """
-        questions = early = 0
-        last = 0.0
-        late = {"blind": 0, "stale": 0}
+        questions, last = 0, 0.0
+        early, late = {"blind": 0, "stale": 0}, {"blind": 0, "stale": 0}
         while (since := time.monotonic() - self._begun) < BOUND + BEYOND:
             question, expected = held[questions % len(held)]
             told = ask(question)
             questions += 1
             kinds = kinds_of(told, expected)
-            if kinds:
-                last = since
             for kind in kinds:
-                early += since <= BOUND
-                late[kind] += since > BOUND
-        before = f"{early} wrong before, the last after {last:.1f} s" if early else "none wrong before"
-        print(f"restart of {self._name}: {questions} questions; beyond {BOUND:.0f} s {late['blind']} blind, {late['stale']} stale; {before}", flush=True)
+                last = since
+                (early if since <= BOUND else late)[kind] += 1
+        print(
+            f"restart of {self._name}: {questions} questions; beyond {BOUND:.0f} s {late['blind']} blind, {late['stale']} stale; "
+            f"before that {early['blind']} blind, {early['stale']} stale, the last after {last:.1f} s",
+            flush=True,
+        )
         return not any(late.values())
 
 
