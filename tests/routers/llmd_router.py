@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from llmd_site import MODEL, SIZE, Driver, Pod, Prompt, site
-
 from judging import Restart
+from llmd_site import SIZE, Driver, Pod, Prompt, site
+
 from processes import Host, free_ports
 
 PODS = 4
@@ -161,6 +161,8 @@ def play(algorithm: str, seed: str, number: int, rounds: int, with_restarts: boo
     dice, tally = random.Random(number), Tally()
     with fleet() as engines, site(algorithm, seed, engines.pods) as driver:
         prompts = prompts_of(dice, 200)
+        # From here on, llm-d's pool misses nothing.
+        engines.settle(driver)
         for turn in range(rounds):
             for place in range(PODS):
                 if dice.random() < 0.05:
