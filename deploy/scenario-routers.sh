@@ -7,8 +7,9 @@
 #
 #   deploy/scenario-routers.sh                 10,000 questions of each: about twenty minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
-#   deploy/scenario-routers.sh --short         400 questions
+#   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d and grpc without restarts
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
+#   deploy/scenario-routers.sh --only grpc --short --restarts   with restarts of kvatlas and of engines
 #   deploy/scenario-routers.sh --present       those who are in .tools/ already: nothing large is fetched, and nothing is built
 #
 # --only and --present come first, in this order.
@@ -69,16 +70,26 @@ make_in_llmd() {
     [ "$built" = 0 ] && cp "$1" ".tools/$2.go"
 }
 
+# The caches of vLLM and SGLang, and a Python that runs them. False where they cannot be had.
+make_engines() {
+    environment=$root/.tools/engines-python
+    make_environment "$environment" 11
+    has_modules 'msgspec, zmq, cbor2, xxhash, numpy, pydantic, grpc' ||
+        pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic grpcio
+    "$environment/bin/python" tests/engines/fetch.py .tools/engines && return
+    (CI="" skip "the wheels of vLLM and SGLang could not be fetched: see what pip said above")
+    return 1
+}
+
 play_llmd() {
     if ! command -v redis-server >/dev/null; then
         skip "there is no redis-server: kvatlas is not compared with llm-d's Redis"
     elif [ -z "${LLMD_BIN:-}" ] && ! make_in_llmd tests/routers/llmd/main.go llmd; then
         skip "no llm-d: give LLMD_SOURCE, a checkout of llm-d-router, and Go; or LLMD_BIN"
     else
-        environment=$root/.tools/llmd-python
-        make_environment "$environment" 11
-        has_modules 'zmq, msgpack' || pip_install "$environment" pyzmq msgpack
-        LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd} "$environment/bin/python" tests/routers/llmd_router.py "$@"
+        [ -d .tools/engines/vllm ] || may_fetch "vLLM's cache, which llm-d hears," llm-d || return 0
+        make_engines || return 0
+        KVATLAS_ENGINES=$root/.tools/engines LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd} "$environment/bin/python" tests/routers/llmd_router.py "$@"
     fi
 }
 
@@ -110,15 +121,8 @@ make_grpcurl() {
 }
 
 play_grpc() {
-    environment=$root/.tools/engines-python
     [ -d .tools/engines/sglang ] || may_fetch "SGLang's cache, which is asked over gRPC," grpc || return 0
-    make_environment "$environment" 11
-    has_modules 'msgspec, zmq, numpy, grpc' ||
-        pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic grpcio
-    if ! "$environment/bin/python" tests/engines/fetch.py .tools/engines; then
-        (CI="" skip "the wheel of SGLang could not be fetched: nobody asks over gRPC beside its caches")
-        return
-    fi
+    make_engines || return 0
     if ! make_grpcurl; then
         skip "no grpcurl, and no Go to build it: the server is not asked what it takes"
         GRPCURL=""

@@ -94,17 +94,16 @@ def cell(rates: Rates) -> str:
 
 def redis(bench: Bench) -> None:
     """llm-d's index asks both."""
-    from llmd_router import Driver, Prompt, fill, site
+    from llmd_site import Driver
+    from redis_engines import filled_site
 
     bench.head("llm-d's index over Redis", ["a real Redis", "kvatlas"])
     dice = random.Random(1)
     for blocks, questions in DEPTHS.items():
-        with site("xxh64", "") as driver:
-            prompts = [Prompt(tuple(dice.randrange(1 << 17) for _ in range(SIZE * blocks))) for _ in range(PROMPTS)]
-            fill(driver, prompts)
-            tokens = [prompt.tokens for prompt in prompts]
+        prompts = [[dice.randrange(1 << 17) for _ in range(SIZE * blocks)] for _ in range(PROMPTS)]
+        with filled_site(prompts) as driver:
 
-            def measure(index: str, driver: Driver = driver, tokens: Any = tokens) -> Measure:
+            def measure(index: str, driver: Driver = driver, tokens: Any = prompts) -> Measure:
                 def ask(count: int, flight: int) -> Any:
                     return driver.do(op="bench", index=index, prompts=tokens, count=count, flight=flight)
 

@@ -1,7 +1,8 @@
 """A process with engines of one kind, driven by JSON lines on standard input, each answered by a line.
 
 The first argument is {"kind": "vllm" | "vllm_hybrid" | "sglang" | "sglang_unified", "engines": [{"endpoint", "replay", "rank", "blocks", "block_size",
-"buffer_steps", "hash_fn"}]}, with "model", "retention" and "at_once" for vllm_hybrid. The first line of the output is `true`, once all engines publish. A prompt is [TOKENS, SALT or null, ADAPTER or null].
+"buffer_steps", "hash_fn"}]}, with "model", "retention" and "at_once" for vllm_hybrid. The first line of the output is `true`, once all engines publish. A prompt is [TOKENS, SALT or null, ADAPTER or null],
+and for vllm also [[TOKEN'S PLACE, IMAGE], ...].
 
     {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    [[blocks taken from the cache, tokens answered] of each]
     {"depths": [PROMPT, ...]}                     what the caches have now          [[[blocks held, blocks reused] of each prompt] of each engine]

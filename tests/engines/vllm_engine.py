@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ _utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
 _hashing = importlib.import_module("vllm.utils.hashing")
 
 
+# The tokens in whose place images are, and the images' hashes.
+Images = Sequence[tuple[int, str]]
+
+
 class _Adapter:
     """What the pool reads of a LoRA request."""
 
@@ -76,11 +81,11 @@ class _Request:
 
     prompt_is_token_ids = None
 
-    def __init__(self, number: int, tokens: list[int], salt: str | None, adapter: str | None) -> None:
+    def __init__(self, number: int, tokens: list[int], salt: str | None, adapter: str | None, images: Images) -> None:
         self.request_id = str(number)
         self.all_token_ids = self.prompt_token_ids = tokens
         self.num_tokens = len(tokens)
-        self.mm_features: list[Any] = []
+        self.mm_features = [_Config(identifier=image, mm_position=_Config(offset=offset, length=1)) for offset, image in images]
         self.cache_salt = salt
         self.lora_request = _Adapter(adapter) if adapter else None
         self.prompt_embeds = None
@@ -121,9 +126,9 @@ class Engine:
         self.hides_removals = False
         self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps, topic=topic)
 
-    def _request(self, tokens: list[int], salt: str | None, adapter: str | None) -> _Request:
+    def _request(self, tokens: list[int], salt: str | None, adapter: str | None, images: Images) -> _Request:
         self._count += 1
-        request = _Request(self._count, tokens, salt, adapter)
+        request = _Request(self._count, tokens, salt, adapter, images)
         if self._none:
             setattr(_utils, "NONE_HASH", self._none)
         request.block_hashes = self._hasher(request)
@@ -138,17 +143,17 @@ class Engine:
             found.append(got[0])
         return found
 
-    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> tuple[int, int]:
+    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None, images: Images = ()) -> tuple[int, int]:
         """How many leading blocks the pool has now, and how many of them a request would take."""
-        held = len(self._cached(self._request(tokens, salt, adapter).block_hashes))
+        held = len(self._cached(self._request(tokens, salt, adapter, images).block_hashes))
         return held, min(held, (len(tokens) - 1) // self._size)
 
     def serve(self, prompts: list[Any]) -> list[tuple[int | None, list[int]]]:
         """Serves prompts. Returns how many blocks each took from the cache, where there was room for it, and no answers."""
         return [(self._serve(*prompt), []) for prompt in prompts]
 
-    def _serve(self, tokens: list[int], salt: str | None, adapter: str | None) -> int | None:
-        request = self._request(tokens, salt, adapter)
+    def _serve(self, tokens: list[int], salt: str | None, adapter: str | None, images: Images = ()) -> int | None:
+        request = self._request(tokens, salt, adapter, images)
         full = len(tokens) // self._size
         hit = self._cached(request.block_hashes[: max(0, (len(tokens) - 1) // self._size)])
         need = -(-len(tokens) // self._size) - len(hit)

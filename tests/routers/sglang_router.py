@@ -1,10 +1,11 @@
 """Asks kvatlas as SGLang's router asks its indexer, and compares the answers with what SGLang's caches have.
 
-    python3 tests/routers/sglang_router.py [--seed N] [--short]
+    python3 tests/routers/sglang_router.py [--seed N] [--short] [--restarts]
 
 The engines are SGLang's own radix caches and publishers (tests/engines). The client is Python's grpcio: it asks by the hashes of a prompt's pages,
-as SGLang chains them. A second daemon hears of the same engines by gRPC alone: their events are reported to it, as SGLang's bridge does. With GRPCURL, the path of grpcurl, the server is asked what it takes, and the same questions are asked by its answer. Wants
-KVATLAS_ENGINES, KVATLAS_BIN and NATS_SERVER_BIN, and a Python with grpcio and what the engines need. Ends with 1 where an answer was wrong.
+as SGLang chains them. A second daemon hears of the same engines by gRPC alone: their events are reported to it, as SGLang's bridge does. With
+GRPCURL, the path of grpcurl, the server is asked what it takes, and the same questions are asked by its answer. At the end the daemon and the engines
+restart. Wants KVATLAS_ENGINES, KVATLAS_BIN and NATS_SERVER_BIN, and a Python with grpcio and what the engines need. Ends with 1 where an answer was wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 from chats import Chats
+from judging import Restart
 from processes import Bridge, Broker, Daemon, Host, Prompt, free_ports
 
 ENGINES = 4
@@ -220,6 +222,10 @@ class Fleet:
         """What the router is told: of what the bridge of kvatlas follows, and of what is reported."""
         return [told(ask(question(pages(prompt)), timeout=5)) for ask in self._asks]
 
+    def ask_first(self, prompt: Prompt) -> Told:
+        """What the router is told of what the bridge of kvatlas follows."""
+        return told(self._asks[0](question(pages(prompt)), timeout=5))
+
     def truth(self, prompts: list[Prompt]) -> list[Told]:
         """What the caches have."""
         by_engine = self.host.depths(prompts)
@@ -279,6 +285,28 @@ class Fleet:
         self.host.kill()
 
 
+def restarts(fleet: Fleet, prompts: list[Prompt]) -> list[bool]:
+    """The daemon restarts, and then the engines. Returns how that was."""
+
+    def ask(prompt: Prompt) -> Told | None:
+        try:
+            return fleet.ask_first(prompt)
+        except grpc.RpcError as error:
+            # The router goes by load then.
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+
+    held = list(zip(prompts, fleet.truth(prompts), strict=True))
+    fleet.daemon.kill()
+    fleet.daemon.start()
+    outcomes = [Restart("SGLang over gRPC, the daemon").watch(ask, held)]
+    fleet.host.kill()
+    fleet.host.start()
+    fleet.host.serve([(number, prompt) for number, prompt in enumerate(prompts[:ENGINES])])
+    return [*outcomes, Restart("SGLang over gRPC, the engines").watch(ask, list(zip(prompts, fleet.truth(prompts), strict=True)))]
+
+
 def check_grpcurl(fleet: Fleet, prompts: list[Prompt]) -> int:
     """Asks by grpcurl; returns how many answers were wrong."""
     if not os.environ.get("GRPCURL"):
@@ -286,15 +314,21 @@ def check_grpcurl(fleet: Fleet, prompts: list[Prompt]) -> int:
     services = fleet.grpcurl("list").split()
     assert "kv_indexer.v1.KVIndexer" in services, services
     assert "SERVING" in fleet.grpcurl("grpc.health.v1.Health/Check")
-    expected = fleet.truth(prompts)
-    return sum(fleet.ask_by_grpcurl(prompt) != (known, known) for prompt, known in zip(prompts, expected, strict=True))
+    wrong = 0
+    for known, prompt in zip(fleet.truth(prompts), prompts, strict=True):
+        answer = fleet.ask_by_grpcurl(prompt)
+        if answer != (known, known):
+            wrong += 1
+            print(f"wrong by grpcurl: {answer}, where the caches have {known}", file=sys.stderr)
+    return wrong
 
 
 def main() -> int:
     """Plays."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--short", action="store_true", help="400 questions instead of 10,000")
+    arguments.add_argument("--short", action="store_true", help="400 questions instead of 10,000, and no restarts")
+    arguments.add_argument("--restarts", action="store_true", help="restarts in the short form, too")
     given = arguments.parse_args()
     wanted, a_round = (400, 100) if given.short else (10_000, 250)
     asked = wrong = found = 0
@@ -313,9 +347,10 @@ def main() -> int:
                 wrong += sum(one != expected for one in answer)
         wrong_of_grpcurl = check_grpcurl(fleet, served[:20])
         batches = fleet.reporter.batches
+        outcomes = restarts(fleet, probes) if given.restarts or not given.short else []
     print(f"SGLang's caches, by grpcio: {asked:,} answers about {found:,} workers, and as many of {batches:,} batches that were reported over gRPC, of")
     print(f"which wrong: {wrong}; by grpcurl wrong: {wrong_of_grpcurl}")
-    return min(wrong + wrong_of_grpcurl, 1)
+    return int(wrong + wrong_of_grpcurl > 0 or not all(outcomes))
 
 
 sys.exit(main())

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The router has no fallback: without an answer its requests fail. So every request gets an answer. A worker whose state is in doubt is
-//! left out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all.
+//! left out, and an unknown model has no workers. A daemon that is not ready answers with no workers at all. A replica that starts is not
+//! asked before it knows as much as the others: until then, it has no record and no subscription.
 //!
 //! | file | what |
 //! |---|---|

@@ -12,12 +12,13 @@ use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{Component, DynamoConfig};
+use kvatlas_process::admin::Latch;
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_process::instance_name;
 use kvatlas_process::listener::{Acceptor, ConnectionLimits, Place};
@@ -42,6 +43,8 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const END_PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes for which one permit of the semaphore `Service::room` stands.
 const ROOM_BYTES: usize = 1 << 10;
+/// Time between two looks at the readiness, while this replica does not take queries yet.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Most messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
@@ -114,7 +117,12 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     if let Some(discovery) = &config.discovery {
         for instance in instances {
             let keeping = keep_record(discovery.clone(), instance, transport.clone(), stage.stop.clone());
-            stage.tasks.spawn(keeping);
+            let service = Arc::clone(&service);
+            stage.tasks.spawn(async move {
+                if settled(&service).await {
+                    keeping.await;
+                }
+            });
         }
     }
     Ok(())
@@ -240,8 +248,26 @@ fn tenant_key(component: &Component) -> String {
     format!("{namespace}/{name}")
 }
 
-/// Serves the requests to an instance over NATS until the stop. Replicas share them out as a queue group.
+/// Waits until this replica takes queries. Before that, other replicas answer better. Returns false if the stop comes first.
+async fn settled(service: &Service) -> bool {
+    let mut looks = interval(LOOK_EVERY);
+    let takes_queries = || {
+        let report = service.indexer.readiness.report();
+        report.is_set(Latch::Settled) && report.is_set(Latch::QueriesSubscribed)
+    };
+    let settling = async {
+        while !takes_queries() {
+            looks.tick().await;
+        }
+    };
+    service.stop.run_until_cancelled(settling).await.is_some()
+}
+
+/// Serves the requests to an instance over NATS until the stop, once this replica takes queries. Replicas share them out as a queue group.
 async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
+    if !settled(&service).await {
+        return;
+    }
     let (subject, component) = (instance.subject(), tenant_key(&instance.component));
     let subscribed = client.queue_subscribe(subject.clone(), group).await;
     let mut messages = match subscribed {

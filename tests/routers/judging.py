@@ -1,0 +1,52 @@
+"""Answers after a restart, counted by what is wrong with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+# From so many seconds on after all is there again, every answer has to be right.
+BOUND = 5.0
+# For so long answers are looked at beyond that.
+BEYOND = 3.0
+
+Asked = TypeVar("Asked")
+Told = dict[str, int]
+
+
+class Restart:
+    """A restart: answers are asked for from now on, when all is there again and says that it is ready."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._begun = name, time.monotonic()
+
+    def watch(self, ask: Callable[[Asked], Told | None], held: Sequence[tuple[Asked, Told]]) -> bool:
+        """Asks again and again, and prints what came of it. Returns whether nothing was wrong beyond the bound.
+
+        An answer is blind where there is none, or where it says less than somebody holds, and stale where it says more.
+        """
+        questions, last = 0, 0.0
+        early, late = {"blind": 0, "stale": 0}, {"blind": 0, "stale": 0}
+        while (since := time.monotonic() - self._begun) < BOUND + BEYOND:
+            question, expected = held[questions % len(held)]
+            told = ask(question)
+            questions += 1
+            kinds = kinds_of(told, expected)
+            for kind in kinds:
+                last = since
+                (early if since <= BOUND else late)[kind] += 1
+        print(
+            f"restart of {self._name}: {questions} questions; beyond {BOUND:.0f} s {late['blind']} blind, {late['stale']} stale; "
+            f"before that {early['blind']} blind, {early['stale']} stale, the last after {last:.1f} s",
+            flush=True,
+        )
+        return not any(late.values())
+
+
+def kinds_of(told: Told | None, expected: Told) -> list[str]:
+    """What is wrong with an answer; none is no answer."""
+    answer = told or {}
+    is_blind = told is None or any(answer.get(name, 0) < depth for name, depth in expected.items())
+    is_stale = any(depth > expected.get(name, 0) for name, depth in answer.items())
+    return ["blind"] * is_blind + ["stale"] * is_stale
