@@ -163,14 +163,14 @@ def test_promised_and_found_are_compared_where_routers_tell(browser: Chrome) -> 
             return said if panel.is_displayed() and len(said) == 2 else None
 
         short, whole = eventually("both are told", rows)
-        assert (short[0], short[4], short[6]) == ("gpu-1/0", "25 %", ""), short
-        assert (whole[0], whole[4]) == ("gpu-0/0", "0 %"), whole
-        blocks = [[int(number.replace(",", "")) for number in row[2:4]] for row in (short, whole)]
+        assert (short[0], short[3], short[5]) == ("gpu-1/0", "25 %", ""), short
+        assert (whole[0], whole[3]) == ("gpu-0/0", "0 %"), whole
+        blocks = [[int(number.replace(",", "")) for number in row[1:3]] for row in (short, whole)]
         assert all(promised > 0 and promised % 200 == 0 for promised, _ in blocks), blocks
         assert [found * 4 for _, found in blocks] == [blocks[0][0] * 3, blocks[1][0] * 4], blocks
-        assert int(whole[6].replace(",", "")) * 20 == blocks[1][0], whole
+        assert int(whole[5].replace(",", "")) * 20 == blocks[1][0], whole
         assert "2 holders of llama" in text(browser, "#promises-note")
-        assert "state-degraded" in browser.find_element(By.CSS_SELECTOR, "table.promised tbody td:nth-child(5)").get_attribute("class")
+        assert "state-degraded" in browser.find_element(By.CSS_SELECTOR, "table.promised tbody td:nth-child(4)").get_attribute("class")
         told = row_of_trouble(browser, "promises broken 25 % of what exact answers promise of gpu-1/0 of llama is not found")
         assert "What to do: compare the engine's version" in told and "kvatlas admin resync llama gpu-1 0 copy" in told, told
         for width in (DESK, PHONE):
