@@ -2,7 +2,7 @@
 import { count, counted, make, say } from "./text.js";
 
 /** What is read in the heads of the columns, and whether it is a number. */
-const COLUMNS = [["Holder", false], ["Requests", true], ["Promised", true], ["Found", true], ["Not found", true], ["Share found", false], ["Found besides", true]];
+const COLUMNS = [["Holder", false], ["Promised", true], ["Found", true], ["Not found", true], ["Share found", false], ["Found besides", true], ["Requests", true]];
 
 export class Promises {
   #section = document.getElementById("promises");
@@ -39,8 +39,8 @@ function row(one, isBroken) {
   const number = (text) => make("td", { className: "number", textContent: text });
   const share = make("td", { className: isBroken ? "number state-degraded" : "number", textContent: shareOf(missing, promised) });
   const meter = make("meter", { min: 0, max: Math.max(1, promised), value: found, "aria-label": `share of what was promised of ${nameOf(one)} that was found` });
-  return make("tr", {}, make("th", { scope: "row", className: "name", textContent: nameOf(one) }), number(count(requests)), number(count(promised)), number(count(found)), share,
-    make("td", {}, meter), number(besides > 0 ? count(besides) : ""));
+  return make("tr", {}, make("th", { scope: "row", className: "name", textContent: nameOf(one) }), number(count(promised)), number(count(found)), share, make("td", {}, meter),
+    number(besides > 0 ? count(besides) : ""), number(count(requests)));
 }
 
 /** A part of a whole in percent: a little of it is not nothing. */
