@@ -1,6 +1,6 @@
 //! An etcd as far as records of Dynamo need one: keys, leases and ranges, over its HTTP gateway.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by it")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
