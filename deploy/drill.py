@@ -103,7 +103,9 @@ def compose_override(directory: Path) -> Path:
     daemon = {"environment": dict(OVERRIDES)}
     prometheus = {"volumes": [f"{hastened_rules(directory)}:/etc/prometheus/alerts.yml:ro"]}
     bridge = {"command": ["bridge", *followed(ENGINE, ENGINE_PORTS)]}
-    services = {"kvatlas-1": daemon, "kvatlas-2": daemon, "prometheus": prometheus, "bridge": bridge}
+    # Enough to see, so that the machine is not what falls ill.
+    fleet = {"command": ["fleet", "--transport", "jetstream", "--workers", "16", "--rate", "10"]}
+    services = {"fleet": fleet, "kvatlas-1": daemon, "kvatlas-2": daemon, "prometheus": prometheus, "bridge": bridge}
     path = directory / "drill.yaml"
     path.write_text(yaml.safe_dump({"services": services}))
     return path
