@@ -240,7 +240,7 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             "`nats-1`, `nats-2` and `nats-3` are killed; later they start with their stores.",
             "KvatlasBrokerAway", {"instance": "kvatlas-1:9464"}, r"cannot connect to nats-1:4222",
             stop_brokers, start_brokers,
-            r"FAIL broker: .*mend: start the NATS server", r"cannot connect to nats-1:4222", r"not ready .*cannot connect to nats-1:4222",
+            r"FAIL broker: .*mend: check that (a NATS server|it) runs there", r"cannot connect to nats-1:4222", r"not ready .*cannot connect to nats-1:4222",
         ),
         Fault(
             "A daemon is cut off",
