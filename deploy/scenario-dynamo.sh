@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs kvatlas beside genuine workers of Dynamo 1.6.1 (its mocker), without a GPU. Each is followed twice: by the replay of its own events, and by
-# Dynamo's event plane with discovery, over TCP with ZeroMQ and over NATS. Both have to give the same answers, exactly. Arguments are those of
+# Dynamo's event plane with discovery, over TCP with ZeroMQ and over NATS, with records in files and in etcd. Both have to give the same answers, exactly. Arguments are those of
 # tests/dynamo/__main__.py:
 #
-#   deploy/scenario-dynamo.sh            150 prompts for each check: about five minutes
+#   deploy/scenario-dynamo.sh            150 prompts for each check: about eight minutes
 #   deploy/scenario-dynamo.sh --short    30 prompts
 #   deploy/scenario-dynamo.sh --seed 7   another seed
 #

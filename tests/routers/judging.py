@@ -11,8 +11,22 @@ BOUND = 5.0
 # For so long answers are looked at beyond that.
 BEYOND = 3.0
 
+# For so long an answer may leave somebody out: on a busy machine holders are in doubt now and then.
+PATIENCE = 10.0
+
 Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 Told = dict[str, int]
+
+
+def patiently(ask: Callable[[], Answer], is_blind: Callable[[Answer], bool]) -> tuple[Answer, bool]:
+    """Asks until the answer is not blind, for a while. Returns the last answer, and whether it took more than one."""
+    deadline = time.monotonic() + PATIENCE
+    asks_again = False
+    while is_blind(answer := ask()) and time.monotonic() < deadline:
+        asks_again = True
+        time.sleep(0.1)
+    return answer, asks_again
 
 
 class Restart:
