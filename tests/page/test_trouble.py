@@ -105,8 +105,11 @@ def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrom
     clocks = {"ahead": ["early/0"], "epochs_ahead": 1, "ahead_since_us": now - 7_200_000_000}
     broken = [{"worker": "vllm-3", "rank": 1, "promised_blocks": 1000, "missing_blocks": 119}]
     known = [namespace("n", 0, refused=refused, broken_promises=broken, **clocks)]
-    stub = Stub(daemon, lambda: iter([frame({}, 0, known, ready=True, now_us=now)]))
+    strays = [{"namespace": "new", "worker": "a", "reason": "undecodable", "detail": "no map", "messages": 7, "since_us": now - 5_000_000}]
+    stub = Stub(daemon, lambda: iter([frame({}, 0, known, ready=True, now_us=now, strays=strays)]))
     browser.get(stub.url)
+    stray = row_of_trouble(browser, "nothing is taken of namespace new, lastly from a (undecodable): no map since ")
+    assert "(5.00 s)" in stray and "What to do: correct it, then kvatlas admin resync new a." in stray, stray
     undecodable = row_of_trouble(browser, "all batches dropped odd (undecodable) of n since ")
     assert "(1 min)" in undecodable, undecodable
     assert "What to do: correct it, then kvatlas admin resync n odd. kvatlas admin resync n odd copy" in undecodable, undecodable
@@ -116,7 +119,7 @@ def test_who_has_no_holder_is_told_with_since_when_and_what_to_do(browser: Chrom
     assert "(2 h)" in clock and "What to do: run an NTP client." in clock, clock
     promises = row_of_trouble(browser, "promises broken 11 % of what exact answers promise of vllm-3/1 of n is not found")
     assert "kvatlas admin resync n vllm-3 1 copy" in promises, promises
-    assert len(rows_of_trouble(browser)) == 4
+    assert len(rows_of_trouble(browser)) == 5
     stub.close()
 
 

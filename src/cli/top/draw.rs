@@ -382,9 +382,10 @@ mod tests {
         assert!(lines.starts_with(said), "{lines}");
         assert!(lines.contains("kvatlas admin forget n wide[2J"), "{lines}");
         dropped["snapshots"] = json!({"error": "disk full", "since_us": 1});
+        dropped["strays"] = json!([{"namespace": "new", "worker": "a", "reason": "undecodable", "detail": "", "messages": 1, "since_us": 1}]);
         dropped["missing_shards"] = json!([{"shard": 1, "shards": 2, "since_us": 1_800_000_000_000_000_u64}]);
         let lines = shown(&mut model, dropped).join(" ");
-        let said = "shard 1/2 does not answer since 08:00:00 UTC (5 min) (and 3 more: kvatlas doctor). Mend: start a daemon";
+        let said = "shard 1/2 does not answer since 08:00:00 UTC (5 min) (and 4 more: kvatlas doctor). Mend: start a daemon";
         assert!(lines.starts_with(said), "{lines}");
         let sound = shown(&mut model, json!({}));
         assert!(sound[2].starts_with("WORKER"), "{sound:?}");

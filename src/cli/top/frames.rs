@@ -5,6 +5,7 @@ use serde::Deserialize;
 use crate::cli::missing::MissingShard;
 use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::Refused;
+use crate::cli::strays::Stray;
 
 /// The facts that do not change while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
@@ -32,6 +33,9 @@ pub(super) struct Frame {
     /// In a gateway: the shards that answers lack. An older daemon does not say it.
     #[serde(default)]
     pub(super) missing_shards: Vec<MissingShard>,
+    /// Namespaces that do not exist although events of them come. An older daemon does not say it.
+    #[serde(default)]
+    pub(super) strays: Vec<Stray>,
     /// Why snapshots are not written. An older daemon does not say it.
     #[serde(default)]
     pub(super) snapshots: Option<FailingSnapshots>,

@@ -1,4 +1,4 @@
-//! The troubles of a frame that no holder's row shows: missing shards, dropped batches, snapshots, promises, clocks.
+//! The troubles of a frame that no holder's row shows: missing shards, strays, dropped batches, snapshots, promises, clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
@@ -10,6 +10,10 @@ pub(super) fn worst(frame: &Frame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));
         Trouble::new(what, "KvatlasShardMissing")
+    });
+    let strays = frame.strays.iter().map(|stray| Trouble {
+        what: stray.describe(frame.now_us),
+        mend: stray.mend(),
     });
     let dropped = frame
         .namespaces
@@ -26,6 +30,7 @@ pub(super) fn worst(frame: &Frame) -> Option<String> {
         .iter()
         .flat_map(|namespace| clock(namespace, frame.now_us));
     let mut all = shards
+        .chain(strays)
         .chain(dropped)
         .chain(snapshots)
         .chain(promises)

@@ -80,3 +80,4 @@ pub use position::StreamPosition;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
 pub(crate) use settings::{LaneLimits, epoch_ahead_s, epoch_max};
 pub use snapshot::{DumpPosition, snapshot_limits};
+pub(crate) use strays::Stray;

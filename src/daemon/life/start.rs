@@ -210,7 +210,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         shared.subjects.clone(),
         shared.query_limits.clone(),
     );
-    let costs = Arc::new(Costs::default());
+    let (costs, pool) = (Arc::new(Costs::default()), Arc::clone(&shared.pool));
     let page = Page::new(
         answerer,
         Arc::clone(&shared.readiness),
@@ -220,6 +220,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
             costs: Arc::clone(&costs),
             missing_shards: Arc::clone(&shared.missing_shards),
             snapshot_failing: Arc::clone(&shared.snapshot_failing),
+            strays: Box::new(move || pool.strays()),
         },
         metrics.clone(),
     );

@@ -45,6 +45,7 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
 use crate::costs::Costs;
+use crate::lanes::Stray;
 use crate::outcomes::Outcomes;
 use crate::queries::{Answerer, MissingShards, QuerySample};
 use crate::snapshots::SnapshotFailing;
@@ -71,6 +72,8 @@ pub(crate) struct Looked {
     pub(crate) costs: Arc<Costs>,
     pub(crate) missing_shards: Arc<MissingShards>,
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
+    /// Returns the names of namespaces that do not exist although events of them came lately.
+    pub(crate) strays: Box<dyn Fn() -> Vec<Stray> + Send + Sync>,
 }
 
 /// The page's data, read from the daemon.

@@ -16,6 +16,7 @@ use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::costs::ToldCost;
+use crate::lanes::Stray;
 use crate::outcomes::{HolderPromises, NamespacePromises};
 use crate::queries::MissingShard;
 use crate::runbook::mend_of;
@@ -90,6 +91,8 @@ struct Frame<'a> {
     fleet: FleetChange<'a>,
     /// In a gateway: the shards whose blocks are missing from answers.
     missing_shards: Vec<MissingShard>,
+    /// Namespaces that do not exist although events of them came lately.
+    strays: Vec<Stray>,
     /// Why snapshots are not written.
     snapshots: Option<FailingSnapshots>,
     /// The holders whose doubts concern the most queries: the holder's number, and the share of queries in words.
@@ -239,6 +242,7 @@ impl Page {
                 .collect(),
             rates: shared.meter.rates(),
             missing_shards: self.looked.missing_shards.all(unix_time_us()),
+            strays: (self.looked.strays)(),
             snapshots: self.looked.snapshot_failing.now(),
             costs: self.told_costs(&shared.fleet),
             fleet: shared.fleet.change(heard),

@@ -58,6 +58,7 @@ fn world() -> World {
                 costs: Arc::default(),
                 missing_shards: Arc::default(),
                 snapshot_failing: Arc::default(),
+                strays: Box::new(Vec::new),
             },
             MetricsHandle::empty(),
         )),

@@ -25,7 +25,7 @@ export class Trouble {
   /** Takes in a frame and all holders. */
   apply(frame, holders) {
     const costs = new Map(frame.costs ?? []);
-    const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
+    const all = [...this.#notReady(frame), ...this.#shards(frame), ...this.#strays(frame), ...this.#dropped(frame), ...this.#snapshots(frame),
       ...this.#doubts(holders, costs), ...this.#promises(frame), ...this.#clocks(frame)];
     const found = all.slice(0, ROWS_MAX);
     const keys = new Set(found.map(({ key }) => key));
@@ -108,6 +108,12 @@ export class Trouble {
   #advice(word, culprit) {
     const { text, commands } = mendOf(this.#mend(word), culprit);
     return { mend: text, commands };
+  }
+
+  /** Namespaces that do not exist although events of them come. */
+  #strays(frame) {
+    return (frame.strays ?? []).map(({ namespace, worker, reason, detail, since_us: begun }) => ({ key: `stray ${namespace}`, what: "nothing is taken", word: reason,
+      who: `of namespace ${namespace}, lastly from ${worker} (${reason}): ${detail}`, since: begun, ...this.#advice(reason, { namespace, worker }) }));
   }
 
   /** Publishers that have no holder: a row for each namespace and reason. */
