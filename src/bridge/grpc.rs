@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use kvatlas_engines::Format;
 use kvatlas_engines::described::Ask;
 use kvatlas_engines::subscribe::{KvEventFrame, SubscribeRequest};
@@ -20,8 +22,12 @@ const FRAME_BYTES_MAX: usize = 64 << 20;
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Number of a batch that no server has seen. A server refuses a subscription behind that batch before it sends anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
-/// Silence of the connection after which the client asks the server for a sign of life.
+/// Silence of a connection for questions after which the client sends a ping.
 const PING_AFTER: Duration = Duration::from_secs(1);
+/// Pause before each question for a sign of life, beside a stream of frames.
+const LIFE_AFTER: Duration = Duration::from_secs(1);
+/// Method of gRPC's health checks. A server that lacks it says so, and lives.
+const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 
 /// Error that keeps a stream of frames from being opened, or has ended it.
 #[derive(Debug, thiserror::Error)]
@@ -111,15 +117,18 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<Endpoint, GrpcError> {
     })
 }
 
-/// Connects to the server at `endpoint`. `patience` bounds the time to connect, and the wait for a sign of life.
+/// Connects to the server at `endpoint`, for questions. `patience` bounds the time to connect, and the wait for a sign of life.
 pub(super) async fn connect(endpoint: &str, patience: Duration) -> Result<Channel, GrpcError> {
-    let endpoint = parse_endpoint(endpoint)?
-        .connect_timeout(patience)
-        .tcp_nodelay(true)
+    let endpoint = patient_endpoint(endpoint, patience)?
         .http2_keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(patience)
         .keep_alive_while_idle(true);
     Ok(endpoint.connect().await?)
+}
+
+fn patient_endpoint(endpoint: &str, patience: Duration) -> Result<Endpoint, GrpcError> {
+    let endpoint = parse_endpoint(endpoint)?;
+    Ok(endpoint.connect_timeout(patience).tcp_nodelay(true))
 }
 
 /// Asks a question that has one answer.
@@ -143,18 +152,56 @@ pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, 
     }
 }
 
-/// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
-pub(super) async fn subscribe(
-    endpoint: &str,
-    format: Format,
-    patience: Duration,
-) -> Result<Streaming<KvEventFrame>, GrpcError> {
-    let subscribing = async {
-        let channel = connect(endpoint, patience).await?;
-        open(&channel, format, 0).await
-    };
-    let subscribed = timeout(patience, subscribing).await;
-    subscribed.map_err(|_| GrpcError::TimedOut(patience))?
+/// A subscription that the server has confirmed. While it is waited for a frame, the server is asked for signs of life.
+pub(super) struct Frames {
+    stream: Streaming<KvEventFrame>,
+    silence: BoxFuture<'static, GrpcError>,
+}
+
+impl Frames {
+    /// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
+    pub(super) async fn subscribe(
+        endpoint: &str,
+        format: Format,
+        patience: Duration,
+    ) -> Result<Self, GrpcError> {
+        let subscribing = async {
+            let channel = patient_endpoint(endpoint, patience)?.connect().await?;
+            let stream = open(&channel, format, 0).await?;
+            Ok(Self {
+                stream,
+                silence: silence(channel, patience).boxed(),
+            })
+        };
+        let subscribed = timeout(patience, subscribing).await;
+        subscribed.map_err(|_| GrpcError::TimedOut(patience))?
+    }
+
+    /// Waits for the next frame, and returns it. Not to be called again after an error.
+    pub(super) async fn next(&mut self) -> Result<KvEventFrame, GrpcError> {
+        tokio::select! {
+            biased;
+            frame = self.stream.message() => frame?.ok_or(GrpcError::Ended),
+            error = &mut self.silence => Err(error),
+        }
+    }
+}
+
+/// Waits until the server leaves a question without an answer for `patience`.
+///
+/// Questions, because servers in Python end a connection on which pings come more than twice within ten seconds, or five minutes, without
+/// a frame between them. What follows is then lost where a servicer hands on live events only. An answer is such a frame.
+async fn silence(channel: Channel, patience: Duration) -> GrpcError {
+    loop {
+        tokio::time::sleep(LIFE_AFTER).await;
+        // Any answer is a sign of life, an error too. A connection that breaks ends the stream.
+        if timeout(patience, ask::<Ask>(&channel, HEALTH_PATH))
+            .await
+            .is_err()
+        {
+            return GrpcError::TimedOut(patience);
+        }
+    }
 }
 
 /// Subscribes behind the batch with the number `seen`; 0 asks for everything from the start.
@@ -168,11 +215,6 @@ async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<
     });
     let response = client.server_streaming(request, PathAndQuery::from_static(path), codec);
     Ok(response.await?.into_inner())
-}
-
-/// Waits for the next frame, and returns it.
-pub(super) async fn next(stream: &mut Streaming<KvEventFrame>) -> Result<KvEventFrame, GrpcError> {
-    stream.message().await?.ok_or(GrpcError::Ended)
 }
 
 #[cfg(test)]

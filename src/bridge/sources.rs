@@ -21,7 +21,7 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::dynamo::{Healing, News, PlaneAddress, PlaneEvents, Records, parse_plane_message};
 use super::follower::FollowOptions;
-use super::grpc::{self, GrpcError};
+use super::grpc::{Frames, GrpcError};
 use super::holders::Holders;
 use super::progress::{SharedProgress, log_untold};
 use super::server::Origin;
@@ -325,7 +325,7 @@ impl SourceTask {
         failures: &mut u32,
     ) -> Result<Infallible, SourceError> {
         let (engine, patience) = (&self.engine, self.options.patience);
-        let mut stream = grpc::subscribe(&engine.endpoint, engine.format, patience).await?;
+        let mut frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await?;
         if let Some(origin) = &self.origin {
             origin.confirmed().await;
         }
@@ -335,7 +335,7 @@ impl SourceTask {
         loop {
             let frame = tokio::select! {
                 biased;
-                frame = grpc::next(&mut stream) => Some(frame?),
+                frame = frames.next() => Some(frame?),
                 () = quiet.tick() => None,
             };
             if quiet.has_stalled(frame.is_none()) {
@@ -344,7 +344,7 @@ impl SourceTask {
             if let Some(frame) = &frame {
                 events.apply(frame).await?;
             }
-            // The gRPC connection checks for signs of life itself, and ends if there is none.
+            // The frames end where the server gives no sign of life.
             if !quiet.is_behind() {
                 events.seen(self.options.look_interval_max()).await?;
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 from processes import wait_until
 from servers import SERVICERS
@@ -10,6 +11,8 @@ from world import World
 
 # How long an answer may be called exact after its server or its engine has gone, in seconds.
 BEHIND = 5.0
+# For how long nothing comes, in seconds.
+IDLE = 8.0
 
 
 def fronted(world: World, seeded: random.Random, rounds: int) -> None:
@@ -39,6 +42,9 @@ def relayed(world: World, seeded: random.Random, rounds: int) -> None:
     """Servicers hand on what engines publish. The bridge, a servicer, and an engine with its servicer end and begin late."""
     world.serve(60)
     _knows_again(world)
+    # A stream stands while nothing comes, and nothing is said that a server in Python would not bear.
+    time.sleep(IDLE)
+    assert world.are_exact(), world.status()
     for _ in range(rounds):
         world.serve_as_promised(10)
         world.bridge.kill()

@@ -42,7 +42,9 @@ async def in_python(about: dict[str, Any]) -> None:
 
     worker = SimpleNamespace(events=about["events"], replay=about["replay"], has_replay=about["replay"] is not None)
     servicer = Servicer(SimpleNamespace(workers=[worker]), 0, b"", about["model"])
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
+    # With the options of vLLM's launcher: a client that pings more often than its defaults allow is sent away.
+    options = [("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000), ("grpc.keepalive_permit_without_calls", True)]
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
     server.add_insecure_port(f"127.0.0.1:{about['port']}")
     await server.start()

@@ -10,7 +10,7 @@ use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
 use super::super::frames::ReplayMessage;
-use super::super::grpc::{self, GrpcError};
+use super::super::grpc::{Frames, GrpcError};
 use super::super::sockets::{Replay, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
 
@@ -50,9 +50,9 @@ async fn size_of(
     };
     let Sockets { endpoint, topic, .. } = sockets;
     if GivenEngine::is_url(endpoint) {
-        let mut frames = grpc::subscribe(endpoint, format, patience).await?;
+        let mut frames = Frames::subscribe(endpoint, format, patience).await?;
         loop {
-            let frame = grpc::next(&mut frames).await?;
+            let frame = frames.next().await?;
             frame.read(&DecodeLimits::default(), &mut listener.batch);
             if let Some(size) = size_in(&listener.batch) {
                 return Ok(size);
