@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 /// Most tokens that decide a prompt's home: more than the system prompt, which most prompts share.
 const HOME_TOKENS_MAX: usize = 1024;
-/// Where something is known, engines within a tenth of the prompt's own cost above the cheapest are equals.
+/// Part of the prompt's own cost, one in so many. Where something is known, engines within it above the cheapest are equals.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
 /// Returns the hash of the first tokens, which decide the prompt's home. Their number is a power of two: so a short conversation keeps its
