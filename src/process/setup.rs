@@ -1,4 +1,4 @@
-//! What a daemon's configuration wants of its surroundings, and the room that its snapshots have. A daemon tells it on its admin listener, so that
+//! Wants of a daemon's configuration of its surroundings, and the room that its snapshots have. A daemon tells it on its admin listener, so that
 //! `kvatlas doctor` need not guess.
 
 use std::fs;
