@@ -45,6 +45,8 @@ const END_PATIENCE: Duration = Duration::from_secs(1);
 const ROOM_BYTES: usize = 1 << 10;
 /// Time between two looks at the readiness, while this replica does not take queries yet.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Longest path of a request over TCP, in bytes: an id, two names of Dynamo and that of the endpoint.
+const PATH_BYTES_MAX: u16 = 4 << 10;
 /// Most messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
@@ -356,6 +358,9 @@ struct Received<'s> {
 
 /// Receives the rest of a request, after the length `path` of its path.
 async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<Received<'s>> {
+    if path > PATH_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut path = vec![0; path.into()];
     stream.read_exact(&mut path).await?;
     // `ID/NAMESPACE/COMPONENT/ENDPOINT`.

@@ -7,7 +7,9 @@ use std::time::Instant;
 use tonic::{Code, Status};
 
 use kvatlas_core::hash::SchemeAlgorithm;
-use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool};
+use kvatlas_core::wire::{
+    Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
+};
 
 use crate::http::Source;
 use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
@@ -95,10 +97,7 @@ impl Certain {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
             worker: instance_of_worker(&worker.id.worker),
-            address: worker
-                .address
-                .as_ref()
-                .map_or_else(String::new, |address| address.as_str().to_owned()),
+            address: url_of(worker),
             blocks: worker.blocks,
         });
         let mut deepest: HashMap<String, (u32, String)> = HashMap::new();
@@ -123,6 +122,16 @@ impl Certain {
             by_depth.then_with(|| one.worker_address.cmp(&other.worker_address))
         });
         matches
+    }
+}
+
+/// Returns the URL by which a router knows the worker: a bare `HOST:PORT` is that of a server over HTTP. Empty if the worker has no address.
+fn url_of(worker: &FoundHolder) -> String {
+    let address = worker.address.as_ref().map(Address::as_str);
+    match address.unwrap_or_default() {
+        "" => String::new(),
+        url if url.contains("://") => url.to_owned(),
+        authority => format!("http://{authority}"),
     }
 }
 
@@ -347,10 +356,7 @@ fn tiers_of(worker: &FoundHolder, hashes: &[i64]) -> ExternalKvNodeMatch {
     }
     ExternalKvNodeMatch {
         worker_id: instance_of_worker(&worker.id.worker),
-        address: worker
-            .address
-            .as_ref()
-            .map_or_else(String::new, |address| address.as_str().to_owned()),
+        address: url_of(worker),
         hashes_by_tier,
     }
 }
@@ -408,7 +414,8 @@ mod tests {
 
     #[test]
     fn each_address_is_told_once_with_the_deepest_that_is_certain() {
-        let (a, b) = (Some("http://a:30000"), Some("http://b:30000"));
+        // Of an engine that was found, the address is without a scheme.
+        let (a, b) = (Some("http://a:30000"), Some("b:30000"));
         let holders = vec![
             holder("a", 0, [1, 2, 3], a, true),
             holder("a", 1, [2, 2, 2], a, true),
