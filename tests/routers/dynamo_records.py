@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import urllib.request
@@ -37,7 +38,12 @@ class Files:
     def below(self, bucket: str) -> dict[str, Record]:
         """The records of a bucket by their keys."""
         folder = self._folder / bucket
-        texts = {f"{bucket}/{unquote(path.name)}": path.read_text() for path in folder.iterdir()} if folder.exists() else {}
+        texts = {}
+        for path in folder.iterdir() if folder.exists() else ():
+            # Files come and go; one that is being written has a name of its own.
+            with contextlib.suppress(FileNotFoundError):
+                if not path.name.startswith("."):
+                    texts[f"{bucket}/{unquote(path.name)}"] = path.read_text()
         # A file may be just about to be written.
         return {key: json.loads(text) for key, text in texts.items() if text}
 
