@@ -316,7 +316,7 @@ def faults(engine: subprocess.Popen[bytes]) -> list[Fault]:
             lambda stack: without(stack, "kvatlas-2", "KVATLAS_NAMESPACE_DEFAULTS_HASHING"),
             r"namespaces: .*demo has .* at kvatlas-1:9464, and .*recompute.* at kvatlas-2:9464.*mend: give all daemons the same",
             r"worker-\d+/0 .*rejected", r"rejected worker-\d+/0.* of demo", told_by="kvatlas-2",
-            also=DOUBT | RESTART | {"KvatlasResyncsFail"},
+            also=DOUBT | RESTART | {"KvatlasResyncsFail", "KvatlasBatchesDropped"},
         ),
     ]
 
