@@ -331,15 +331,15 @@ impl Bridge {
         match engine {
             GivenEngine::Publisher(mut engine) => {
                 // Of all publishers only this one is the server that takes requests, too.
-                if engine.format == Format::TensorRt {
-                    let told = engine.profile.address.take();
-                    engine.profile.address = told.or_else(|| address_of(&engine.endpoint));
+                if engine.format == Format::TensorRt && engine.profile.address.is_none() {
+                    engine.profile.address = address_of(&engine.endpoint);
                 }
                 self.add(&mut self.inner.state.lock(), engine, None)
             }
             GivenEngine::Server(mut server) => {
-                let told = server.profile.address.take();
-                server.profile.address = told.or_else(|| address_of(&server.url));
+                if server.profile.address.is_none() {
+                    server.profile.address = address_of(&server.url);
+                }
                 self.add_server(server)
             }
         }

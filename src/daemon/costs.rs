@@ -245,7 +245,8 @@ impl Book {
 mod tests {
     use std::sync::Arc;
 
-    use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, Namespaces};
+    use crate::shared::unbounded;
+    use kvatlas_core::index::HolderWriter;
     use kvatlas_core::wire::WorkerName;
 
     use super::*;
@@ -256,13 +257,7 @@ mod tests {
     }
 
     fn namespace() -> Arc<Namespace> {
-        let namespaces = Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            4,
-        );
+        let namespaces = unbounded(4);
         let name = NamespaceName::new("n").unwrap();
         namespaces.get_or_create(&name, None).unwrap()
     }

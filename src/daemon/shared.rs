@@ -100,3 +100,17 @@ impl Stage {
         self.tasks.wait().await;
     }
 }
+
+/// Makes an empty index of `namespaces_max` namespaces at most, without further bounds.
+#[cfg(test)]
+pub(crate) fn unbounded(namespaces_max: usize) -> Namespaces {
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings};
+
+    Namespaces::new(
+        Capacity::UNBOUNDED,
+        NamespaceSettings::default(),
+        Vec::new(),
+        IndexLimits::default(),
+        namespaces_max,
+    )
+}

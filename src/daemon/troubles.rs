@@ -19,38 +19,13 @@ pub(crate) struct Troubles {
     /// Publishers whose batches are dropped, so that they have no holder.
     refused_publishers: Vec<WorkerName>,
     /// The same publishers, each with the reason.
-    refused: Vec<Refused>,
+    refused: Vec<RefusedPublisher>,
     /// Holders whose epochs lie ahead of the clock: `worker/rank`.
     ahead: Vec<String>,
     /// Time at which the first of their epochs began here, in microseconds since the Unix epoch. `None` if that is not known.
     ahead_since_us: Option<u64>,
     /// Number of all such holders.
     epochs_ahead: usize,
-}
-
-/// A publisher whose batches are dropped.
-#[derive(Debug, Serialize)]
-struct Refused {
-    worker: WorkerName,
-    /// The word by which metrics count its last batch.
-    reason: &'static str,
-    /// Time of its first dropped batch, in microseconds since the Unix epoch.
-    since_us: u64,
-}
-
-impl From<RefusedPublisher> for Refused {
-    fn from(known: RefusedPublisher) -> Self {
-        let RefusedPublisher {
-            worker,
-            reason,
-            since_us,
-        } = known;
-        Self {
-            worker,
-            reason,
-            since_us,
-        }
-    }
 }
 
 impl Troubles {
@@ -65,7 +40,7 @@ impl Troubles {
         let refused = namespace.indexer.refused_publishers(NAMED_MAX);
         Self {
             refused_publishers: refused.iter().map(|known| known.worker.clone()).collect(),
-            refused: refused.into_iter().map(Refused::from).collect(),
+            refused,
             epochs_ahead: ahead.len(),
             ahead_since_us: begun.filter(|since_us| *since_us > 0).min(),
             ahead: ahead
@@ -79,7 +54,7 @@ impl Troubles {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+    use crate::shared::unbounded;
     use kvatlas_core::stream::RefusedAt;
     use kvatlas_core::wire::{BatchCursor, HolderId, NamespaceName};
 
@@ -89,13 +64,7 @@ mod tests {
 
     #[test]
     fn culprits_are_named_with_the_time_since_which_they_are_known() {
-        let namespaces = Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            4,
-        );
+        let namespaces = unbounded(4);
         let name = NamespaceName::new("n").unwrap();
         let namespace = namespaces.get_or_create(&name, None).unwrap();
         let worker = |name: &str| WorkerName::new(name).unwrap();

@@ -92,7 +92,7 @@ impl Connected {
         Check::fine("broker", found)
     }
 
-    /// Whether the server takes messages as large as a daemon does.
+    /// A check of the server's largest message, beside what a daemon takes.
     pub(super) fn check_payload(&self, setup: &Setup) -> Check {
         let (taken, wanted) = (self.nats.max_payload() as u64, setup.max_message_bytes);
         let found = format!("the server takes messages of {taken} bytes");
@@ -108,7 +108,7 @@ impl Connected {
         )
     }
 
-    /// Whether JetStream is there, where a daemon needs it.
+    /// A check of JetStream, for daemons that need it.
     pub(super) async fn check_jetstream(&self, setup: &Setup, patience: Duration) -> Check {
         const NAME: &str = "JetStream";
         if setup.stream.is_none() && !setup.has_object_store {

@@ -124,7 +124,7 @@ async fn wait_for(
     }
 }
 
-/// Whether snapshots have a place, and room there. `name` tells the daemon's.
+/// A check of the room for snapshots. `name` tells whose room it is.
 pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     let Some(room) = room else {
         return Check::warning(
@@ -154,7 +154,7 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     }
 }
 
-/// Whether the doctor's own configuration has a place for snapshots. The doctor stands for a daemon that does not run, or cannot be asked.
+/// A check of the snapshot directory in the doctor's own configuration, which stands for that of a daemon that cannot be asked.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
     if let Some(directory) = &config.snapshots.directory

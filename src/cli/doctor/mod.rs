@@ -145,7 +145,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     report.verdict(unconnected)
 }
 
-/// What daemons want of the server, all together: as they have told, or as the doctor's own configuration has it.
+/// Wants of all daemons together, by what they have told. If none has told any, those of the doctor's own configuration.
 fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
     let mut setups = told.iter().map(|(_, setup)| setup.clone());
     let Some(first) = setups.next() else {

@@ -136,7 +136,7 @@ pub(super) async fn find(
     (replicas, checks)
 }
 
-/// What the daemons with an index want of their surroundings, by their places. Older ones, gateways and bridges do not tell it.
+/// Wants of the daemons with an index, by their places. Older daemons, gateways and bridges tell none.
 pub(super) async fn setups(replicas: &[Replica]) -> Vec<(String, Setup)> {
     let mut told = Vec::new();
     for Replica { admin, .. } in replicas.iter().filter(|replica| !replica.is_bridge) {

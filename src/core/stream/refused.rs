@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parking_lot::RwLock;
+use serde::Serialize;
 
 use crate::wire::{HolderId, Rank, WorkerName};
 
@@ -19,11 +20,11 @@ const RANKS_MAX: usize = 64;
 pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 
 /// A worker whose batches are dropped, so that it has no holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RefusedPublisher {
     /// Name of the worker.
     pub worker: WorkerName,
-    /// The reason why the last batch was dropped, in one word.
+    /// The word by which metrics count its last dropped batch.
     pub reason: &'static str,
     /// Time of the first dropped batch, in microseconds since the Unix epoch.
     pub since_us: u64,

@@ -29,7 +29,11 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
     let keys: BTreeMap<String, IgnoredAny> = whole(bytes)?;
     let known = fields_of::<T>();
     let mut strange = keys.keys().filter(|key| !known.contains(&key.as_str()));
-    match strange.find_map(|key| refusal(key, known, unknown)) {
+    let refusal = match unknown {
+        Unknown::Refused => strange.next().map(|key| refused(key, known)),
+        Unknown::Ignored => strange.find_map(|key| guessed(key, known)),
+    };
+    match refusal {
         Some(text) => Err(HttpError::BadRequest(text)),
         None => Ok(body),
     }
@@ -48,21 +52,19 @@ pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
 /// Most characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// Returns the words by which a field that is not among `known` is refused. `None` if it is ignored.
-fn refusal(name: &str, known: &[&'static str], unknown: Unknown) -> Option<String> {
+/// Returns the words for a field that looks like one of `known`. `None` if it looks like none.
+fn guessed(name: &str, known: &[&'static str]) -> Option<String> {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
-    match (meant(&name, known.iter().copied()), unknown) {
-        (Some(known), _) => Some(format!("there is no field {name:?}: did you mean {known}?")),
-        (None, Unknown::Refused) => Some(format!(
-            "there is no field {name:?}; GET /openapi.json has them all"
-        )),
-        (None, Unknown::Ignored) => None,
-    }
+    let known = meant(&name, known.iter().copied())?;
+    Some(format!("there is no field {name:?}: did you mean {known}?"))
 }
 
-/// Returns the words by which the contract's routes refuse a field that is not among `known`.
+/// Returns the words by which a field that is not among `known` is refused.
 pub(super) fn refused(name: &str, known: &[&'static str]) -> String {
-    refusal(name, known, Unknown::Refused).unwrap_or_default()
+    guessed(name, known).unwrap_or_else(|| {
+        let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
+        format!("there is no field {name:?}; GET /openapi.json has them all")
+    })
 }
 
 /// Returns the names of a struct's fields, as serde reads it.

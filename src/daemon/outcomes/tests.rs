@@ -1,7 +1,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, Namespaces};
+use crate::shared::unbounded;
+use kvatlas_core::index::HolderWriter;
 use kvatlas_core::wire::{HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Shard, WorkerName};
 
 use super::*;
@@ -20,13 +21,7 @@ fn holder(worker: &str) -> HolderId {
 
 /// Outcomes of a namespace with blocks of 16 tokens, and the writers of its holders.
 fn outcomes(shard: Option<Shard>, workers: &[&str]) -> (Outcomes, Vec<HolderWriter>) {
-    let namespaces = Arc::new(Namespaces::new(
-        Capacity::UNBOUNDED,
-        NamespaceSettings::default(),
-        Vec::new(),
-        IndexLimits::default(),
-        4,
-    ));
+    let namespaces = Arc::new(unbounded(4));
     let namespace = namespaces.get_or_create(&name(), None).unwrap();
     let register = |worker: &&str| namespace.indexer.register(&holder(worker)).unwrap();
     let writers = workers.iter().map(register).collect();

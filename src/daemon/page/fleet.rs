@@ -224,20 +224,14 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+    use crate::shared::unbounded;
     use kvatlas_core::wire::{DegradedReason, WorkerName};
 
     use super::*;
 
     #[test]
     fn a_client_hears_of_each_change_once() {
-        let namespaces = Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            4,
-        );
+        let namespaces = unbounded(4);
         let namespace = namespaces
             .get_or_create(&NamespaceName::new("n").unwrap(), None)
             .unwrap();

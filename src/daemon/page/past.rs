@@ -151,18 +151,12 @@ fn push<T>(kept: &mut VecDeque<T>, max: usize, new: T) {
 mod tests {
     use std::sync::Arc;
 
-    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
+    use crate::shared::unbounded;
 
     use super::*;
 
     fn namespaces(count: usize) -> Vec<Arc<Namespace>> {
-        let namespaces = Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            count,
-        );
+        let namespaces = unbounded(count);
         let make = |number| {
             let name = NamespaceName::new(&format!("n{number}")).unwrap();
             namespaces.get_or_create(&name, None).unwrap()

@@ -1,9 +1,9 @@
 //! Tests of the page's answers, against an index with a few holders.
 
+use crate::shared::unbounded;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{
     Event, HolderId, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Subjects, Tier, WireLimits,
     WorkerName,
@@ -22,13 +22,7 @@ struct World {
 
 /// Holders of `[1, 2, 3]`, `[1, 2]` and `[1, 8]` in the namespace `n`.
 fn world() -> World {
-    let namespaces = Namespaces::new(
-        Capacity::UNBOUNDED,
-        NamespaceSettings::default(),
-        Vec::new(),
-        IndexLimits::default(),
-        4,
-    );
+    let namespaces = unbounded(4);
     let namespace = namespaces.get_or_create(&name(), None).unwrap();
     for (worker, hashes) in [("a", &[1, 2, 3][..]), ("b", &[1, 2]), ("c", &[1, 8])] {
         let worker = WorkerName::new(worker).unwrap();

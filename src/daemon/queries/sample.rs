@@ -130,8 +130,8 @@ impl QuerySample {
 
 #[cfg(test)]
 mod tests {
+    use crate::shared::unbounded;
     use kvatlas_core::hash::{BlockSize, SequenceHash};
-    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
     use kvatlas_core::wire::QueryKey;
 
     use super::*;
@@ -144,13 +144,7 @@ mod tests {
     #[test]
     fn answers_count_by_how_certain_they_are() {
         let sample = QuerySample::default();
-        let namespaces = Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            1,
-        );
+        let namespaces = unbounded(1);
         let namespace = namespaces.get_or_create(&name("a"), None).unwrap();
         for state in [AnswerState::Empty, AnswerState::Exact, AnswerState::Degraded] {
             sample.answered(&namespace, state);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
+use crate::shared::unbounded;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, TierDepth};
+use kvatlas_core::index::{Namespaces, Search, TierDepth};
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::{
@@ -39,13 +40,7 @@ impl World {
     }
 
     fn keeping_back(holding: Option<HoldingSettings>) -> Self {
-        let namespaces = Arc::new(Namespaces::new(
-            Capacity::UNBOUNDED,
-            NamespaceSettings::default(),
-            Vec::new(),
-            IndexLimits::default(),
-            4,
-        ));
+        let namespaces = Arc::new(unbounded(4));
         let settings = LaneSettings {
             subjects: kvatlas_core::wire::Subjects::new("kvatlas").unwrap(),
             lanes: 2,

@@ -1,7 +1,8 @@
 //! Tests of the answers, against an index with a few holders.
 
+use crate::shared::unbounded;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
-use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
+use kvatlas_core::index::{HolderWriter, NamespaceSettings};
 use kvatlas_core::wire::{
     Event, HolderId, LAYERS_LABEL, Labels, Limit, Resumable, StoredBlocks, Tier, WorkerName,
 };
@@ -11,13 +12,7 @@ use super::*;
 mod usable;
 
 pub(super) fn answerer() -> Answerer {
-    let namespaces = Namespaces::new(
-        Capacity::UNBOUNDED,
-        NamespaceSettings::default(),
-        Vec::new(),
-        IndexLimits::default(),
-        16,
-    );
+    let namespaces = unbounded(16);
     let namespace = namespaces
         .get_or_create(&NamespaceName::new("n").unwrap(), None)
         .unwrap();
