@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvatlas_daemon::runbook::mend_of;
+use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
 use super::text::{counted, since};
@@ -28,7 +28,8 @@ impl Stray {
 
     /// What its publisher is to be given.
     pub(super) fn mend(&self) -> String {
-        mend_of([self.reason.as_str()].into_iter(), "what to do")
+        let culprit = [self.namespace.as_str(), &self.worker, ""];
+        mend_for([self.reason.as_str()].into_iter(), "what to do", culprit)
     }
 }
 
