@@ -160,6 +160,7 @@ impl Inner {
             holder,
             options,
             lease: self.lease.clone(),
+            kin: self.kin.clone(),
             profiles,
         })
     }

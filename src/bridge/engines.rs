@@ -35,6 +35,7 @@ use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::AllowedHosts;
 use super::http::address_of;
+use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::republish::{RepublishOptions, Republisher, SocketPair};
@@ -162,6 +163,7 @@ pub(super) struct Inner {
     pub(super) lease: Option<Lease>,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) republisher: Option<Republisher>,
+    pub(super) kin: Kin,
     /// Token that ends the sources of engines.
     stop: CancellationToken,
     runtime: Handle,
@@ -246,6 +248,7 @@ impl Bridge {
         let republished = options.republish.as_ref();
         Self {
             inner: Arc::new(Inner {
+                kin: Kin::default(),
                 republisher: republished.map(|republish| Republisher::new(republish, Arc::clone(&metrics))),
                 subjects,
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),

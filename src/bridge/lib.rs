@@ -45,6 +45,7 @@ mod guard;
 mod holders;
 mod hosts;
 mod http;
+mod kin;
 mod lease;
 mod partial;
 mod progress;

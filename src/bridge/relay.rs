@@ -1,5 +1,6 @@
 //! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
 
+mod blocks;
 mod labels;
 
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::{
-    Beginning, CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions,
-    SharedState, cut_events,
+    Beginning, CutBounds, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
+    cut_events,
 };
 use kvatlas_core::wire::{
     DegradedReason, DegradedReasons, Event, Labels, ModelKey, Profile, Rank, Subjects, Tier,
@@ -17,14 +18,18 @@ use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
     Translator, TranslatorSettings,
 };
-use tokio::sync::{Mutex, OwnedMutexGuard, watch};
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
+use super::kin::{Kin, Member};
 use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
 use super::republish::Tap;
+use blocks::Blocks;
 use labels::Added;
+
+pub(super) use blocks::SharedBlocks;
 
 /// Bounds on a piece that is handed to the publisher at once. The publisher has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
@@ -36,20 +41,6 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
 /// Time for which daemons are told of an engine that has never been in sight, so that daemons that start after the bridge hear of it.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
-
-/// Blocks that one engine has. The publisher gives them to daemons that need the full state.
-struct Blocks(Translator);
-
-impl FullState for Blocks {
-    fn full_state(&mut self) -> Vec<(Tier, Event)> {
-        let mut all = Translation::default();
-        self.0.full_state(&mut all);
-        let parts = all.parts.into_iter();
-        parts
-            .flat_map(|part| part.events.into_iter().map(move |event| (part.tier, event)))
-            .collect()
-    }
-}
 
 /// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.
 struct Untold {
@@ -65,6 +56,8 @@ pub(super) struct Way {
     pub(super) options: PublisherOptions,
     /// Lease that says which bridge speaks; `None` if no other bridge follows the holder.
     pub(super) lease: Option<Lease>,
+    /// Engines that may teach this one the names that it has lost.
+    pub(super) kin: Kin,
     /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
 }
@@ -86,7 +79,8 @@ pub(super) struct Relay {
     profiles: watch::Receiver<Profile>,
     decoder: Decoder,
     batch: EngineBatch,
-    blocks: Arc<Mutex<Blocks>>,
+    blocks: Arc<SharedBlocks>,
+    kin: Member,
     translation: Translation,
     /// Events that daemons have not been told; `None` if they have been told everything. They must not be kept while this task waits for an
     /// engine.
@@ -154,7 +148,7 @@ impl Relay {
     ) -> Result<Self, String> {
         let (doubt, partial) = (blocks.doubt(), partial_doubts(&blocks));
         let (hides_groups, layers) = (blocks.hides_groups(), blocks.layers());
-        let blocks = Arc::new(Mutex::new(Blocks(blocks)));
+        let blocks = Arc::new(SharedBlocks::new(Blocks(blocks)));
         let state: SharedState = blocks.clone();
         let Way {
             nats,
@@ -162,8 +156,10 @@ impl Relay {
             holder,
             mut options,
             lease,
+            kin,
             profiles,
         } = way;
+        let kin = kin.join((holder.namespace.clone(), options.settings.block_size), &blocks);
         let added = Added {
             layers,
             trouble: None,
@@ -193,6 +189,7 @@ impl Relay {
             decoder: Decoder::new(format, DecodeLimits::default()).of_model(model),
             batch: EngineBatch::default(),
             blocks,
+            kin,
             translation: Translation::default(),
             untold: None,
             rank: None,
@@ -271,9 +268,13 @@ impl Relay {
     /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest. Call [`Self::tell`] before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
+        let decoded = self.decoder.decode(payload, &mut self.batch);
+        if decoded.is_ok() && self.doubt.is_some() {
+            self.learn_names().await?;
+        }
         let mut untold = self.take_untold().await;
         let Untold { blocks, .. } = &mut untold;
-        match self.decoder.decode(payload, &mut self.batch) {
+        match decoded {
             Ok(()) if is_of_other_rank(&mut self.rank, &self.batch) => {
                 self.batch.reasons.count(Reason::OtherRank);
                 blocks.0.note_reasons(&self.batch.reasons, &mut self.translation);
@@ -296,6 +297,25 @@ impl Relay {
         if is_full || self.doubts() != self.told || self.translation.has_cleared() {
             return self.tell().await;
         }
+        Ok(())
+    }
+
+    /// Learns from other engines the names in the decoded batch that the engine's lost batches had told.
+    async fn learn_names(&mut self) -> Result<(), PublisherError> {
+        let untold = self.take_untold().await;
+        let strange = untold.blocks.0.strange_parents(&self.batch);
+        self.keep(untold);
+        if strange.is_empty() {
+            return Ok(());
+        }
+        // The others may be asking, too.
+        self.tell().await?;
+        let known = self.kin.ask(&self.blocks, strange).await;
+        let mut untold = self.take_untold().await;
+        for named in known {
+            untold.blocks.0.learn_names(named);
+        }
+        self.keep(untold);
         Ok(())
     }
 

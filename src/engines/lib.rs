@@ -30,6 +30,6 @@ pub use limits::DecodeLimits;
 pub use mirror::{EventList, Mirror, MirrorOmissions, MirrorSettings};
 pub use reason::{Reason, ReasonCounts};
 pub use translator::{
-    GroupFacts, HashMode, SavedError, SavedTranslator, Translation, TranslationPart, Translator,
+    GroupFacts, HashMode, NamedBlocks, SavedError, SavedTranslator, Translation, TranslationPart, Translator,
     TranslatorSettings, content_hashes,
 };

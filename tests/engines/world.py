@@ -305,18 +305,20 @@ class World:
         else:
             self.daemon.stop()
 
-    def serve_behind(self, prompts: list[Prompt]) -> None:
-        """Serves a longer request behind each of the prompts, by each engine."""
+    def serve_behind(self, prompts: list[Prompt], only: Holder | None = None) -> None:
+        """Serves a longer request behind each of the prompts, by each engine or by one."""
         for prompt in prompts:
-            for holder in self.holders:
+            for holder in [only] if only else self.holders:
                 self._serve_by(holder.host, [(holder.place, self.chats.longer(prompt))])
 
-    def differences(self, prompts: list[Prompt]) -> tuple[int, int]:
-        """How many blocks of the prompts caches have that are not known, and how many are told that they don't have."""
+    def differences(self, prompts: list[Prompt], only: Holder | None = None) -> tuple[int, int]:
+        """How many blocks of the prompts caches have that are not known, and how many are told that they don't have; of all holders or of one."""
         lacking, invented, truth = 0, 0, self._truth(prompts)
         for number, prompt in enumerate(prompts):
             found, _ = self._answers(prompt)
             for holder, depths in truth.items():
+                if only and holder != (only.worker, only.rank):
+                    continue
                 (held, _), (told, _) = depths[number], found.get(holder, (0, 0))
                 lacking += max(0, held - told)
                 invented += max(0, told - held)

@@ -7,12 +7,16 @@ use kvatlas_process::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_telemetry::rendered;
 
 async fn relay(broker: &EmbeddedBroker) -> Relay {
+    relay_of(broker, "gpu-0", Kin::default()).await
+}
+
+async fn relay_of(broker: &EmbeddedBroker, worker: &str, kin: Kin) -> Relay {
     let way = Way {
         nats: async_nats::connect(broker.url()).await.unwrap(),
         subjects: Subjects::new("kvatlas").unwrap(),
         holder: PublishedHolder {
             namespace: NamespaceName::new("m").unwrap(),
-            worker: WorkerName::new("gpu-0").unwrap(),
+            worker: WorkerName::new(worker).unwrap(),
             rank: 0,
         },
         options: PublisherOptions {
@@ -20,10 +24,11 @@ async fn relay(broker: &EmbeddedBroker) -> Relay {
             ..PublisherOptions::default()
         },
         lease: None,
+        kin,
         profiles: watch::channel(Profile::default()).1,
     };
     let metrics = Arc::new(BridgeMetrics::new());
-    let settings = TranslatorSettings::default();
+    let settings = TranslatorSettings::for_format(Format::Vllm);
     Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
         .await
         .unwrap()
@@ -141,6 +146,38 @@ async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is
     while !is_lost(&next_batch(&mut batches).await) {}
     let silence = tokio::time::timeout(Duration::from_millis(2500), next_batch(&mut batches));
     assert!(silence.await.is_err());
+}
+
+/// Two engines that have lost batches ask each other at the same time, and a third one knows the names.
+#[tokio::test]
+async fn names_that_were_lost_are_learnt_from_another_engine() {
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start(&server).await.unwrap();
+    let kin = Kin::default();
+    let mut knowing = relay_of(&broker, "gpu-0", kin.clone()).await;
+    let mut first = relay_of(&broker, "gpu-1", kin.clone()).await;
+    let mut second = relay_of(&broker, "gpu-2", kin.clone()).await;
+    let tokens: Vec<u32> = (0..48).collect();
+    let payload = |names: &[u64], parent: Option<u64>, tokens: &[u32]| {
+        let stored = json!(["BlockStored", names, parent, tokens, 16, null, "GPU", null, null]);
+        rmp_serde::to_vec(&json!([1.5, [stored], 0])).unwrap()
+    };
+    knowing
+        .apply(&payload(&[1, 2], None, &tokens[..32]))
+        .await
+        .unwrap();
+    knowing.tell().await.unwrap();
+    let behind = payload(&[3], Some(2), &tokens[32..]);
+    let blocks = async |relay: &mut Relay| {
+        relay.lose(Reason::LostBatches).await.unwrap();
+        relay.apply(&behind).await.unwrap();
+        relay.tell().await.unwrap();
+        assert!(!relay.is_exact());
+        relay.blocks.lock().await.translator().blocks()
+    };
+    assert_eq!(tokio::join!(blocks(&mut first), blocks(&mut second)), (3, 3));
+    let mut stranger = relay_of(&broker, "gpu-3", Kin::default()).await;
+    assert_eq!(blocks(&mut stranger).await, 0);
 }
 
 fn cleared() -> Vec<u8> {

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_engines::{Reason, Translation, Translator, TranslatorSettings};
+use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings};
 
-use crate::common::{Change, Naive, Store, contract_chain, feed, restarted, settings};
+use crate::common::{Change, Engine, Naive, Store, contract_chain, decode, feed, restarted, settings};
 
 const SIZE: u32 = 2;
 
@@ -131,4 +131,95 @@ fn what_is_recalled_is_bounded() {
     assert_eq!(output.reasons.of(Reason::UnknownParent), 1);
     naive.apply(&output);
     assert!(translator.names() <= 6);
+}
+
+/// Has `change` translated after asking `other` for the names that are missing.
+fn taught(translator: &mut Translator, other: &Translator, change: Change) -> Translation {
+    let batch = decode(Format::Vllm, &Engine::PLAIN.payload(&[change]));
+    for name in translator.strange_parents(&batch) {
+        other
+            .named_prefix(name)
+            .into_iter()
+            .for_each(|named| translator.learn_names(named));
+    }
+    let mut output = Translation::default();
+    translator.translate(&batch, &mut output);
+    output
+}
+
+#[test]
+fn a_name_that_another_engine_has_brings_the_prefix_back() {
+    let mut other = Translator::new(of_vllm());
+    feed(&mut other, &[stored(0..6), branch(60, 2)]);
+    let mut translator = Translator::new(of_vllm());
+    translator.note_doubt(Reason::LostBatches);
+    let mut naive = Naive::default();
+    naive.apply(&taught(&mut translator, &other, branch(70, 4)));
+    let mut expected = prefix(4);
+    let mut with_branch = tokens(0..4);
+    with_branch.extend([900, 901]);
+    expected.extend(contract_chain(&with_branch, SIZE, None, None));
+    assert_eq!(
+        naive.blocks(0),
+        expected,
+        "and nothing else that the other engine has"
+    );
+    assert_eq!(translator.doubt(), Some(Reason::LostBatches));
+    // Names that were learnt are taught, and go with their blocks.
+    let mut third = Translator::new(of_vllm());
+    third.note_doubt(Reason::LostBatches);
+    let mut naive = Naive::default();
+    naive.apply(&taught(&mut third, &translator, branch(71, 3)));
+    naive.apply(&feed(&mut third, &[removed(71), removed(3)]));
+    assert_eq!(naive.blocks(0), prefix(2));
+}
+
+#[test]
+fn names_are_asked_for_in_doubt_only_and_where_they_prove_something() {
+    let batch = decode(Format::Vllm, &Engine::PLAIN.payload(&[branch(70, 4)]));
+    let mut translator = Translator::new(of_vllm());
+    assert_eq!(translator.strange_parents(&batch), [] as [u64; 0]);
+    translator.note_doubt(Reason::LostBatches);
+    assert_eq!(translator.strange_parents(&batch), [4]);
+    feed(&mut translator, &[stored(0..4)]);
+    assert_eq!(
+        translator.strange_parents(&batch),
+        [] as [u64; 0],
+        "its own events tell"
+    );
+    let mut of_another = Translator::new(settings(SIZE));
+    of_another.note_doubt(Reason::LostBatches);
+    assert_eq!(of_another.strange_parents(&batch), [] as [u64; 0]);
+}
+
+#[test]
+fn names_that_contradict_the_engines_own_are_not_believed() {
+    // The other engine calls another block 1.
+    let mut other = Translator::new(of_vllm());
+    feed(
+        &mut other,
+        &[Change::Store(Store::new(&[1, 2], None, &[7, 8, 9, 10], SIZE))],
+    );
+    let mut translator = Translator::new(of_vllm());
+    translator.note_doubt(Reason::LostBatches);
+    feed(&mut translator, &[stored(0..1)]);
+    let output = taught(&mut translator, &other, branch(70, 2));
+    assert!(output.parts.is_empty(), "{:?}", output.parts);
+    assert_eq!(output.reasons.of(Reason::UnknownParent), 1);
+}
+
+#[test]
+fn what_is_learnt_is_bounded() {
+    let mut other = Translator::new(of_vllm());
+    feed(&mut other, &[stored(0..6)]);
+    let mut translator = Translator::new(TranslatorSettings {
+        blocks_max: 5,
+        ..of_vllm()
+    });
+    translator.note_doubt(Reason::LostBatches);
+    let output = taught(&mut translator, &other, branch(70, 6));
+    assert_eq!(output.reasons.of(Reason::UnknownParent), 1);
+    let mut naive = Naive::default();
+    naive.apply(&taught(&mut translator, &other, branch(71, 4)));
+    assert_eq!(naive.blocks(0).len(), 5);
 }

@@ -191,6 +191,11 @@ impl Chain {
         }
     }
 
+    /// The slot of a block that is kept.
+    pub(super) fn slot_with(&self, sequence: SequenceHash) -> Option<Slot> {
+        self.by_sequence.get(&sequence).copied()
+    }
+
     pub(super) fn get(&self, slot: Slot) -> Option<Block> {
         self.kept.get(slot.place()).map(KeptBlock::block)
     }
@@ -435,7 +440,7 @@ impl Chain {
             if sequence == ancestor.sequence {
                 return true;
             }
-            let block = self.by_sequence.get(&sequence).and_then(|slot| self.get(*slot));
+            let block = self.slot_with(sequence).and_then(|slot| self.get(slot));
             at = block
                 .filter(|block| block.position > ancestor.position)
                 .and_then(|block| block.parent);

@@ -66,10 +66,25 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
+    /// The lanes of main attention itself.
+    fn main_lanes(&self) -> impl Iterator<Item = &Lane> {
+        let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
+        lanes.map(|(_, lane)| lane)
+    }
+
     /// The names of main attention with their blocks, in all of its groups.
     pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
-        let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
-        lanes.flat_map(|(_, lane)| lane.iter())
+        self.main_lanes().flat_map(Lane::iter)
+    }
+
+    /// The block of main attention that `name` stands for.
+    pub(super) fn find_in_main(&self, name: u64) -> Option<Slot> {
+        self.main_lanes().find_map(|lane| lane.find(name))
+    }
+
+    /// A name of main attention for the block in `slot`.
+    pub(super) fn name_in_main(&self, slot: Slot) -> Option<u64> {
+        self.main_lanes().find_map(|lane| lane.name_of(slot))
     }
 
     /// Forgets all blocks. The groups themselves stay known.

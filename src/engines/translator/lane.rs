@@ -44,12 +44,21 @@ pub(super) enum Taken {
     Name(Slot),
 }
 
+/// The names of one block.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// Number of names that have a copy in each tier.
+    names_in: [u16; TIERS],
+    /// The name that was added last. It may be gone, or stand for another block by now.
+    last: u64,
+}
+
 /// The names of one group.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     names: HashMap<u64, Name>,
-    /// By the place of a slot: number of names that have a copy of the slot's block in each tier.
-    held: Vec<[u16; TIERS]>,
+    /// By the place of a slot.
+    held: Vec<Held>,
     /// Number of names beyond the first name of each block.
     aliases: usize,
     /// Number of names on the device beyond the first name of each block there.
@@ -87,7 +96,7 @@ impl Lane {
             lane.unclear += usize::from(known.is_unclear());
             for (tier, copies) in TierIndex::ALL.into_iter().zip(copies) {
                 if copies > 0 {
-                    lane.count_held(slot, tier);
+                    lane.count_held(slot, name, tier);
                 }
             }
         }
@@ -173,8 +182,14 @@ impl Lane {
         let held = self
             .held
             .get(slot.place())
-            .and_then(|held| held.get(tier.place()));
+            .and_then(|held| held.names_in.get(tier.place()));
         held.is_some_and(|held| *held > 0)
+    }
+
+    /// A name of the block in `slot`; `None` if it has none, or has lost the one that was added last.
+    pub(super) fn name_of(&self, slot: Slot) -> Option<u64> {
+        let last = self.held.get(slot.place())?.last;
+        (self.find(last)? == slot).then_some(last)
     }
 
     fn holds_anywhere(&self, slot: Slot) -> bool {
@@ -201,7 +216,7 @@ impl Lane {
                 let (slot, is_first) = (entry.slot, *copies == 1);
                 self.unclear -= usize::from(was_unclear && !entry.is_unclear());
                 if is_first {
-                    self.count_held(slot, tier);
+                    self.count_held(slot, name, tier);
                 }
                 Ok(Added {
                     slot,
@@ -222,20 +237,20 @@ impl Lane {
                 chain.add_name(slot);
                 let is_alias = self.holds_anywhere(slot);
                 self.aliases += usize::from(is_alias);
-                self.count_held(slot, tier);
+                self.count_held(slot, name, tier);
                 Ok(Added { slot, is_alias })
             }
         }
     }
 
-    fn count_held(&mut self, slot: Slot, tier: TierIndex) {
+    fn count_held(&mut self, slot: Slot, name: u64, tier: TierIndex) {
         if self.held.len() <= slot.place() {
-            self.held.resize(slot.place() + 1, [0; TIERS]);
+            self.held.resize(slot.place() + 1, Held::default());
         }
-        let held = self
-            .held
-            .get_mut(slot.place())
-            .and_then(|held| held.get_mut(tier.place()));
+        let held = self.held.get_mut(slot.place()).and_then(|held| {
+            held.last = name;
+            held.names_in.get_mut(tier.place())
+        });
         if let Some(held) = held {
             *held = held.saturating_add(1);
             self.device_aliases += usize::from(tier == TierIndex::DEVICE && *held > 1);
@@ -266,7 +281,7 @@ impl Lane {
             let held = self
                 .held
                 .get_mut(slot.place())
-                .and_then(|held| held.get_mut(tier.place()));
+                .and_then(|held| held.names_in.get_mut(tier.place()));
             if let Some(held) = held {
                 self.device_aliases -= usize::from(tier == TierIndex::DEVICE && *held > 1);
                 *held = held.saturating_sub(1);

@@ -30,12 +30,13 @@ mod settings;
 mod shape;
 mod sizes;
 mod spots;
+mod start;
 mod state;
 mod tiers;
 mod tree;
 mod windows;
 
-use kvatlas_core::hash::{HashSeed, Position, SchemeChains, SequenceHash};
+use kvatlas_core::hash::{HashSeed, Position, SchemeChains};
 use kvatlas_core::wire::{Event, Tier};
 
 use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold};
@@ -43,18 +44,20 @@ use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
 use beyond::Beyond;
-use chain::{Block, Chain, Slot};
+use chain::{Chain, Slot};
 use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
 use recalled::Recalled;
 use resumable::Step;
 use sizes::Sizes;
+use start::Start;
 use tiers::TierIndex;
 use windows::Windows;
 
 pub use content::content_hashes;
 pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
+pub use recalled::NamedBlocks;
 pub use saved::{SavedError, SavedTranslator};
 pub use settings::{HashMode, TranslatorSettings};
 
@@ -78,44 +81,6 @@ pub struct Translator {
     doubt: Option<Reason>,
     hides_groups: bool,
     unchecked: u32,
-}
-
-/// The place where a stored event continues.
-struct Start {
-    parent: Option<SequenceHash>,
-    position: u32,
-    seed: HashSeed,
-    adapter: HashSeed,
-}
-
-impl Start {
-    /// The place behind `block`.
-    fn behind(block: &Block) -> Self {
-        Self {
-            parent: Some(block.sequence),
-            position: block.position + 1,
-            seed: block.seed,
-            adapter: block.adapter,
-        }
-    }
-
-    /// The blocks of a chain of sequence hashes that begins here.
-    fn blocks<'a>(&self, chain: &'a [SequenceHash]) -> impl Iterator<Item = Block> + use<'a> {
-        let Self {
-            parent,
-            position,
-            seed,
-            adapter,
-        } = *self;
-        let mut before = parent;
-        (position..).zip(chain).map(move |(position, sequence)| Block {
-            sequence: *sequence,
-            parent: before.replace(*sequence),
-            position,
-            seed,
-            adapter,
-        })
-    }
 }
 
 impl Translator {
@@ -418,57 +383,6 @@ impl Translator {
             self.publish_all(output);
         }
         lane
-    }
-
-    /// The place of the event's first block.
-    fn start_of(&self, batch: &EngineBatch, stored: &EngineStored, lane: LaneId) -> Result<Start, Reason> {
-        let lora_name = self.lora_name(batch, stored)?;
-        let salt = stored.cache_salt.map(|salt| batch.text(salt));
-        let own_seed = HashSeed::for_cache(lora_name, salt);
-        let adapter = HashSeed::for_cache(lora_name, None);
-        let Some(parent) = stored.parent else {
-            return match stored.position {
-                None | Some(0) => Ok(Start {
-                    parent: None,
-                    position: 0,
-                    seed: own_seed,
-                    adapter,
-                }),
-                Some(_) => Err(Reason::UnknownParent),
-            };
-        };
-        let names = batch.hashes(stored.names);
-        if names.contains(&parent) {
-            return Err(Reason::SelfParent);
-        }
-        let known = match stored.tier {
-            Tier::DEVICE => self.known_now(lane, parent),
-            _ => self.known(lane, parent),
-        };
-        let start = match (known, self.settings.mode, stored.position) {
-            (Some(block), _, _) => Start::behind(&block),
-            // The parent's name is a hash of the contract, which stands for the prefix whether or not the holder has it.
-            (None, HashMode::Trust { .. }, Some(position @ 1..)) => Start {
-                parent: Some(SequenceHash::from(parent)),
-                position: u32::try_from(position).map_err(|_| Reason::OutOfRange)?,
-                seed: own_seed,
-                adapter,
-            },
-            (None, _, _) => return Err(Reason::UnknownParent),
-        };
-        if start.adapter != adapter {
-            return Err(Reason::AdapterConflict);
-        }
-        if salt.is_some() && start.seed != own_seed {
-            return Err(Reason::SaltConflict);
-        }
-        if stored
-            .position
-            .is_some_and(|position| position != u64::from(start.position))
-        {
-            return Err(Reason::Malformed);
-        }
-        Ok(start)
     }
 
     /// The name of the adapter of a stored event's blocks; `None` if they have no adapter.

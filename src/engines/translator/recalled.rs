@@ -3,11 +3,15 @@
 //! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. Of such an
 //! engine, a stored block whose parent is known by name shows that all of the parent's ancestors are on the device at that
 //! moment. So a prefix of which no event is left comes back with the first block that is stored behind it. The number of
-//! copies stays unknown, and so do other held blocks. So the holder stays in doubt.
+//! copies stays unknown, and so do other held blocks. So the holder stays in doubt. Where engines name blocks by a hash of all
+//! that tells them apart, a name may as well come from another engine.
 
 use hashbrown::HashMap;
 
 use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::Tier;
+
+use crate::batch::{EngineBatch, EngineChange};
 
 use super::Translator;
 use super::chain::Block;
@@ -15,6 +19,9 @@ use super::groups::LaneId;
 use super::output::Translation;
 use super::saved::{SavedBlock, SavedError};
 use super::tiers::TierIndex;
+
+/// Most parents of one batch that other engines are asked for.
+const STRANGE_MAX: usize = 256;
 
 /// The blocks that names of main attention stood for before batches were lost.
 #[derive(Debug, Default)]
@@ -51,26 +58,21 @@ impl Recalled {
         self.blocks.get(&name).map(|block| block.sequence)
     }
 
-    /// The block `name` and all blocks before it, each with its name, from the start of the sequence on; `None` if one of
-    /// them is not known.
-    fn path(&self, name: u64) -> Option<Vec<(u64, Block)>> {
-        let last = *self.blocks.get(&name)?;
-        let mut path = vec![(name, last)];
-        let mut at = last;
-        while let Some(parent) = at.parent {
-            let name = *self.names.get(&parent)?;
-            // Each step has to go towards the start, or the walk might not end.
-            let block = self
-                .blocks
-                .get(&name)
-                .filter(|block| block.position < at.position)?;
-            path.push((name, *block));
-            at = *block;
+    /// Adds blocks with their names, as long as no more than `blocks_max` are remembered.
+    fn learn(&mut self, named: Vec<(u64, Block)>, blocks_max: usize) {
+        if self.blocks.len() + named.len() > blocks_max {
+            return;
         }
-        path.reverse();
-        Some(path)
+        for (name, block) in named {
+            self.blocks.insert(name, block);
+            self.names.insert(block.sequence, name);
+        }
     }
 }
+
+/// Blocks with an engine's names for them: whole prefixes, for the translator of another engine that names blocks alike.
+#[derive(Debug)]
+pub struct NamedBlocks(Vec<(u64, Block)>);
 
 impl Translator {
     /// Forgets the holder's blocks, as [`Self::reset`] does, but remembers the block of each name. For a holder that is in
@@ -94,6 +96,79 @@ impl Translator {
         self.recalled = recalled;
     }
 
+    /// The names of the batch's parents that another engine may know: the engine's batches were lost, and blocks behind these
+    /// prove that it holds them. No name comes twice in a row.
+    pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
+        let mut strange = Vec::new();
+        if self.doubt.is_none() || !self.settings.proves_ancestors {
+            return strange;
+        }
+        let mut before: &[u64] = &[];
+        for event in batch.events() {
+            let EngineChange::Stored(stored) = &event.change else {
+                continue;
+            };
+            let parent = stored
+                .parent
+                .filter(|_| stored.tier == Tier::DEVICE && self.counts(stored.group));
+            if let Some(parent) = parent
+                && strange.len() < STRANGE_MAX
+                && strange.last() != Some(&parent)
+                && !before.contains(&parent)
+                && self.named(parent).is_none()
+            {
+                strange.push(parent);
+            }
+            before = batch.hashes(stored.names);
+        }
+        strange
+    }
+
+    /// The block that `name` stands for and all blocks before it, with their names; `None` if one of them is not known.
+    pub fn named_prefix(&self, name: u64) -> Option<NamedBlocks> {
+        self.prefix(name).map(NamedBlocks)
+    }
+
+    /// Remembers blocks by the names of another engine that names blocks alike. They count as held only when the engine's own
+    /// events prove that.
+    pub fn learn_names(&mut self, NamedBlocks(named): NamedBlocks) {
+        if self.settings.proves_ancestors {
+            self.recalled.learn(named, self.settings.blocks_max);
+        }
+    }
+
+    /// The block of main attention that `name` stands for, or stood for before batches were lost.
+    fn named(&self, name: u64) -> Option<Block> {
+        let held = self
+            .groups
+            .find_in_main(name)
+            .and_then(|slot| self.chain.get(slot));
+        held.or_else(|| self.recalled.blocks.get(&name).copied())
+    }
+
+    fn name_of(&self, sequence: SequenceHash) -> Option<u64> {
+        let held = self.chain.slot_with(sequence);
+        let held = held.and_then(|slot| self.groups.name_in_main(slot));
+        held.or_else(|| self.recalled.names.get(&sequence).copied())
+    }
+
+    /// The block `name` and all blocks before it, each with its name, from the start of the sequence on; `None` if one of
+    /// them is not known.
+    fn prefix(&self, name: u64) -> Option<Vec<(u64, Block)>> {
+        let last = self.named(name)?;
+        let mut prefix = vec![(name, last)];
+        let mut at = last;
+        while let Some(parent) = at.parent {
+            let name = self.name_of(parent)?;
+            // Each step has to go towards the start, or the walk might not end.
+            let is_before = |block: &Block| block.sequence == parent && block.position < at.position;
+            at = self.named(name).filter(is_before)?;
+            prefix.push((name, at));
+        }
+        prefix.reverse();
+        Some(prefix)
+    }
+
     /// Adds `parent` and all blocks before it as held on the device: the `blocks` blocks that were just stored behind it
     /// prove that. Returns whether `parent` is known now.
     pub(super) fn recall(
@@ -106,7 +181,7 @@ impl Translator {
         if self.doubt.is_none() {
             return false;
         }
-        let Some(path) = self.recalled.path(parent) else {
+        let Some(path) = self.prefix(parent) else {
             return false;
         };
         if self.names() + path.len() + blocks > self.settings.blocks_max {

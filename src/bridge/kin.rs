@@ -1,0 +1,77 @@
+//! Kin: the engines of a bridge that name blocks alike, and teach each other the names that they have lost.
+//!
+//! vLLM names a block by a cryptographic hash of all that tells it apart, from the start of its sequence on. Engines with another seed have
+//! other names, and so nothing to teach. Which blocks an engine holds is never learnt from another engine.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::NamespaceName;
+use kvatlas_engines::NamedBlocks;
+
+use super::relay::SharedBlocks;
+
+/// Engines whose blocks have the same hashes in the contract: those of one namespace and block size.
+pub(super) type Clan = (NamespaceName, BlockSize);
+
+/// All engines of a bridge. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Kin {
+    members: Arc<Mutex<HashMap<Clan, Vec<Weak<SharedBlocks>>>>>,
+}
+
+impl Kin {
+    /// Adds an engine, for as long as its blocks are used.
+    pub(super) fn join(&self, clan: Clan, blocks: &Arc<SharedBlocks>) -> Member {
+        let mut members = self.members.lock();
+        members.retain(|_, clan| {
+            clan.retain(|member| member.strong_count() > 0);
+            !clan.is_empty()
+        });
+        members
+            .entry(clan.clone())
+            .or_default()
+            .push(Arc::downgrade(blocks));
+        drop(members);
+        Member {
+            kin: self.clone(),
+            clan,
+        }
+    }
+}
+
+/// Membership of one engine.
+pub(super) struct Member {
+    kin: Kin,
+    clan: Clan,
+}
+
+impl Member {
+    /// Asks the other engines which blocks `names` stand for. No lock on the engine's own blocks may be held, as two engines may ask each
+    /// other.
+    pub(super) async fn ask(&self, own: &Arc<SharedBlocks>, mut names: Vec<u64>) -> Vec<NamedBlocks> {
+        let others: Vec<_> = {
+            let members = self.kin.members.lock();
+            let others = members.get(&self.clan).into_iter().flatten();
+            others.filter_map(Weak::upgrade).collect()
+        };
+        let mut known = Vec::new();
+        for other in others.iter().filter(|other| !Arc::ptr_eq(other, own)) {
+            if names.is_empty() {
+                break;
+            }
+            let blocks = other.lock().await;
+            names.retain(|name| match blocks.translator().named_prefix(*name) {
+                Some(prefix) => {
+                    known.push(prefix);
+                    false
+                }
+                None => true,
+            });
+        }
+        known
+    }
+}
