@@ -13,10 +13,15 @@ use kvatlas_engines::{Format, HashMode, Translator, TranslatorSettings};
 use kvatlas_process::registry::NewEngine;
 use kvatlas_telemetry::LogGate;
 
+use super::dynamo::{PlaneAddress, PlaneEvents};
 use super::engines::Inner;
 use super::follower::HeardBefore;
+use super::holders::{Holders, StartRelay};
 use super::relay::{Before, Relay, Way};
+use super::sources::SourceTask;
 use super::state::{Keeper, KeptEngine, StateDirectory, cache_of};
+use super::subscribed::SubscribedEvents;
+use super::tensorrt::ServerEvents;
 
 /// One block in this many is checked against its tokens, for a source that hashes as the contract does.
 const TRUSTED_SAMPLE: u32 = 64;
@@ -163,6 +168,40 @@ impl Inner {
             kin: self.kin.clone(),
             profiles,
         })
+    }
+
+    /// Follows a source that reports several holders.
+    pub(super) async fn follow_source(self: Arc<Self>, task: SourceTask) {
+        let (inner, engine, nats) = (Arc::clone(&self), task.engine.clone(), task.nats.clone());
+        let start: StartRelay = Box::new(move |worker, rank| {
+            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
+            Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
+        });
+        let holders = Holders::new(start);
+        let engine = task.engine.clone();
+        if engine.format == Format::Dynamo {
+            let address = PlaneAddress {
+                endpoint: engine.endpoint,
+                topic: engine.topic,
+            };
+            let plane = PlaneEvents::new(holders, address, &task.options);
+            return task.run(plane).await;
+        }
+        let worker = match worker_of_instance(&engine.key.instance) {
+            Ok(worker) => worker,
+            // Engines are checked before they are followed.
+            Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
+        };
+        match engine.is_grpc() {
+            true => {
+                task.run(SubscribedEvents::new(worker, engine.key.rank, holders))
+                    .await
+            }
+            false => {
+                task.run(ServerEvents::new(worker, engine.key.rank, holders))
+                    .await
+            }
+        }
     }
 
     fn translator_settings(&self, engine: &NewEngine) -> Result<TranslatorSettings, String> {

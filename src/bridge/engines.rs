@@ -32,7 +32,6 @@ use super::check::{check_block_size, check_engine, check_shared};
 use super::discovery::{Reports, SourceState};
 use super::dynamo::{RecordReaders, Records};
 use super::follower::{FollowOptions, Follower};
-use super::holders::{Holders, StartRelay};
 use super::hosts::AllowedHosts;
 use super::http::address_of;
 use super::kin::Kin;
@@ -40,7 +39,7 @@ use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::republish::{RepublishOptions, Republisher, SocketPair};
 use super::server::Origin;
-use super::sources::{Source, SourceTask};
+use super::sources::SourceTask;
 use super::stalls::{BridgeClock, StallWatch};
 use super::state::{Registered, StateDirectory};
 use super::task::EngineTask;
@@ -565,28 +564,5 @@ impl Inner {
         if let (Some(directory), Ok(holder)) = (&self.options.state, self.own_holder(engine)) {
             directory.forget_engine(&holder);
         }
-    }
-
-    /// Follows a source that reports several holders.
-    async fn follow_source(self: Arc<Self>, task: SourceTask) {
-        let (inner, engine, nats) = (Arc::clone(&self), task.engine.clone(), task.nats.clone());
-        let start: StartRelay = Box::new(move |worker, rank| {
-            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
-            Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
-        });
-        let holders = Holders::new(start);
-        let source = match task.engine.format {
-            Format::Dynamo => Source::plane(&task.engine, holders, &task.options),
-            _ if task.engine.is_grpc() => match worker_of_instance(&task.engine.key.instance) {
-                Ok(worker) => Source::stream(&task.engine, worker, holders),
-                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
-            },
-            _ => match worker_of_instance(&task.engine.key.instance) {
-                Ok(worker) => Source::server(&task.engine, worker, holders),
-                // Engines are checked before they are followed.
-                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
-            },
-        };
-        task.run(source).await;
     }
 }

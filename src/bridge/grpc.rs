@@ -14,6 +14,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::sources::SourceError;
 use super::subscribed::method_path;
 
 /// Longest frame, in bytes: a chunk of a snapshot has 2,048 blocks, so that blocks of thousands of tokens fit.
@@ -92,6 +93,12 @@ fn in_words(error: &tonic::transport::Error) -> String {
         cause = error.source();
     }
     words
+}
+
+impl From<GrpcError> for SourceError {
+    fn from(error: GrpcError) -> Self {
+        Self::Broken(error.into())
+    }
 }
 
 /// Parses the endpoint of a channel: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS.

@@ -12,6 +12,7 @@
 //! number that does not follow the one before ends the connection.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use kvatlas_client::publish::PublisherError;
@@ -19,11 +20,14 @@ use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::subscribe::{KvEventFrame, SnapshotChunk};
 use kvatlas_engines::{DecodeLimits, EngineBatch, Format, Reason};
 
+use super::grpc::Frames;
 use super::holders::Holders;
+use super::server::Origin;
+use super::sources::{Quiet, Source, SourceError, SourceTask};
 
 /// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StreamError {
+enum StreamError {
     /// The number of a frame does not follow the one before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
@@ -45,6 +49,15 @@ pub(super) enum StreamError {
     /// The publisher towards the daemons failed. Following then ends.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
+}
+
+impl From<StreamError> for SourceError {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Publisher(error) => Self::Publisher(error),
+            error => Self::Broken(error.into()),
+        }
+    }
 }
 
 /// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
@@ -79,6 +92,45 @@ pub(super) struct SubscribedEvents {
     ranks: BTreeMap<Rank, RankStream>,
 }
 
+impl Source for SubscribedEvents {
+    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+        let (engine, patience) = (&task.engine, task.options.patience);
+        let mut frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await?;
+        if let Some(origin) = &task.origin {
+            origin.confirmed().await;
+        }
+        *failures = 0;
+        self.connected().await?;
+        let mut quiet = Quiet::new(task.stall_watch(), task.options.poll_interval);
+        loop {
+            let frame = tokio::select! {
+                biased;
+                frame = frames.next() => Some(frame?),
+                () = quiet.tick() => None,
+            };
+            if quiet.has_stalled(frame.is_none()) {
+                self.lost().await?;
+            }
+            if let Some(frame) = &frame {
+                self.apply(frame).await?;
+            }
+            // The frames end where the server gives no sign of life.
+            if !quiet.is_behind() {
+                self.seen(task.options.look_interval_max()).await?;
+            }
+            self.note_followed(task);
+        }
+    }
+
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
+        self.lost().await
+    }
+
+    fn into_holders(self) -> Holders {
+        self.holders
+    }
+}
+
 impl SubscribedEvents {
     pub(super) fn new(worker: WorkerName, rank: Rank, holders: Holders) -> Self {
         Self {
@@ -90,28 +142,20 @@ impl SubscribedEvents {
         }
     }
 
-    pub(super) fn holders(&mut self) -> &mut Holders {
-        &mut self.holders
-    }
-
-    pub(super) fn into_holders(self) -> Holders {
-        self.holders
-    }
-
     /// Notes a new connection. Nothing is known of a rank until its first frame.
-    pub(super) async fn connected(&mut self) -> Result<(), PublisherError> {
+    async fn connected(&mut self) -> Result<(), PublisherError> {
         self.ranks.clear();
         self.holders.get(&self.worker, self.rank).await;
         self.holders.lost().await
     }
 
     /// Puts all ranks out of sight: the connection broke, or this process stood still.
-    pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
+    async fn lost(&mut self) -> Result<(), PublisherError> {
         self.holders.lost().await
     }
 
     /// Returns in words for operators why the state of a rank is not known; `None` if all are known.
-    pub(super) fn trouble(&self) -> Option<String> {
+    fn trouble(&self) -> Option<String> {
         if self.ranks.is_empty() {
             return Some(
                 "the server has sent nothing yet: it may be idle, or know nothing from before it was asked"
@@ -128,7 +172,7 @@ impl SubscribedEvents {
 
     /// Returns in words that fewer ranks have been heard than the engine has; `None` if all of the `count` ranks have been. A rank that is
     /// idle says nothing, so that the ranks that were heard are not in doubt.
-    pub(super) fn unheard(&self, count: u32) -> Option<String> {
+    fn unheard(&self, count: u32) -> Option<String> {
         let heard = self.ranks.len();
         (heard < count as usize).then(|| {
             format!(
@@ -138,8 +182,16 @@ impl SubscribedEvents {
         })
     }
 
+    /// Notes how the stream is followed. The ranks that are heard stay exact when others are not heard.
+    fn note_followed(&self, task: &SourceTask) {
+        let in_doubt = self.trouble().or_else(|| self.holders.trouble());
+        let ranks = task.origin.as_ref().and_then(Origin::ranks);
+        let trouble = in_doubt.clone().or_else(|| self.unheard(ranks?));
+        task.note_followed(in_doubt.is_none(), trouble.as_deref());
+    }
+
     /// Applies a frame. A report of load changes nothing.
-    pub(super) async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), StreamError> {
+    async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), StreamError> {
         if frame.is_load() {
             return Ok(());
         }
@@ -224,7 +276,7 @@ impl SubscribedEvents {
     }
 
     /// Reports the ranks whose snapshot is whole as alive for `time`, because the server is alive.
-    pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
+    async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         for (_, rank, relay) in self.holders.all() {
             if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {
                 relay.seen(time).await?;

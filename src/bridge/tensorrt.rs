@@ -5,6 +5,7 @@
 //! nothing is missing, and an answer that begins at 0 is of another process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,11 +20,14 @@ use kvatlas_telemetry::LogGate;
 
 use super::holders::Holders;
 use super::http::{HttpConnection, HttpError, ServerAddress};
+use super::sources::{Source, SourceError, SourceTask};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 
 /// Path of the events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
+/// Pause between two questions, whether or not the last answer had events.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Error that keeps the server from being asked.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +56,15 @@ impl PollError {
     }
 }
 
+impl From<PollError> for SourceError {
+    fn from(error: PollError) -> Self {
+        match error {
+            PollError::Publisher(error) => Self::Publisher(error),
+            error => Self::Broken(error.into()),
+        }
+    }
+}
+
 /// Parses the address of a server's events.
 pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError> {
     let address = ServerAddress::parse(endpoint).filter(|address| !address.is_secure);
@@ -63,14 +76,14 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError>
 }
 
 /// Asks one server.
-pub(super) struct Poller {
+struct Poller {
     address: ServerAddress,
     patience: Duration,
     connection: Option<HttpConnection>,
 }
 
 impl Poller {
-    pub(super) fn new(endpoint: &str, patience: Duration) -> Result<Self, PollError> {
+    fn new(endpoint: &str, patience: Duration) -> Result<Self, PollError> {
         Ok(Self {
             address: parse_endpoint(endpoint)?,
             patience,
@@ -79,7 +92,7 @@ impl Poller {
     }
 
     /// Asks for the events since the last question, and returns the answer's body. After an error, the next call makes a new connection.
-    pub(super) async fn poll(&mut self) -> Result<Bytes, PollError> {
+    async fn poll(&mut self) -> Result<Bytes, PollError> {
         let patience = self.patience;
         // The connection is taken out, so that a late answer is not read as the next one.
         let connection = self.connection.take();
@@ -148,6 +161,45 @@ pub(super) struct ServerEvents {
     unproven: BTreeSet<Rank>,
 }
 
+impl Source for ServerEvents {
+    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+        let mut poller = Poller::new(&task.engine.endpoint, task.options.patience)?;
+        let mut stalls = task.stall_watch();
+        loop {
+            let look = stalls.look();
+            let answer = match poller.poll().await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.note_failure(&error);
+                    return Err(error.into());
+                }
+            };
+            *failures = 0;
+            if stalls.has_stalled() {
+                self.holders.lost().await?;
+            }
+            // An answer takes the events out of the server. So it is applied even when it no longer proves that the server lives.
+            let is_news = stalls.is_news(look);
+            let seen_for = is_news.then(|| task.options.look_interval_max());
+            self.apply(&answer, seen_for).await?;
+            let trouble = self.holders.trouble();
+            task.note_followed(trouble.is_none(), trouble.as_deref());
+            tokio::time::sleep(PAUSE).await;
+            if stalls.has_stalled() {
+                self.holders.lost().await?;
+            }
+        }
+    }
+
+    async fn disconnected(&mut self, _: &SourceTask) -> Result<(), PublisherError> {
+        self.holders.lost().await
+    }
+
+    fn into_holders(self) -> Holders {
+        self.holders
+    }
+}
+
 impl ServerEvents {
     pub(super) fn new(worker: WorkerName, rank: Rank, holders: Holders) -> Self {
         Self {
@@ -161,16 +213,8 @@ impl ServerEvents {
         }
     }
 
-    pub(super) fn holders(&mut self) -> &mut Holders {
-        &mut self.holders
-    }
-
-    pub(super) fn into_holders(self) -> Holders {
-        self.holders
-    }
-
     /// Notes that an answer did not come. Only the next numbers show whether it had events; an answer without events shows nothing.
-    pub(super) fn note_failure(&mut self, error: &PollError) {
+    fn note_failure(&mut self, error: &PollError) {
         if error.may_have_taken() {
             self.unproven.insert(self.rank);
             self.unproven.extend(self.last.keys());
@@ -178,11 +222,7 @@ impl ServerEvents {
     }
 
     /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does not show that.
-    pub(super) async fn apply(
-        &mut self,
-        answer: &[u8],
-        seen_for: Option<Duration>,
-    ) -> Result<(), PublisherError> {
+    async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
             if let Some(suppressed) = UNDECODABLE_GATE.admit() {
                 let worker = &self.worker;

@@ -15,6 +15,7 @@
 //! | `course` | how far the events of one worker are known |
 //! | `courses` | messages and answers of all workers that can be asked |
 //! | `healing` | the questions that are open, beside the subscription |
+//! | `plane` | the subscription |
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,7 @@ mod answers;
 mod course;
 mod courses;
 mod healing;
+mod plane;
 mod ports;
 mod questions;
 mod records;
@@ -43,7 +45,6 @@ use course::Pace;
 use courses::Courses;
 
 pub(super) use courses::PlaneAddress;
-pub(super) use healing::{Healing, News};
 pub use ports::AnswerPorts;
 pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
 
@@ -58,7 +59,7 @@ const FRAME_VERSION: u8 = 1;
 
 /// Fault of a message over ZeroMQ that is none of the event plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum PlaneFrameError {
+enum PlaneFrameError {
     /// The message has a wrong number of frames.
     #[error("a message has {0} frames; the event plane's have topic, publisher, number and envelope")]
     Count(usize),
@@ -68,7 +69,7 @@ pub(super) enum PlaneFrameError {
 }
 
 /// Returns the envelope in a message `[topic, publisher, number, head and envelope]`.
-pub(super) fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameError> {
+fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameError> {
     let [_topic, _publisher, _number, frame] = frames else {
         return Err(PlaneFrameError::Count(frames.len()));
     };
@@ -143,16 +144,8 @@ impl PlaneEvents {
         }
     }
 
-    pub(super) fn holders(&mut self) -> &mut Holders {
-        &mut self.holders
-    }
-
-    pub(super) fn into_holders(self) -> Holders {
-        self.holders
-    }
-
     /// Puts all holders out of sight, because the connection broke. Each publisher's next message shows whether something was missed.
-    pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
+    async fn lost(&mut self) -> Result<(), PublisherError> {
         for publisher in self.publishers.values_mut() {
             publisher.is_heard = false;
         }
@@ -161,12 +154,12 @@ impl PlaneEvents {
     }
 
     /// Returns the trouble with discovery, or with a question to a worker, in words; `None` if nothing is wrong.
-    pub(super) fn trouble(&self) -> Option<String> {
+    fn trouble(&self) -> Option<String> {
         self.courses.trouble()
     }
 
     /// Applies a message. If the bridge `is_behind`, the message does not show that a worker is alive now.
-    pub(super) async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
+    async fn apply(&mut self, payload: &Bytes, is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
         let applied = match decoded {

@@ -1,0 +1,197 @@
+//! Event plane as a source: its subscription over NATS or ZeroMQ, beside the questions to its workers.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, ConnectOptions, Event};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::mpsc;
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_process::broker::round_trip;
+use kvatlas_process::registry::NewEngine;
+use kvatlas_telemetry::LogGate;
+
+use super::super::holders::Holders;
+use super::super::sockets::Subscription;
+use super::super::sources::{Quiet, Source, SourceError, SourceTask};
+use super::healing::{Healing, News};
+use super::{PlaneEvents, parse_plane_message};
+
+static UNHEARD_GATE: LogGate = LogGate::new();
+
+/// Longest time for the NATS server to confirm a subscription.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
+/// Most messages of a subscription that may wait for the task.
+const SUBSCRIPTION_CAPACITY: usize = 65_536;
+
+impl Source for PlaneEvents {
+    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+        match task.engine.endpoint.starts_with("nats://") {
+            true => self.subscribe_nats(task, failures).await,
+            false => self.subscribe_zmq(task, failures).await,
+        }
+    }
+
+    async fn disconnected(&mut self, task: &SourceTask) -> Result<(), PublisherError> {
+        self.lost().await?;
+        // The worker behind the broken connection may be gone.
+        match &task.records {
+            Some(records) => {
+                let known = Arc::clone(&records.borrow());
+                self.take_records(known).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn into_holders(self) -> Holders {
+        self.holders
+    }
+}
+
+impl PlaneEvents {
+    async fn subscribe_zmq(
+        &mut self,
+        task: &SourceTask,
+        failures: &mut u32,
+    ) -> Result<Infallible, SourceError> {
+        let NewEngine { endpoint, topic, .. } = &task.engine;
+        let (patience, metrics) = (task.options.patience, Arc::clone(&task.metrics));
+        let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
+        *failures = 0;
+        // The publisher may not know of the subscription yet.
+        self.connected(None);
+        let mut healing = Healing::new(task.records.clone(), task.nats.clone(), &task.options);
+        self.note_followed(task);
+        let mut quiet = Quiet::new(task.stall_watch(), task.options.poll_interval);
+        loop {
+            let heard = tokio::select! {
+                biased;
+                frames = subscription.next_frames() => Heard::Message(envelope_of(&frames?)),
+                news = healing.news() => Heard::News(news),
+                () = quiet.tick() => Heard::Nothing,
+            };
+            self.hear(heard, &mut quiet, &healing).await?;
+            healing.ask(self, &quiet.stalls);
+            self.note_followed(task);
+        }
+    }
+
+    async fn subscribe_nats(
+        &mut self,
+        task: &SourceTask,
+        failures: &mut u32,
+    ) -> Result<Infallible, SourceError> {
+        let (client, mut breaks) = connect(&task.engine.endpoint, task.options.patience).await?;
+        let subscribed = client.subscribe(task.engine.topic.clone()).await;
+        let mut messages = subscribed.map_err(|error| SourceError::Broken(error.into()))?;
+        // Following goes on without the confirmation: the account may lack the right to an inbox, which nothing else needs.
+        let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
+        let mut is_confirmed = false;
+        *failures = 0;
+        let mut healing = Healing::new(task.records.clone(), client.clone(), &task.options);
+        let mut quiet = Quiet::new(task.stall_watch(), task.options.poll_interval);
+        loop {
+            let heard = tokio::select! {
+                biased;
+                broken = breaks.recv() => {
+                    return Err(SourceError::Broken(broken.unwrap_or_default().into()));
+                }
+                confirmed = &mut confirmation => {
+                    if let Err(error) = confirmed {
+                        let engine = &task.engine.key;
+                        if let Some(suppressed) = UNHEARD_GATE.admit() {
+                            tracing::warn!(%engine, %error, suppressed, "nothing shows that the event plane is heard");
+                        }
+                    }
+                    self.connected(Some(Instant::now()));
+                    is_confirmed = true;
+                    continue;
+                }
+                message = messages.next() => match message {
+                    Some(message) => Heard::Message(message.payload),
+                    None => return Err(SourceError::Broken("the subscription has ended".into())),
+                },
+                news = healing.news() => Heard::News(news),
+                () = quiet.tick() => Heard::Nothing,
+            };
+            is_confirmed |= matches!(heard, Heard::Message(_));
+            self.hear(heard, &mut quiet, &healing).await?;
+            if is_confirmed {
+                // A worker that is asked before would publish events after its answer that nobody hears.
+                healing.ask(self, &quiet.stalls);
+                self.note_followed(task);
+            }
+        }
+    }
+
+    /// Takes in one event of the plane's task: a message, news of discovery, or a tick.
+    async fn hear(
+        &mut self,
+        heard: Heard,
+        quiet: &mut Quiet,
+        healing: &Healing,
+    ) -> Result<(), PublisherError> {
+        if quiet.has_stalled(matches!(heard, Heard::Nothing)) {
+            self.lost().await?;
+        }
+        match heard {
+            // Messages may still be those that waited during a stall.
+            Heard::Message(payload) => self.apply(&payload, quiet.is_behind()).await,
+            Heard::News(news) => healing.take(news, self, &quiet.stalls).await,
+            Heard::Nothing => Ok(()),
+        }
+    }
+
+    /// Notes how the plane is followed. An exact holder stays exact when only questions fail.
+    fn note_followed(&self, task: &SourceTask) {
+        let in_doubt = self.holders.trouble();
+        let trouble = self.trouble().or_else(|| in_doubt.clone());
+        task.note_followed(in_doubt.is_none(), trouble.as_deref());
+    }
+}
+
+/// Event that wakes the task of a plane.
+enum Heard {
+    /// A message has come.
+    Message(Bytes),
+    /// An answer or a record has come.
+    News(News),
+    /// A tick: nothing waits to be read.
+    Nothing,
+}
+
+/// Returns the envelope of a message over ZeroMQ. If the frames are no such message, returns empty bytes, which cannot be decoded.
+fn envelope_of(frames: &[Bytes]) -> Bytes {
+    parse_plane_message(frames)
+        .inspect_err(|error| tracing::debug!(%error, "no message of an event plane"))
+        .unwrap_or_default()
+}
+
+/// Makes a NATS connection for this source alone, and a channel that tells when it breaks, so that no reconnect goes unseen.
+async fn connect(url: &str, patience: Duration) -> Result<(Client, mpsc::Receiver<String>), SourceError> {
+    let (broke, breaks) = mpsc::channel(1);
+    let options = ConnectOptions::new()
+        .name("kvatlas-bridge-source")
+        .connection_timeout(patience)
+        .subscription_capacity(SUBSCRIPTION_CAPACITY)
+        .event_callback(move |event| {
+            let broke = broke.clone();
+            async move {
+                let is_loss = matches!(
+                    event,
+                    Event::Disconnected | Event::SlowConsumer(_) | Event::Closed
+                );
+                if is_loss {
+                    // One event is enough to end the connection.
+                    let _ = broke.try_send(event.to_string());
+                }
+            }
+        });
+    let client = options.connect(url).await;
+    let client = client.map_err(|error| SourceError::Broken(error.into()))?;
+    Ok((client, breaks))
+}
