@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dynamo_restarts import restarts
 from dynamo_site import SIZE, WORDS, Site, answers, free_port, site
+from dynamo_tiers import tiers
 from lines import Lines, router_of
 
 
@@ -75,7 +76,7 @@ def main() -> int:
         with site(plane, blocks, backend=backend) as own:
             outcomes.append(play(f"Dynamo {name}", own, given))
     with site("nats", 4096) as own:
-        outcomes.append(front_end(own, given))
+        outcomes += [front_end(own, given), tiers(own, given.seed)]
     if given.restarts or not given.short:
         outcomes.append(restarts(given.seed, given.short))
     return 0 if all(outcomes) else 1

@@ -91,6 +91,15 @@ def block_hashes(tokens: list[int], size: int) -> list[int]:
     return [xxhash.xxh3_64_intdigest(block, seed=1337) for block in packed]
 
 
+def sequence_hashes(blocks: list[int]) -> list[int]:
+    """The rolling hash of the prefix up to each block."""
+    rolled: list[int] = []
+    for block in blocks:
+        pair = struct.pack("<QQ", rolled[-1], block) if rolled else b""
+        rolled.append(xxhash.xxh3_64_intdigest(pair, seed=1337) if rolled else block)
+    return rolled
+
+
 class Held:
     """What one worker holds, as a tree: by the name of a parent, the child of each content."""
 

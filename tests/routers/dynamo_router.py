@@ -7,6 +7,7 @@ Runs as a process of Dynamo's runtime: discovery and planes come from its enviro
     {"serve": N}        serves so many prompts; {}
     {"recall": N}       has the same prompts as if it had served them; {}
     {"compare": N}      asks as many questions, once the workers stand still; {"answers", "wrong", "wrong_own", "seconds"}
+    {"tiers": N}        {"hashes": sequence hashes of a prompt of N blocks, "workers": {ID: [blocks on its device, with its host's, with all]}}
     {"watch": true}     begins to ask, again and again, about what the workers hold now; {}
     {"end": true}       ends that; {"questions", "warm", "wrong": [[WHEN, "blind" | "stale" | "failed"], ...]}
 
@@ -26,7 +27,7 @@ from typing import Any
 
 from dynamo.llm import KvRouter, KvRouterConfig
 from dynamo.runtime import DistributedRuntime, dynamo_worker
-from dynamo_dumps import Dumps, Held, block_hashes, held_now
+from dynamo_dumps import Dumps, Held, block_hashes, held_now, sequence_hashes
 
 SIZE, VOCABULARY, SEED = map(int, sys.argv[1:4])
 # So many questions are in flight while answers are watched, each for so many seconds.
@@ -94,6 +95,14 @@ class Driver:
             wrong_own += differences(await overlaps(self._own, prompt), expected)
         return {"answers": count * len(held), "wrong": wrong, "wrong_own": wrong_own, "seconds": seconds}
 
+    async def tiers(self, count: int) -> dict[str, Any]:
+        """What workers have of one prompt in all tiers, as the router believes."""
+        prompt = [3 + place // SIZE for place in range(count * SIZE)]
+        workers = (await self._asks.get_overlap_scores(prompt))["workers"]
+        names = ("device_blocks", "host_pinned_blocks", "disk_blocks")
+        held = {worker["worker_id"]: [worker[name] for name in names] for worker in workers if worker["disk_blocks"]}
+        return {"hashes": sequence_hashes(block_hashes(prompt, SIZE)), "workers": held}
+
     async def watch(self) -> None:
         """Begins to ask."""
         held = await held_now(self._dumps)
@@ -135,6 +144,8 @@ class Driver:
             await self.serve(order.get("serve") or order["recall"], "recall" in order)
         elif "compare" in order:
             return await self.compare(order["compare"])
+        elif "tiers" in order:
+            return await self.tiers(order["tiers"])
         elif "watch" in order:
             await self.watch()
         else:
