@@ -105,8 +105,11 @@ def site(algorithm: str, seed: str, pods: Sequence[Pod], idle: Callable[[], None
         daemon = Daemon(folder, nats, http, {"redis-listen": f"127.0.0.1:{own}"}, ["serve"])
         scheme = f"llm-d-{algorithm}" + (f":{seed}" if seed else "")
         flags = ["--model", MODEL, "--block-size", str(SIZE)]
-        for pod in pods:
-            flags += ["--engine", f"{pod.name}=tcp://127.0.0.1:{pod.events},replay=tcp://127.0.0.1:{pod.replay},scheme={scheme}"]
+        for number, pod in enumerate(pods):
+            # llm-d calls a pod by its address. Every other engine has a name of its own.
+            name, address = (f"vllm-{number}", f",address=http://{pod.name}") if number % 2 else (pod.name, "")
+            sockets = f"tcp://127.0.0.1:{pod.events},replay=tcp://127.0.0.1:{pod.replay}"
+            flags += ["--engine", f"{name}={sockets},scheme={scheme}{address}"]
         for process in (broker, real, daemon, Bridge(folder, nats, flags)):
             stack.callback(process.kill)
             process.start()

@@ -184,20 +184,18 @@ impl Prefixes {
 /// Returns the pods as far as their state is certain, the deepest first. llm-d knows no ranks: a pod's depth in a tier is the greatest of its
 /// ranks'.
 fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
-    let mut depths: HashMap<&str, [u32; TIERS.len()]> = HashMap::new();
+    let mut depths: HashMap<String, [u32; TIERS.len()]> = HashMap::new();
     for holder in holders.iter().filter(|holder| !is_pool(&holder.id.worker)) {
         let Some(certain) = holder.certain() else { continue };
         let [device, with_host] = certain.near_blocks;
-        let known = depths.entry(holder.id.worker.as_str()).or_default();
+        let known = depths.entry(pod_of(holder)).or_default();
         for (known, depth) in known.iter_mut().zip([device, with_host, certain.blocks]) {
             *known = depth.max(*known);
         }
     }
-    let held = holders.iter().filter_map(|holder| {
-        let depths = depths.remove(holder.id.worker.as_str())?;
-        let pod = instance_of_worker(&holder.id.worker);
+    let held = depths.into_iter().map(|(pod, depths)| {
         let fields = TIERS.map(|tier| in_reply(&field(&pod, tier)));
-        Some(Pod { depths, fields })
+        Pod { depths, fields }
     });
     let mut pods: Vec<Pod> = held.filter(|pod| pod.depth() > 0).collect();
     pods.sort_by(|one, other| {
@@ -209,6 +207,18 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     pods
 }
 
+/// Returns llm-d's name of a worker, which is `IP:PORT` of its requests: the worker's address, or else its own name. llm-d writes an IPv6
+/// address without brackets.
+fn pod_of(holder: &FoundHolder) -> String {
+    let Some(address) = &holder.address else {
+        return instance_of_worker(&holder.id.worker);
+    };
+    let address = address.as_str();
+    let bare = address.split_once("://").map_or(address, |(_, bare)| bare);
+    let authority = bare.split_once('/').map_or(bare, |(authority, _)| authority);
+    authority.replace(['[', ']'], "")
+}
+
 /// Returns a text encoded as in a reply.
 fn in_reply(text: &[u8]) -> Vec<u8> {
     let mut replies = Replies::default();
@@ -218,7 +228,7 @@ fn in_reply(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{HolderId, WorkerName, worker_of_instance};
+    use kvatlas_core::wire::{Address, HolderId, WorkerName, worker_of_instance};
 
     use super::*;
 
@@ -232,6 +242,19 @@ mod tests {
             near_exact: [is_exact; 2],
             address: None,
         }
+    }
+
+    #[test]
+    fn pods_are_called_by_their_addresses() {
+        let called = |name: &str, address: &str| {
+            let mut holder = holder(name, 0, [1, 1], 1, true);
+            holder.address = Address::new(address).ok();
+            pod_of(&holder)
+        };
+        assert_eq!(called("vllm-0", "10.0.0.1:8000"), "10.0.0.1:8000");
+        assert_eq!(called("vllm-0", "http://10.0.0.1:8000/v1"), "10.0.0.1:8000");
+        assert_eq!(called("vllm-0", "https://[fd00::1]:8443"), "fd00::1:8443");
+        assert_eq!(called("10.0.0.2:8000", ""), "10.0.0.2:8000");
     }
 
     fn reply(part: &Part, place: usize) -> String {
