@@ -154,9 +154,8 @@ fn schemes_meet_the_vectors_of_llm_d() {
 /// Tokens, tokens of a page, the salt, whether pages are of pairs, and the names.
 type SglangCase = (&'static [u32], u32, &'static str, bool, &'static [i64]);
 
-/// Unsalted cases are of SGLang's tests, the salted one of a
-/// relay's, which has tried it on SGLang.
-const SGLANG: [SglangCase; 6] = [
+/// Printed by `compute_node_event_hash_values` of SGLang 0.5.23 over its own compiled hash, as its events name the pages.
+const SGLANG: [SglangCase; 7] = [
     (&[1, 2, 3, 4, 5], 4, "", false, &[-3488128144981237669]),
     (
         &[10, 20, 30, 40, 50, 60, 70, 80],
@@ -191,6 +190,13 @@ const SGLANG: [SglangCase; 6] = [
         "",
         true,
         &[-2900568514773989563, -322435596280658912],
+    ),
+    (
+        &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+        4,
+        "tenant-a",
+        true,
+        &[2832294365426534333, 3603037882432405245],
     ),
 ];
 
