@@ -4,14 +4,16 @@
 
 The engines are vLLM's own block pools and publishers (tests/engines). Four replicas advertise their sockets as Ray's LLM servers do; the router registers
 them with `kvatlas up`, and asks it. A choice is right where no other engine would reuse more. Then kvatlas is killed: every request is served, by
-chance. When it is back, choices are right again. At last the same with the subclass of Ray's KVAwareRouter, which is Ray's own; the engine that
-it wants need not be there: with vLLM installed, all of Ray Serve LLM is imported. Wants KVATLAS_ENGINES, KVATLAS_BIN and NATS_SERVER_BIN, and a Python with Ray Serve, the package kvatlas
+chance. When it is back, choices are right again. At last the same with the subclass of Ray's KVAwareRouter, which is Ray's own; it is asked as Ray Serve
+LLM's ingress does with direct streaming, which sends the request by its proxy. The engine that it wants need not be there: with vLLM installed, all of Ray
+Serve LLM is imported. Wants KVATLAS_ENGINES, KVATLAS_BIN and NATS_SERVER_BIN, and a Python with Ray Serve, the package kvatlas
 and what the engines need. Ends with 1 where a choice was wrong or a request has failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import sys
@@ -111,7 +113,10 @@ class Fleet:
         """Puts servers with this router in front of the engines."""
         self._is_kv_aware = "KVAware" in router
         # It is the choice that is tested, on a busy machine: answers may take their time.
-        kwargs = {"model": MODEL, "patience": 2.0} | self._urls
+        kwargs: dict[str, Any] = {"model": MODEL, "patience": 2.0} | self._urls
+        if self._is_kv_aware:
+            # Requests come faster than engines would serve them.
+            kwargs["imbalance"] = 1_000_000
         server = serve.deployment(
             num_replicas=ENGINES,
             max_ongoing_requests=100,
@@ -130,17 +135,41 @@ class Fleet:
         """The engine that each prompt was sent to."""
         chosen: list[int] = []
         for start in range(0, len(prompts), IN_FLIGHT):
-            asked = [self._ask(prompt) for prompt in prompts[start : start + IN_FLIGHT]]
+            some = prompts[start : start + IN_FLIGHT]
+            if self._is_kv_aware:
+                chosen += asyncio.run(self._picks(some))
+                continue
+            asked = [self._ask(prompt) for prompt in some]
             chosen += [response.result(timeout_s=PATIENCE) for response in asked]
         return chosen
 
     def _ask(self, prompt: Prompt) -> Any:
         tokens, salt, adapter = prompt
-        if self._is_kv_aware:
-            # As Ray Serve LLM calls it.
-            handle = self._handle.options(multiplexed_model_id=adapter) if adapter else self._handle
-            return handle.remote(SimpleNamespace(prompt=tokens, cache_salt=salt), request_token_ids=tokens)
         return self._handle.remote(request_token_ids=tokens, request_cache_salt=salt, request_lora_name=adapter)
+
+    async def _picks(self, prompts: list[Prompt]) -> list[int]:
+        return await asyncio.wait_for(asyncio.gather(*(self._pick(prompt) for prompt in prompts)), PATIENCE)
+
+    async def _pick(self, prompt: Prompt) -> int:
+        """The engine, as Ray Serve LLM's ingress (`LLMRouter`) picks it: it takes the first replica, without a look at queues."""
+        tokens, salt, adapter = prompt
+        handle = self._handle.options(multiplexed_model_id=adapter) if adapter else self._handle
+        payload = SimpleNamespace(prompt=tokens, cache_salt=salt)
+        while True:
+            async with handle.choose_replica(payload, _reserve=False, request_token_ids=tokens) as selection:
+                source = selection._replica.routing_stats.get("kv_event_metadata")
+            if source is not None:
+                return self._sources.index(source)
+            # The replica has not advertised its engine yet.
+            await asyncio.sleep(0.1)
+
+    def spread(self) -> list[int]:
+        """How often each engine is chosen for one prompt that all have, 40 times one after the other."""
+        prompt: Prompt = ([self.random.randrange(1000) for _ in range(4 * SIZE)], None, None)
+        self.host.serve([(place, prompt) for place in range(ENGINES)])
+        self.settle([prompt])
+        chosen = [place for _ in range(40) for place in self.choices([prompt])]
+        return [chosen.count(place) for place in range(ENGINES)]
 
     def truth(self, prompts: list[Prompt]) -> list[list[int]]:
         """How many blocks each engine would reuse of each prompt."""
@@ -220,10 +249,12 @@ def main() -> int:
             fleet.deploy("KvatlasKVAwareRouter")
             asked, warm, aware = play(fleet, a_round, a_round)
             print(f"  as a subclass of KVAwareRouter, {base}: {asked} requests, {warm} of them warm, sent to a worse engine: {aware}", flush=True)
+            spread = fleet.spread()
+            print(f"  of 40 requests for what all engines have, they got {spread}", flush=True)
         finally:
             fleet.close()
     # By chance some would have been wrong, or nothing was tested.
-    return int(wrong + again + aware > 0 or blind == 0)
+    return int(wrong + again + aware > 0 or blind == 0 or min(spread) < 8)
 
 
 if __name__ == "__main__":

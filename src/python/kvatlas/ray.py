@@ -21,6 +21,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from time import monotonic
 from typing import Any, Final
 
 try:
@@ -30,6 +31,7 @@ except ImportError as error:
     raise ImportError(f"kvatlas.ray needs Ray Serve: pip install 'ray[serve]>=2.60' ({error})") from error
 
 from ._ray.asking import Addressee, Asker, NotAnsweredError, Prompt
+from ._ray.recent import RecentChoices
 from ._ray.registering import Bridge, Registrar
 from ._ray.sources import Depths, EventSource
 from .errors import KvatlasError
@@ -151,22 +153,22 @@ class _Routing(LocalityMixin, MultiplexMixin):  # type: ignore[misc]
         queues = {replica.replica_id: self._queue(replica) for replica in replicas}
         most = min(queues.values()) + self._imbalance
         free = [(blocks, replica) for blocks, replica in holding if queues[replica.replica_id] <= most]
-        free.sort(key=lambda one: one[0], reverse=True)
+        free.sort(key=lambda one: (-one[0], queues[one[1].replica_id]))
         groups = [[replica for _, replica in group] for _, group in groupby(free, key=lambda one: one[0])]
         return groups, "cache" if groups else "busy"
 
-    def _queue(self, replica: Any) -> int:
+    def _queue(self, replica: Any) -> float:
         """How many requests a replica has, as far as this router knows."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
     def _two_choices(self, replicas: Sequence[Any], pending_request: Any) -> _Groups:
-        """Two replicas by chance, of which Ray takes the less busy one."""
+        """Two replicas by chance, the less busy one first."""
         if pending_request is not None and pending_request.metadata.multiplexed_model_id:
             chosen = self.apply_multiplex_routing(pending_request=pending_request)
         else:
             chosen = self.apply_locality_routing(pending_request=pending_request)
         eligible = [replica for replica in replicas if replica.replica_id in chosen]
-        return [random.sample(eligible, min(2, len(eligible)))]
+        return [sorted(random.sample(eligible, min(2, len(eligible))), key=self._queue)]
 
 
 class KvatlasRequestRouter(_Routing, RequestRouter):  # type: ignore[misc]
@@ -186,9 +188,30 @@ def _kv_aware_router() -> type:
         ) from error
 
     class KvatlasKVAwareRouter(_Routing, KVAwareRouter):  # type: ignore[misc]
-        """Routes by the tokens that Ray Serve LLM has made of the prompt; salt and adapter are the request's own."""
+        """Routes by the tokens that Ray Serve LLM has made of the prompt; salt and adapter are the request's own.
+
+        Ray Serve LLM takes the first replica, whatever its queue, and has its proxy send the request there. No queue tells of that, so
+        that choices are counted here.
+        """
 
         __qualname__ = "KvatlasKVAwareRouter"
+
+        def initialize_state(self, **kwargs: Any) -> None:
+            super().initialize_state(**kwargs)
+            self._recent = RecentChoices()
+
+        def update_replicas(self, replicas: list[Any]) -> None:
+            self._recent.keep(replica.replica_id for replica in replicas)
+            super().update_replicas(replicas)
+
+        async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> _Groups:
+            groups = await super().choose_replicas(candidate_replicas, pending_request)
+            if groups and groups[0]:
+                self._recent.add(groups[0][0].replica_id, monotonic())
+            return groups
+
+        def _queue(self, replica: Any) -> float:
+            return self._recent.of(replica.replica_id, monotonic())
 
         def _prompt(self, pending_request: Any) -> Prompt | None:
             prompt = super()._prompt(pending_request)

@@ -24,6 +24,7 @@ import kvatlas
 from kvatlas import Doubted, Profile, Stored, worker_of_instance
 from kvatlas._ray import registering
 from kvatlas._ray.asking import MISSES_MAX
+from kvatlas._ray.recent import LASTING, RecentChoices
 from kvatlas._ray.registering import Bridge, Registrar
 from kvatlas._ray.sources import EventSource
 
@@ -191,6 +192,34 @@ async def test_who_is_much_busier_than_others_is_not_preferred(
         assert len(await found.chosen(request(PROMPT), "busy")) == 1
         await found.has(worker(B), 2)
         assert (await found.chosen(request(PROMPT), "cache"))[0] == ["b"]
+
+
+async def test_choices_are_load_where_ray_serve_llm_tells_of_no_queues(
+    ray: ModuleType, broker: Broker, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "monotonic", lambda: 0.0)
+    replicas = [replica("a", A), replica("b", B), replica("c", C)]
+    async with fleet(broker.url, ray.KvatlasKVAwareRouter(), replicas, imbalance=3) as found:
+        await found.has(worker(A), 5)
+        await found.has(worker(B), 5)
+        # It takes the first of the first group.
+        firsts = [(await found.chosen(request(PROMPT), "cache"))[0][0] for _ in range(6)]
+        assert sorted(firsts) == ["a", "a", "a", "b", "b", "b"], firsts
+        for name in ("a", "b"):
+            found.router._recent.add(name, 0.0)
+        # Both have four more than the third.
+        await found.chosen(request(PROMPT), "busy")
+        found.router.update_replicas(replicas[1:])
+        assert found.router._recent.of("a", 0.0) == 0.0
+
+
+def test_choices_fade() -> None:
+    recent = RecentChoices()
+    for now in (0.0, 0.0, 5.0):
+        recent.add("a", now)
+    assert recent.of("a", 5.0) == pytest.approx(1.0 + 2.0 * 2.718281828 ** (-5.0 / LASTING))
+    assert recent.of("a", 5.0 + 20 * LASTING) < 0.001
+    assert recent.of("b", 5.0) == 0.0
 
 
 async def test_without_answers_ray_chooses(ray: ModuleType, broker: Broker) -> None:
