@@ -222,6 +222,34 @@ async fn an_operator_commands_all_daemons_with_either_configuration() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_hears_resets_and_questions_after_services_with_either_configuration() {
+    for configuration in [USERS, ACCOUNTS] {
+        let broker = broker(configuration).await;
+        let mut bridge = InRole::connect(broker.url(), "rack-1").await;
+        let reset = subjects().admin(AdminCommand::Reset);
+        let mut resets = bridge.nats.subscribe(reset.clone()).await.unwrap();
+        let _services = bridge.nats.subscribe("$SRV.PING").await.unwrap();
+        let _refused = bridge.nats.subscribe("kvatlas.v1.events.>").await.unwrap();
+        let first = tokio::time::timeout(PATIENCE, bridge.refusals.recv()).await;
+        let first = first.expect("the server refuses something").unwrap();
+        assert!(first.contains("kvatlas.v1.events.>"), "{first}");
+        let operator = InRole::connect(broker.url(), "operator").await;
+        let inbox = operator.nats.new_inbox();
+        let mut replies = operator.nats.subscribe(inbox.clone()).await.unwrap();
+        let asked = operator.nats.publish_with_reply(reset, inbox, "x".into());
+        asked.await.unwrap();
+        let answered = async {
+            let heard = resets.next().await.unwrap();
+            let answer = bridge.nats.publish(heard.reply.unwrap(), "done".into());
+            answer.await.unwrap();
+            while replies.next().await.unwrap().payload != "done" {}
+        };
+        let answered = tokio::time::timeout(PATIENCE, answered).await;
+        answered.expect("the bridge hears the command, and the operator the answer");
+    }
+}
+
 /// Publishes in chunks that need many messages, restarts the daemon, and waits until it has been told everything again.
 async fn publishers_work_as_they_should(url: &str) {
     let first = daemon(url, "daemon", &[]).await;
