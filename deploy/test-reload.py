@@ -4,12 +4,14 @@ configuration with mistakes. With a real nats-server, whose password is changed 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parent
@@ -51,6 +53,10 @@ def main() -> None:
             command = [str(kvatlas), "query", "--namespace=llama", "--sequence-hashes", ",".join(hash.zfill(16) for hash in hashes)]
             return subprocess.run(command, capture_output=True, env=who).returncode == 0
 
+        def told_bytes() -> object:
+            with urllib.request.urlopen(f"http://127.0.0.1:{admin}/index", timeout=10) as answer:
+                return json.load(answer)["setup"]["max_message_bytes"]
+
         def says(words: str) -> None:
             wait_until(f"{words!r} in the log:\n{log.read_text()}", lambda: words in log.read_text(), 20)
 
@@ -67,9 +73,10 @@ def main() -> None:
             says('applied="logging.level, nats.password"')
             says('settings="shutdown.drain_seconds"')
             assert is_answered(["1", "2"]), log.read_text()
-            write("two", '[logging]\nlevel = "info,kvatlas=debug"\n[queries]\nmax_depth_blocks = 1\n')
+            write("two", '[logging]\nlevel = "info,kvatlas=debug"\n[queries]\nmax_message_bytes = 65536\nmax_depth_blocks = 1\n')
             daemon.send_signal(signal.SIGHUP)
-            says('applied="queries.max_depth_blocks"')
+            says('applied="queries.max_depth_blocks, queries.max_message_bytes"')
+            assert told_bytes() == 65536
             assert not is_answered(["1", "2"]) and is_answered(["1"]), log.read_text()
             server.send_signal(signal.SIGHUP)
             says("event=disconnected")

@@ -25,6 +25,7 @@
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
 //! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
 //! | `reports.rs` | taking what routers tell over NATS, which `outcomes` and `queries` use |
+//! | `responder.rs` | sending replies and errors over NATS |
 //!
 //! # The way of one batch
 //!
@@ -73,11 +74,11 @@
 //!    [`find_bounds`](kvatlas_core::index::PositionalIndexer::find_bounds) does the same for blocks chosen from a chain.
 //! 5. The answerer orders the holders, adds each holder's reasons for doubt, and encodes the
 //!    [`QueryReply`](kvatlas_core::wire::QueryReply).
-//! 6. [`Responder::send`](queries::responder::Responder::send) sends it, or an error in its place.
+//! 6. [`Responder::send`](responder::Responder::send) sends it, or an error in its place.
 //!
 //! | room | files |
 //! |---|---|
-//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`, `responder.rs` |
+//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`; beside the rooms `responder.rs` |
 //! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
 //! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
 //!
@@ -102,7 +103,7 @@
 //! know as much as the replica's, or must have had the time to learn as much. [`kvatlas_process::admin::Latch`] lists what readiness
 //! waits for.
 //!
-//! A gateway has no index. It skips the HTTP listener, the snapshot, events, resyncs and the comparison.
+//! A gateway has no index. It skips the snapshot, events, resyncs and the comparison.
 //!
 //! Stop, in this order: no new queries over NATS, then over HTTP; no new events; lanes drained; a last snapshot; admin listener; broker.
 //! All of it has one time limit.
@@ -126,6 +127,7 @@ mod page;
 mod queries;
 mod redis;
 mod reports;
+mod responder;
 mod resync;
 pub mod runbook;
 mod shared;

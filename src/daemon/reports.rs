@@ -1,9 +1,12 @@
-//! Reports of routers over NATS (hints and outcomes). They get no reply.
+//! Reports of routers over NATS (hints and outcomes). Only a report that names a subject for the reply gets one: a gateway's.
 
 use async_nats::Message;
+use bytes::Bytes;
 use futures_util::StreamExt;
 
+use crate::responder::Responder;
 use crate::shared::{Shared, Stage};
+use kvatlas_core::wire::{PROTOCOL_VERSION, ReportReply, WireError};
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
@@ -19,7 +22,7 @@ pub(crate) struct Told {
     pub(crate) group: Option<String>,
 }
 
-/// Subscribes to reports, and calls `take` for each, as a task of `stage`.
+/// Subscribes to reports, and calls `take` for each, as a task of `stage`. `take` returns how much of the report was taken.
 ///
 /// # Errors
 ///
@@ -28,11 +31,13 @@ pub(crate) async fn start_reports(
     shared: &Shared,
     stage: &Stage,
     told: Told,
-    mut take: impl FnMut(&Message) + Send + 'static,
+    mut take: impl FnMut(&Message) -> Result<usize, WireError> + Send + 'static,
 ) -> Result<(), ConnectError> {
     let name = told.connection.as_str();
     let buffer = Buffer::of_messages(WAITING_MAX);
     let client = connect_counted(&shared.nats, told.connection, name, buffer, |_| {}).await?;
+    let (subjects, shard) = (shared.subjects.clone(), shared.config.sharding.shard);
+    let responder = Responder::new(client.clone(), subjects, shard);
     let stop = stage.stop.clone();
     stage.tasks.spawn(async move {
         let hear = async {
@@ -45,7 +50,10 @@ pub(crate) async fn start_reports(
                 Err(error) => return tracing::error!(%error, "{name} are not heard"),
             };
             while let Some(message) = reports.next().await {
-                take(&message);
+                let taken = take(&message);
+                if let Some(reply_to) = message.reply {
+                    responder.send(reply_to, taken.map(reply)).await;
+                }
                 // Other tasks get their turns, however many reports come.
                 tokio::task::consume_budget().await;
             }
@@ -56,4 +64,12 @@ pub(crate) async fn start_reports(
         }
     });
     Ok(())
+}
+
+fn reply(taken: usize) -> Bytes {
+    let reply = ReportReply {
+        v: PROTOCOL_VERSION,
+        taken: taken as u64,
+    };
+    reply.encode().into()
 }

@@ -1,4 +1,7 @@
-//! A gateway over shards answers over HTTP as one daemon with all workers does, in every dialect.
+//! A gateway over shards answers over HTTP as one daemon with all workers does, on every route and in every dialect. A shard answers so for its
+//! own workers.
+
+use std::collections::BTreeSet;
 
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
@@ -13,6 +16,16 @@ use crate::support::http::{Answer, HttpClient};
 use crate::support::{Client, broker, daemon, eventually};
 
 const SHARDS: u32 = 2;
+
+/// Routes on which a gateway answers otherwise than one daemon: the statuses of both, and why.
+const DIFFERENT: [(&str, [u16; 2], &str); 2] = [
+    (
+        "/dump",
+        [200, 404],
+        "the blocks stay with the shards, and each dumps its own",
+    ),
+    ("/metrics", [200, 200], "each process has figures of its own"),
+];
 
 fn tokens(count: u32) -> Vec<u32> {
     (1..=count).collect()
@@ -90,7 +103,8 @@ struct Site {
     _broker: kvatlas_process::broker::embedded::EmbeddedBroker,
 }
 
-async fn site() -> Site {
+/// A site that has heard of the holders of `fleet`.
+async fn site(fleet: &[Sent]) -> Site {
     let broker = broker().await;
     let start = async |settings: &[(&str, &str)]| {
         // Nobody is asked about the gap, which stays.
@@ -98,12 +112,13 @@ async fn site() -> Site {
             ("resync.concurrency", "0"),
             ("namespace_defaults.stale_after_ms", "600000"),
             ("namespace_defaults.remove_after_ms", "900000"),
+            ("hints.ttl_ms", "600000"),
+            ("http.listen", "127.0.0.1:0"),
         ];
         let all = [&patient[..], settings].concat();
         daemon(broker.url(), &all).await
     };
-    let http = ("http.listen", "127.0.0.1:0");
-    let one = start(&[("subjects.prefix", "one"), http]).await;
+    let one = start(&[("subjects.prefix", "one")]).await;
     let mut shards = Vec::new();
     for index in 0..SHARDS {
         let shard = format!("{index}/{SHARDS}");
@@ -113,7 +128,7 @@ async fn site() -> Site {
         ("subjects.prefix", "many"),
         ("gateway.enabled", "true"),
         ("gateway.deadline_ms", "2000"),
-        http,
+        ("http.listen", "127.0.0.1:0"),
     ];
     let gateway = daemon(broker.url(), &settings).await;
     let client = Client::connect(broker.url()).await;
@@ -125,16 +140,16 @@ async fn site() -> Site {
         _others: [one, gateway],
         _broker: broker,
     };
-    site.tell_all().await;
+    site.tell_all(fleet).await;
     site
 }
 
 impl Site {
     /// Publishes the fleet to both, and waits until all of it is known and nobody else can be.
-    async fn tell_all(&self) {
+    async fn tell_all(&self, fleet: &[Sent]) {
         for prefix in ["one", "many"] {
             let subjects = Subjects::new(prefix).unwrap();
-            for (namespace, worker, batch) in fleet() {
+            for (namespace, worker, batch) in fleet {
                 let (namespace, worker): (NamespaceName, WorkerName) =
                     (namespace.parse().unwrap(), worker.parse().unwrap());
                 let payload = batch.encode().into();
@@ -142,8 +157,11 @@ impl Site {
                 self.client.nats.publish(subject, payload).await.unwrap();
             }
             let queries = QueryClient::new(self.client.nats.clone(), subjects);
-            for (namespace, blocks) in [("llama", 30), ("llama_tacme", 3)] {
-                let namespace: NamespaceName = namespace.parse().unwrap();
+            for (name, blocks) in [("llama", 30), ("llama_tacme", 3)] {
+                if fleet.iter().all(|(namespace, ..)| *namespace != name) {
+                    continue;
+                }
+                let namespace: NamespaceName = name.parse().unwrap();
                 eventually("the fleet is known", async || {
                     let status = queries.status(&namespace).await.ok()?;
                     let held: u64 = status.holders.iter().map(|holder| holder.blocks).sum();
@@ -171,26 +189,32 @@ impl Site {
     }
 }
 
-/// The body without what must differ: what it was put together from, and a count that each shard makes for itself.
+/// The body without what must differ: what it was put together from, a count that each shard makes for itself, and the number of a question.
 fn comparable(answer: &Answer) -> String {
     let body = String::from_utf8(answer.body.clone()).unwrap();
     let body = body.replace(&format!(r#","gathered":{{"shards":{SHARDS},"missing":[]}}"#), "");
     // Each daemon has looked at another moment.
-    ["distinct_blocks", "other_holders", "since_us"]
-        .iter()
-        .fold(body, |body, key| {
-            let marker = format!(r#""{key}":"#);
-            let mut parts = body.split(&marker).map(str::to_owned);
-            let first = parts.next().unwrap();
-            let without_number =
-                |part: String| part.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
-            parts.fold(first, |all, part| {
-                format!(r#"{all}"{key}":N{}"#, without_number(part))
-            })
+    [
+        r#""distinct_blocks":"#,
+        r#""other_holders":"#,
+        r#""since_us":"#,
+        r#""event_id":"Lookup"#,
+    ]
+    .iter()
+    .fold(body, |body, marker| {
+        let mut parts = body.split(marker).map(str::to_owned);
+        let first = parts.next().unwrap();
+        let without_number = |part: String| part.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
+        parts.fold(first, |all, part| {
+            format!("{all}{marker}N{}", without_number(part))
         })
+    })
 }
 
-fn questions() -> Vec<(&'static str, Option<Value>)> {
+/// A path, and the body of a request with one.
+type Question = (&'static str, Option<Value>);
+
+fn questions() -> Vec<Question> {
     let hashes: Vec<u64> = chain(5).iter().map(|hash| hash.as_u64()).collect();
     let blocks: Vec<u64> = block_hashes_of(5).iter().map(|hash| hash.as_u64()).collect();
     let contract = |more: Value| {
@@ -201,7 +225,6 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
             .extend(more.as_object().unwrap().clone());
         ("/v1/query", Some(asked))
     };
-    let post = |path, body| (path, Some(body));
     let mut all = vec![
         contract(json!({"tokens": tokens(80)})),
         contract(json!({"tokens": tokens(80), "token_count": 81})),
@@ -223,7 +246,24 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
         ("/workers?model_name=llama&routing_group=acme", None),
         ("/v1/models", None),
         ("/health", None),
+        ("/openapi.json", None),
+        ("/dump", None),
+        ("/metrics", None),
+        ("/nothing", None),
+        ("/v1/query", None),
+        ("/v1/status", Some(json!({}))),
     ];
+    all.extend(reports());
+    all.extend(in_dialects());
+    all
+}
+
+/// Questions in the dialects of others.
+fn in_dialects() -> Vec<Question> {
+    let hashes: Vec<u64> = chain(5).iter().map(|hash| hash.as_u64()).collect();
+    let blocks: Vec<u64> = block_hashes_of(5).iter().map(|hash| hash.as_u64()).collect();
+    let post = |path, body| (path, Some(body));
+    let mut all = Vec::new();
     // Prompts of whole blocks, and one that ends in the middle of a block.
     for count in [16, 64, 80, 85] {
         all.push(post(
@@ -254,6 +294,11 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
         ),
         post("/query", json!({"model_name": "nobody", "token_ids": [1]})),
         post("/lookup", json!({"model": "nobody", "tokens": [1]})),
+        post("/lookup", json!({"model": "llama", "tokens": tokens(80)})),
+        // Two caches are known, so it has to be named.
+        post("/lookup", json!({"tokens": tokens(80)})),
+        post("/register", json!({"model": "llama", "instance_id": "gpu-9"})),
+        post("/unregister", json!({"model": "llama", "instance_id": "gpu-9"})),
         post(
             "/query_by_hash",
             json!({"model_name": "llama", "block_hashes": blocks}),
@@ -266,9 +311,61 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
     all
 }
 
+/// Reports of routers, and a question whose answer has what they predict.
+fn reports() -> Vec<Question> {
+    let workers = ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "nobody"];
+    let about = |model: &str, list: &str, of: &dyn Fn(&str) -> Value| {
+        Some(json!({"model": model, list: workers.map(of)}))
+    };
+    let prompt = json!({"tokens": tokens(96)});
+    let hint = |worker: &str| json!({"worker": worker, "prompt": prompt});
+    let outcome = |worker: &str| json!({"worker": worker, "promised_blocks": 2, "found_tokens": 32});
+    let sampled = json!({"worker": "gpu-0", "prompt": {"sequence_hashes": [1], "positions": [0]}});
+    vec![
+        ("/v1/hints", about("llama", "hints", &hint)),
+        ("/v1/hints", about("nobody", "hints", &hint)),
+        ("/v1/hints", Some(json!({"model": "llama", "hints": [sampled]}))),
+        (
+            "/v1/hints",
+            Some(json!({"model": "llama", "hints": vec![hint("gpu-0"); 65]})),
+        ),
+        (
+            "/v1/query",
+            Some(json!({"model": "llama", "tokens": tokens(96), "predicted": true})),
+        ),
+        ("/v1/outcomes", about("llama", "outcomes", &outcome)),
+        ("/v1/outcomes", about("nobody", "outcomes", &outcome)),
+        (
+            "/v1/outcomes",
+            Some(json!({"model": "llama", "outcomes": vec![outcome("gpu-0"); 257]})),
+        ),
+    ]
+}
+
+/// Checks that there is a question for every route.
+fn check_that_all_are_asked(document: &Value) {
+    let route = |method: &str, path: &str| format!("{method} {path}");
+    let asked: BTreeSet<String> = questions()
+        .iter()
+        .map(|(path, body)| {
+            let method = if body.is_some() { "post" } else { "get" };
+            route(method, path.split('?').next().unwrap_or_default())
+        })
+        .collect();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            assert!(
+                asked.contains(&route(method, path)),
+                "nobody asks {method} {path}"
+            );
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_answers_as_one_daemon_would() {
-    let mut site = Box::pin(site()).await;
+async fn a_gateway_answers_every_route_as_one_daemon_would() {
+    let mut site = Box::pin(site(&fleet())).await;
+    check_that_all_are_asked(&site.one.get("/openapi.json").await.json());
     let owned = |worker: &str| Shard::new(0, SHARDS).unwrap().owns(&worker.parse().unwrap());
     let workers = ["gpu-0", "gpu-1", "gpu-2", "gpu-3"].map(owned);
     assert!(
@@ -278,29 +375,133 @@ async fn a_gateway_answers_as_one_daemon_would() {
     let mut found = 0;
     for (path, body) in questions() {
         let [one, gateway] = site.ask(path, body.as_ref()).await;
+        let statuses = [one.status, gateway.status];
+        if let Some((_, different, why)) = DIFFERENT.iter().find(|(different, ..)| *different == path) {
+            assert_eq!(statuses, *different, "{path}: {why}");
+            continue;
+        }
         let what = format!("{path} {}", body.map_or(String::new(), |body| body.to_string()));
-        assert_eq!(gateway.status, one.status, "{what}");
+        let said = String::from_utf8_lossy(&gateway.body);
+        assert_eq!(gateway.status, one.status, "{what}: {said}");
+        if gateway.status == 413 {
+            // Each says in words of its own what is too long.
+            continue;
+        }
         assert_eq!(comparable(&gateway), comparable(&one), "{what}");
         let exact = |answer: &Answer| answer.headers.get("x-kvatlas-exact").cloned();
         assert_eq!(exact(&gateway), exact(&one), "{what}");
         found += usize::from(comparable(&one).contains("gpu-1"));
     }
     assert!(found > 12, "most questions find somebody: {found}");
-    // The question has a number of its own.
-    let asked = json!({"model": "llama", "tokens": tokens(80)});
-    let [one, gateway] = site.ask("/lookup", Some(&asked)).await;
-    assert_eq!(gateway.json()["layout_info"], one.json()["layout_info"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_told_to_a_gateway_reach_the_shards_of_their_workers() {
+    let mut site = Box::pin(site(&fleet())).await;
+    let mut told = Vec::new();
+    for (path, body) in reports() {
+        let answer = site.gateway.post(path, &body.unwrap()).await;
+        told.push((answer.status, answer.json()));
+    }
+    let statuses: Vec<u16> = told.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [200, 404, 400, 413, 200, 200, 404, 413]);
+    // A hint about a stranger is kept, and an outcome of a stranger is not counted.
+    assert_eq!(
+        (&told[0].1["taken"], &told[5].1["counted"]),
+        (&json!(5), &json!(4))
+    );
+    let predicted = told[4].1["predicted"].as_array().unwrap().iter();
+    let predicted: Vec<&Value> = predicted.map(|holder| &holder["worker"]).collect();
+    assert_eq!(predicted, ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]);
+    site.shards.remove(0).stop().await;
+    let (_, body) = reports().remove(0);
+    let answer = site.gateway.post("/v1/hints", &body.unwrap()).await;
+    assert_eq!(
+        answer.json()["gathered"],
+        json!({"shards": SHARDS, "missing": [0]})
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_without_a_model_is_of_the_only_one_at_a_gateway_too() {
+    let mut only = fleet();
+    only.retain(|(namespace, ..)| *namespace == "llama");
+    let mut site = Box::pin(site(&only)).await;
+    let [one, gateway] = site.ask("/lookup", Some(&json!({"tokens": tokens(80)}))).await;
+    assert_eq!((one.status, gateway.status), (200, 200));
+    assert_eq!(comparable(&gateway), comparable(&one));
     assert!(gateway.json()["layout_info"]["gpu-1"][1].is_u64());
-    let unnamed = json!({"tokens": tokens(80)});
-    assert_eq!(site.gateway.post("/lookup", &unnamed).await.status, 400);
-    // Blocks stay with the shards.
-    let [one, gateway] = site.ask("/dump", None).await;
-    assert_eq!((one.status, gateway.status), (200, 404));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_names_itself_and_answers_for_its_own_workers() {
+    let mut site = Box::pin(site(&fleet())).await;
+    let mut shards = Vec::new();
+    for shard in &site.shards {
+        shards.push(HttpClient::connect(shard.http_address().unwrap()).await);
+    }
+    let shard_of = |answer: &Answer| answer.headers.get("x-kvatlas-shard").cloned();
+    for (path, body) in questions() {
+        let body = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        for (index, shard) in shards.iter_mut().enumerate() {
+            let answer = shard.ask(method, path, &body).await;
+            assert_eq!(shard_of(&answer), Some(format!("{index}/{SHARDS}")), "{path}");
+        }
+        for whole in [&mut site.one, &mut site.gateway] {
+            assert_eq!(shard_of(&whole.ask(method, path, &body).await), None, "{path}");
+        }
+    }
+    // Together they have what one daemon has: lists of holders, or maps of instances.
+    let dialects = [
+        (
+            "/v1/query",
+            json!({"model": "llama", "tokens": tokens(80)}),
+            "/holders",
+        ),
+        (
+            "/query",
+            json!({"model": "llama", "token_ids": tokens(80), "block_size": 16}),
+            "/default",
+        ),
+        (
+            "/query",
+            json!({"model_name": "llama", "token_ids": tokens(80)}),
+            "/instances",
+        ),
+        (
+            "/lookup",
+            json!({"model": "llama", "tokens": tokens(80)}),
+            "/layout_info",
+        ),
+    ];
+    for (path, body, place) in dialects {
+        let of = |answer: &Answer| parts_of(answer.json().pointer(place).unwrap());
+        let mut together = BTreeSet::new();
+        for shard in &mut shards {
+            let part = of(&shard.post(path, &body).await);
+            assert!(!part.is_empty() && together.is_disjoint(&part), "{path} {part:?}");
+            together.extend(part);
+        }
+        assert_eq!(together, of(&site.one.post(path, &body).await), "{path}");
+    }
+}
+
+/// The members of a list, or of a map, as texts.
+fn parts_of(whole: &Value) -> BTreeSet<String> {
+    match whole {
+        Value::Array(list) => list.iter().map(Value::to_string).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect(),
+        other => panic!("neither a list nor a map: {other}"),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_says_over_http_that_a_shard_is_missing() {
-    let mut site = Box::pin(site()).await;
+    let mut site = Box::pin(site(&fleet())).await;
     site.shards.remove(0).stop().await;
     let asked = json!({"model": "llama", "tokens": tokens(80)});
     let answer = site.gateway.post("/v1/query", &asked).await;

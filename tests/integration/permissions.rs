@@ -17,8 +17,10 @@ use kvatlas_core::wire::{
 use kvatlas_daemon::Daemon;
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_process::broker::round_trip;
+use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::support::http::HttpClient;
 use crate::support::metrics::{counter, total};
 use crate::support::process::Process;
 use crate::support::{
@@ -220,6 +222,34 @@ async fn an_operator_commands_all_daemons_with_either_configuration() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_hears_resets_and_questions_after_services_with_either_configuration() {
+    for configuration in [USERS, ACCOUNTS] {
+        let broker = broker(configuration).await;
+        let mut bridge = InRole::connect(broker.url(), "rack-1").await;
+        let reset = subjects().admin(AdminCommand::Reset);
+        let mut resets = bridge.nats.subscribe(reset.clone()).await.unwrap();
+        let _services = bridge.nats.subscribe("$SRV.PING").await.unwrap();
+        let _refused = bridge.nats.subscribe("kvatlas.v1.events.>").await.unwrap();
+        let first = tokio::time::timeout(PATIENCE, bridge.refusals.recv()).await;
+        let first = first.expect("the server refuses something").unwrap();
+        assert!(first.contains("kvatlas.v1.events.>"), "{first}");
+        let operator = InRole::connect(broker.url(), "operator").await;
+        let inbox = operator.nats.new_inbox();
+        let mut replies = operator.nats.subscribe(inbox.clone()).await.unwrap();
+        let asked = operator.nats.publish_with_reply(reset, inbox, "x".into());
+        asked.await.unwrap();
+        let answered = async {
+            let heard = resets.next().await.unwrap();
+            let answer = bridge.nats.publish(heard.reply.unwrap(), "done".into());
+            answer.await.unwrap();
+            while replies.next().await.unwrap().payload != "done" {}
+        };
+        let answered = tokio::time::timeout(PATIENCE, answered).await;
+        answered.expect("the bridge hears the command, and the operator the answer");
+    }
+}
+
 /// Publishes in chunks that need many messages, restarts the daemon, and waits until it has been told everything again.
 async fn publishers_work_as_they_should(url: &str) {
     let first = daemon(url, "daemon", &[]).await;
@@ -400,18 +430,42 @@ fn said_to(url: &str, words: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
-    let broker = broker(USERS).await;
-    let url = broker.url();
-    let shards = [
-        daemon(url, "daemon", &[("sharding.shard", "0/2")]).await,
-        daemon(url, "daemon", &[("sharding.shard", "1/2")]).await,
-    ];
-    let gateway = daemon(url, "gateway", &[("gateway.enabled", "true")]).await;
-    let _publisher = of_three_blocks(url).await;
-    let queries = InRole::connect(url, "router").await.queries();
-    is_exact_with(&queries, "gpu-0", 3).await;
-    for daemon in shards.into_iter().chain([gateway]) {
-        daemon.stop().await;
+    for configuration in [USERS, ACCOUNTS] {
+        let broker = broker(configuration).await;
+        let url = broker.url();
+        let hints = ("hints.ttl_ms", "60000");
+        let shards = [
+            daemon(url, "daemon", &[("sharding.shard", "0/2"), hints]).await,
+            daemon(url, "daemon", &[("sharding.shard", "1/2"), hints]).await,
+        ];
+        let settings = [("gateway.enabled", "true"), ("http.listen", "127.0.0.1:0")];
+        let gateway = daemon(url, "gateway", &settings).await;
+        let _publisher = of_three_blocks(url).await;
+        let queries = InRole::connect(url, "router").await.queries();
+        is_exact_with(&queries, "gpu-0", 3).await;
+        reports_reach_the_shards(gateway.http_address().unwrap()).await;
+        for daemon in shards.into_iter().chain([gateway]) {
+            daemon.stop().await;
+        }
+    }
+}
+
+/// Tells a gateway a hint and an outcome over HTTP.
+async fn reports_reach_the_shards(gateway: std::net::SocketAddr) {
+    let mut http = HttpClient::connect(gateway).await;
+    let namespace = namespace();
+    let hint = json!({"worker": "gpu-0", "prompt": {"sequence_hashes": [1, 2, 3, 4]}});
+    let outcome = json!({"worker": "gpu-0", "promised_blocks": 3, "found_tokens": 48});
+    for (path, list, report, taken) in [
+        ("/v1/hints", "hints", hint, "taken"),
+        ("/v1/outcomes", "outcomes", outcome, "counted"),
+    ] {
+        let told = json!({"namespace": namespace.as_str(), list: [report]});
+        let answer = http.post(path, &told).await.json();
+        assert_eq!(
+            answer,
+            json!({taken: 1, "gathered": {"shards": 2, "missing": []}})
+        );
     }
 }
 

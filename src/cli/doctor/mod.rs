@@ -100,6 +100,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     let mut replicas = Vec::new();
     let own = Setup::of(&config);
     let mut told = Vec::new();
+    let seen;
     let unconnected = match broker::connect(&config, arguments.timeout).await {
         Ok(connected) => {
             report.add(connected.check());
@@ -109,7 +110,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
                     replicas::find(&connected, &config.subjects.prefix, arguments.timeout).await;
             }
             arguments.add_named(&mut replicas)?;
-            told = replicas::setups(&replicas).await;
+            seen = replicas::look(replicas).await;
+            told = replicas::setups(&seen);
             let setup = wanted(&own, &told);
             report.add(connected.check_payload(&setup));
             report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
@@ -124,6 +126,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
                 report.add(Check::skipped(name, "there is no NATS server to ask"));
             }
             arguments.add_named(&mut replicas)?;
+            seen = replicas::look(replicas).await;
             Some(unconnected.verdict)
         }
     };
@@ -136,7 +139,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
             setup.snapshots.as_ref(),
         ));
     }
-    report.extend(replicas::check(&replicas, arguments.timeout, arguments.namespace.as_str()).await);
+    report.extend(replicas::check(&seen, arguments.timeout, arguments.namespace.as_str()).await);
     if arguments.json {
         print_json(&report)?;
     } else {

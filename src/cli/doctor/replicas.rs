@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use kvatlas_client::unix_time_us;
 use kvatlas_daemon::runbook::mend_of;
 use kvatlas_process::setup::Setup;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::bridges::{self, Followed};
 use super::broker::Connected;
@@ -136,17 +137,26 @@ pub(super) async fn find(
     (replicas, checks)
 }
 
+/// A replica, and the answer of its route `/index`.
+pub(super) type Seen = (Replica, Result<Value, Failure>);
+
+/// Asks each replica for its `/index`, once for all checks.
+pub(super) async fn look(replicas: Vec<Replica>) -> Vec<Seen> {
+    let asked = replicas.into_iter().map(async |replica| {
+        let index = replica.admin.json("/index").await;
+        (replica, index)
+    });
+    join_all(asked).await
+}
+
 /// Wants of the daemons with an index, by their places. Older daemons, gateways and bridges tell none.
-pub(super) async fn setups(replicas: &[Replica]) -> Vec<(String, Setup)> {
-    let mut told = Vec::new();
-    for Replica { admin, .. } in replicas.iter().filter(|replica| !replica.is_bridge) {
-        if let Ok(index) = admin.json::<Wanting>("/index").await
-            && let (Role::Daemon, Some(setup)) = (index.role, index.setup)
-        {
-            told.push((admin.authority().to_owned(), setup));
-        }
-    }
-    told
+pub(super) fn setups(seen: &[Seen]) -> Vec<(String, Setup)> {
+    let told = seen.iter().filter_map(|(replica, index)| {
+        let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
+        let setup = index.setup.filter(|_| index.role == Role::Daemon)?;
+        Some((replica.admin.authority().to_owned(), setup))
+    });
+    told.collect()
 }
 
 /// The place where the admin listener of a daemon is reached from `own_host`, or why it is not.
@@ -187,20 +197,20 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
 
 /// Whether each replica is ready and has the same time, whose holders are not exact, and whether all of a group know as many holders `patience`
 /// from now at the latest. `own_namespace` is where the doctor publishes.
-pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespace: &str) -> Vec<Check> {
+pub(super) async fn check(seen: &[Seen], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
-    let mut groups: BTreeMap<&str, Vec<&AdminClient>> = BTreeMap::new();
-    for Replica { admin, group, .. } in replicas {
+    let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
+    for (Replica { admin, group, .. }, index) in seen {
         let name = format!("replica {}", admin.authority());
-        match check_readiness(&name, admin).await {
+        match check_readiness(&name, admin, index).await {
             Err(failure) => {
                 let mend = "name the daemon's admin.listen with --admin, once for each replica";
                 checks.push(Check::warning(&name, failure, mend));
                 checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
             }
-            Ok((role, check)) => {
+            Ok((role, index, check)) => {
                 if let Some(group) = group.as_ref().filter(|_| role.keeps_an_index()) {
-                    groups.entry(group).or_default().push(admin);
+                    groups.entry(group).or_default().push((admin, index));
                 }
                 checks.push(check);
                 match role {
@@ -211,28 +221,47 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespac
                     Role::Daemon => checks.push(check_clock(admin).await),
                     Role::Gateway => {
                         checks.push(check_clock(admin).await);
-                        checks.extend(check_shards(admin).await);
+                        checks.extend(check_shards(admin, index));
                     }
                 }
             }
         }
     }
-    let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
+    let daemons: Vec<Indexed<'_>> = groups.values().flatten().copied().collect();
     checks.extend(check_holders(&daemons, own_namespace).await);
-    checks.extend(check_indexes(&daemons, own_namespace).await);
+    checks.extend(check_indexes(&daemons, own_namespace));
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
-        let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
+        let known: Result<Vec<u64>, Failure> = replicas.iter().map(|replica| holders_in(*replica)).collect();
+        // They are asked again only if they differ.
+        let mut known = Some(known);
+        let count = async || match known.take() {
+            Some(known) => known,
+            None => try_join_all(replicas.iter().map(|(admin, _)| holders_of(admin))).await,
+        };
         checks.push(compare(group, count_until_alike(patience, count).await));
     }
     checks
 }
 
+/// A replica, and what its route `/index` has answered.
+type Indexed<'s> = (&'s AdminClient, &'s Value);
+
+/// One view of what a replica's route `/index` has answered.
+fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failure> {
+    V::deserialize(index).map_err(|error| {
+        let place = admin.authority();
+        Failure::failed(format_args!(
+            "{place} answers /index otherwise than an admin listener of kvatlas: {error}"
+        ))
+    })
+}
+
 /// The holders that are not exact by what daemons with an index say.
-async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
+async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
-    let asked = daemons.iter().map(async |daemon| {
+    let asked = daemons.iter().map(async |(daemon, _)| {
         let degraded: Degraded = daemon.json(Degraded::TARGET).await?;
         Ok::<_, Failure>((daemon.authority(), degraded))
     });
@@ -243,8 +272,8 @@ async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Che
 }
 
 /// A failure for each shard that a gateway's answers lack.
-async fn check_shards(gateway: &AdminClient) -> Vec<Check> {
-    let known: Shards = match gateway.json("/index").await {
+fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
+    let known: Shards = match view_of((gateway, index)) {
         Ok(known) => known,
         Err(failure) => return vec![Check::skipped("shards", failure)],
     };
@@ -256,19 +285,13 @@ async fn check_shards(gateway: &AdminClient) -> Vec<Check> {
     known.missing_shards.iter().map(failed).collect()
 }
 
-/// Checks what daemons with an index say of publishers, snapshots, promises and how they hash: each is asked once.
-async fn check_indexes(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
+/// Checks what daemons with an index say of publishers, snapshots, promises and how they hash.
+fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
     }
-    let asked = daemons.iter().map(async |daemon| {
-        let index: serde_json::Value = daemon.json("/index").await?;
-        Ok::<_, Failure>((daemon.authority(), index))
-    });
-    let known = match try_join_all(asked).await {
-        Ok(known) => known,
-        Err(failure) => return vec![Check::skipped("publishers", failure)],
-    };
+    let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
+    let known: Vec<(&str, &Value)> = places.collect();
     let published = namespaces_of::<Published>(&known);
     let mut checks = vec![namespaces::publishers(&published)];
     checks.extend(namespaces::refused(&published, own_namespace));
@@ -298,9 +321,9 @@ fn mend_of_alert(alert: &str) -> String {
 }
 
 /// One view of the namespaces of each daemon. A namespace of which it cannot be read is left out: an older daemon says less.
-fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, serde_json::Value)]) -> Vec<(&'d str, Vec<N>)> {
-    let of = |index: &serde_json::Value| {
-        let namespaces = index.get("namespaces").and_then(serde_json::Value::as_array);
+fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&'d str, Vec<N>)> {
+    let of = |index: &Value| {
+        let namespaces = index.get("namespaces").and_then(Value::as_array);
         let read = namespaces.into_iter().flatten().map(N::deserialize);
         read.filter_map(Result::ok).collect()
     };
@@ -347,17 +370,22 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// The role of the process, and whether it is ready.
-async fn check_readiness(name: &str, replica: &AdminClient) -> Result<(Role, Check), Failure> {
+/// The role of the process, what its `/index` has answered, and whether it is ready.
+async fn check_readiness<'s>(
+    name: &str,
+    replica: &AdminClient,
+    index: &'s Result<Value, Failure>,
+) -> Result<(Role, &'s Value, Check), Failure> {
     let readiness = replica.readiness().await?;
-    let index: Index<Sizes> = replica.json("/index").await?;
-    let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
+    let index = index.as_ref().map_err(Failure::clone)?;
+    let role = view_of::<Index<Sizes>>((replica, index))?.role;
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
         let mend = mend_of(readiness.unset(), "if it stays unset");
-        return Ok((index.role, Check::failed(name, found, mend)));
+        return Ok((role, index, Check::failed(name, found, mend)));
     }
-    Ok((index.role, Check::fine(name, describe_ready(index.role, holders))))
+    let said = describe_ready(role, holders_in((replica, index))?);
+    Ok((role, index, Check::fine(name, said)))
 }
 
 fn describe_ready(role: Role, holders: u64) -> String {
@@ -367,10 +395,15 @@ fn describe_ready(role: Role, holders: u64) -> String {
     }
 }
 
-/// How many holders a daemon knows.
-async fn holders_of(replica: &AdminClient) -> Result<u64, Failure> {
-    let index: Index<Sizes> = replica.json("/index").await?;
+/// How many holders a daemon's answer has.
+fn holders_in(daemon: Indexed<'_>) -> Result<u64, Failure> {
+    let index: Index<Sizes> = view_of(daemon)?;
     Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
+}
+
+/// How many holders a daemon knows now.
+async fn holders_of(daemon: &AdminClient) -> Result<u64, Failure> {
+    holders_in((daemon, &daemon.json("/index").await?))
 }
 
 /// Compares the daemon's clock with this machine's: it lay somewhere between asking and the answer.
@@ -413,6 +446,9 @@ fn judge_clock(place: &str, [asked_us, answered_us]: [u64; 2], theirs_us: u64) -
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::super::report::Outcome;
     use super::*;
 
@@ -469,6 +505,32 @@ mod tests {
             compare("", Err(Failure::usage("gone"))).outcome(),
             Outcome::Skipped
         );
+    }
+
+    /// Two replicas that know as many holders.
+    #[tokio::test]
+    async fn each_is_asked_for_its_index_once() {
+        let answer = r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let index = axum::routing::get(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(answer)
+        });
+        let routes = axum::Router::new().route("/index", index);
+        let routes = routes.fallback(move || std::future::ready(answer));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        let named = |place: &str| {
+            let arguments = AdminArguments::at(Some(place.to_owned()), Duration::from_secs(60));
+            Replica::named(arguments.client().unwrap())
+        };
+        let seen = look(vec![named(&place), named(&place)]).await;
+        assert!(setups(&seen).is_empty(), "an older daemon tells none");
+        let checks = check(&seen, Duration::ZERO, "own").await;
+        assert!(checks.iter().any(|check| check.found().starts_with("all 2 know")));
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
 
     /// One replica had applied the probe's goodbye, and the other one had not.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use kvatlas_core::wire::{
     BatchReply, ErrorCode, Gathered, NamespaceName, NamespacesReply, PROTOCOL_VERSION, QueryOptions,
-    QueryReply, SHARD_HEADER, Shard, SingleQuery, StatusReply, Subjects, WireError,
+    QueryReply, ReportReply, SHARD_HEADER, Shard, SingleQuery, StatusReply, Subjects, WireError,
 };
 
 use super::super::error::ClientError;
@@ -132,6 +132,27 @@ impl Gatherer {
                 v: PROTOCOL_VERSION,
                 namespaces: replies.into_iter().flat_map(|reply| reply.namespaces).collect(),
             })
+        })
+    }
+
+    /// Sends every shard the report of a router in `payload`, on `subject`. Returns how much of it the shards have taken together; waits for
+    /// `patience` at most. All replicas of a shard may reply: the first reply counts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::query`].
+    pub async fn report(
+        &self,
+        subject: String,
+        payload: Bytes,
+        patience: Duration,
+    ) -> Result<Merged<u64>, ClientError> {
+        let division = self.gather(subject, payload, HeaderMap::new(), patience).await?;
+        merge(division, ReportReply::decode, |replies, _| {
+            Ok(replies
+                .iter()
+                .map(|reply| reply.taken)
+                .fold(0, u64::saturating_add))
         })
     }
 

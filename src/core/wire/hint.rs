@@ -1,5 +1,4 @@
-//! Hints: reports of routers about the workers to which they have sent requests, before any event reports the blocks there. Nobody replies
-//! to a hint.
+//! Hints: reports of routers about the workers to which they have sent requests, before any event reports the blocks there.
 //!
 //! The subject is `PREFIX.v1.hint.NAMESPACE`. A hint is a prediction, and never part of what is known. A reply lists
 //! predictions separately, as [`QueryReply::predicted`](super::QueryReply::predicted), if the query asks for them.

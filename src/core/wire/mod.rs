@@ -11,8 +11,8 @@
 //! | `PREFIX.v1.status.~all` | gateway, request-reply | empty, answered by [`NamespacesReply`] |
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
-//! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; nobody replies |
-//! | `PREFIX.v1.hint.NAMESPACE` | router | one [`HintReport`]; nobody replies |
+//! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; a [`ReportReply`], if the message names a subject for it |
+//! | `PREFIX.v1.hint.NAMESPACE` | router | one [`HintReport`]; a [`ReportReply`], if the message names a subject for it |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
 //! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
@@ -59,6 +59,7 @@ mod query_field;
 mod reader;
 mod reasons;
 mod reply;
+mod report;
 mod resumable;
 mod resync;
 mod roster;
@@ -93,6 +94,7 @@ pub use reply::{
     BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, Limit, PredictedHolder, QueryReply, QueryResult,
     ReplyOrder,
 };
+pub use report::ReportReply;
 pub use resumable::{Resumable, ResumableBlocks};
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};

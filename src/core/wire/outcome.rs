@@ -1,5 +1,4 @@
-//! Outcomes: how much of a prompt an answer promised at a holder, and how much of it the request then found there. Routers publish them,
-//! and nobody replies.
+//! Outcomes: how much of a prompt an answer promised at a holder, and how much of it the request then found there. Routers publish them.
 //!
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.

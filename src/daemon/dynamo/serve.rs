@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -301,10 +301,7 @@ async fn listen(
     let failed = |source| DynamoError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
-    let host = config.advertise.clone().unwrap_or_else(|| match address {
-        SocketAddr::V4(address) => address.ip().to_string(),
-        SocketAddr::V6(address) => format!("[{}]", address.ip()),
-    });
+    let told = advertised(config.advertise.as_deref(), address.ip(), port);
     let acceptor = Acceptor {
         name: "dynamo",
         limits: ConnectionLimits {
@@ -321,7 +318,18 @@ async fn listen(
     let service = Arc::clone(service);
     let serve = move |stream, _, place| serve_connection(stream, place, Arc::clone(&service));
     stage.tasks.spawn(acceptor.accept(listener, serve));
-    Ok(format!("{host}:{port}"))
+    Ok(told)
+}
+
+/// Returns the address that routers are told: the host `advertise`, or else the address of the listener. IPv6 addresses are in brackets.
+fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
+    let Some(host) = advertise else {
+        return SocketAddr::new(listens, port).to_string();
+    };
+    match host.parse() {
+        Ok(ip) => SocketAddr::new(ip, port).to_string(),
+        Err(_) => format!("{host}:{port}"),
+    }
 }
 
 /// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced), or the daemon stops.
@@ -393,5 +401,24 @@ async fn skip(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {
     match skipped.await? == bytes {
         true => Ok(()),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_advertised_ipv6_address_is_in_brackets() {
+        for (advertise, listens, told) in [
+            (Some("2001:db8::7"), "0.0.0.0", "[2001:db8::7]:9000"),
+            (Some("[2001:db8::7]"), "0.0.0.0", "[2001:db8::7]:9000"),
+            (Some("10.0.0.7"), "::", "10.0.0.7:9000"),
+            (Some("kvatlas-0.llm"), "::", "kvatlas-0.llm:9000"),
+            (None, "::1", "[::1]:9000"),
+            (None, "127.0.0.1", "127.0.0.1:9000"),
+        ] {
+            assert_eq!(advertised(advertise, listens.parse().unwrap(), 9000), told);
+        }
     }
 }

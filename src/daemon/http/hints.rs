@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::Hint;
+use kvatlas_core::wire::{Gathered, Hint};
 
 use super::contract::namespace_of;
-use super::error::{ContractError, HttpError};
+use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
+use super::source::Source;
 
 /// A report of hints, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
@@ -23,19 +24,37 @@ struct ReportJson {
     hints: Vec<Hint>,
 }
 
+#[derive(Serialize)]
+struct Answer {
+    taken: u64,
+    /// The shards that a gateway has told. Absent if the daemon itself keeps the hints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gathered: Option<Gathered>,
+}
+
 /// `POST /v1/hints`.
 pub(super) async fn hints(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
 ) -> Result<Response, ContractError> {
-    let answerer = &shared.index()?.source.here()?.answerer;
+    let index = shared.index()?;
     let report: ReportJson = payload.json(Unknown::Refused)?;
     let namespace = namespace_of(
         report.namespace.as_deref(),
         report.model.as_deref(),
         report.tenant.as_deref(),
     )?;
-    let taken = answerer.take_hints(&namespace, &report.hints, Instant::now());
-    let taken = taken.map_err(HttpError::Contract)?;
-    Ok(json_response(&serde_json::json!({ "taken": taken }), None))
+    let (taken, gathered) = match &index.source {
+        Source::Here(here) => {
+            let taken = here
+                .answerer
+                .take_hints(&namespace, &report.hints, Instant::now())?;
+            (taken as u64, None)
+        }
+        Source::Shards(shards) => {
+            let merged = shards.asker.tell_hints(&namespace, report.hints).await?;
+            (merged.reply, Some(merged.gathered))
+        }
+    };
+    Ok(json_response(&Answer { taken, gathered }, None))
 }

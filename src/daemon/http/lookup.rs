@@ -17,7 +17,6 @@ use super::error::{DialectError, HttpError};
 use super::fields::Unknown;
 use super::scores::Scores;
 use super::shared::{HttpShared, Index, Payload, json_response};
-use super::source::Source;
 
 /// Fields of a request. All fields but `tokens` are additions of kvatlas.
 #[derive(Debug, Deserialize)]
@@ -54,7 +53,7 @@ pub(super) async fn lookup(
                 cache,
             )
         }
-        None => only_cache(index)?,
+        None => only_cache(index).await?,
     };
     let key = QueryKey::Tokens {
         tokens: request.tokens,
@@ -71,25 +70,26 @@ pub(super) async fn lookup(
 }
 
 /// Returns the only model whose blocks are known, and its namespace. Fails if there is none, or more than one.
-fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
-    let several =
-        |which: &str| HttpError::BadRequest(format!("{which}; send model, and tenant_id if it has one"));
-    let Source::Here(here) = &index.source else {
-        return Err(several("a gateway does not know which models there are"));
-    };
+async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
+    let caches = index.source.names().await?.into_iter().map(|name| {
+        // A namespace whose name is not made from a model counts as a model of that name.
+        let cache = ModelKey::of_namespace(&name);
+        let cache = cache.unwrap_or_else(|| ModelKey::new(name.to_string()));
+        (name, cache)
+    });
     // Namespaces of other hash schemes have blocks of the same models once more, so they are not counted.
-    let known = here.answerer.namespaces().all();
-    let mut own = known.iter().filter(|namespace| namespace.chains.is_none());
+    let mut own = caches.filter(|(_, cache)| cache.chains().is_none());
     let Some(only) = own.next() else {
         let text = "no events of any model have come yet";
         return Err(HttpError::Unavailable(text.to_owned()));
     };
-    if own.next().is_some() {
-        return Err(several("several models are known"));
+    match own.next() {
+        None => Ok(only),
+        Some(_) => {
+            let text = "several models are known; send model, and tenant_id if it has one";
+            Err(HttpError::BadRequest(text.to_owned()))
+        }
     }
-    let cache = ModelKey::of_namespace(&only.name);
-    let cache = cache.unwrap_or_else(|| ModelKey::new(only.name.to_string()));
-    Ok((only.name.clone(), cache))
 }
 
 /// Returns a unique name for the question, as LMCache's controller gives one.

@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{ErrorCode, Outcome, OutcomeReport, WireError};
+use kvatlas_core::wire::{Gathered, Outcome, OutcomeReport, WireError};
 
 use super::contract::namespace_of;
-use super::error::{ContractError, HttpError};
+use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
-use crate::outcomes::ReportError;
+use super::source::Source;
 
 /// A report of outcomes, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
@@ -22,6 +22,14 @@ struct ReportJson {
     model: Option<String>,
     tenant: Option<String>,
     outcomes: Vec<Outcome>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    counted: u64,
+    /// The shards that a gateway has told. Absent if the daemon itself has counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gathered: Option<Gathered>,
 }
 
 /// `POST /v1/outcomes`.
@@ -37,16 +45,15 @@ pub(super) async fn outcomes(
         report.tenant.as_deref(),
     )?;
     let sent = OutcomeReport::new(report.outcomes);
-    let counted = index.outcomes.take(&namespace, &sent, Instant::now());
-    let counted = counted.map_err(|error| HttpError::Contract(contract_error(&error)))?;
-    Ok(json_response(&serde_json::json!({ "counted": counted }), None))
-}
-
-fn contract_error(error: &ReportError) -> WireError {
-    let code = match error {
-        ReportError::Version(_) => ErrorCode::UnsupportedVersion,
-        ReportError::TooMany(_) => ErrorCode::TooLarge,
-        ReportError::UnknownNamespace(_) => ErrorCode::UnknownNamespace,
+    let (counted, gathered) = match &index.source {
+        Source::Here(_) => {
+            let counted = index.outcomes.take(&namespace, &sent, Instant::now());
+            (counted.map_err(WireError::from)? as u64, None)
+        }
+        Source::Shards(shards) => {
+            let merged = shards.asker.tell_outcomes(&namespace, &sent).await?;
+            (merged.reply, Some(merged.gathered))
+        }
     };
-    WireError::new(code, error.to_string())
+    Ok(json_response(&Answer { counted, gathered }, None))
 }

@@ -111,6 +111,23 @@ impl Source {
         }
     }
 
+    /// Returns the names of all known namespaces.
+    pub(super) async fn names(&self) -> Result<Vec<NamespaceName>, WireError> {
+        match self {
+            Self::Here(index) => {
+                let namespaces = index.answerer.namespaces().all();
+                Ok(namespaces
+                    .iter()
+                    .map(|namespace| namespace.name.clone())
+                    .collect())
+            }
+            Self::Shards(shards) => {
+                let _place = shards.asker.enter()?;
+                Ok(shards.asker.names().await?.into_iter().collect())
+            }
+        }
+    }
+
     /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's.
     pub(crate) async fn find(
         &self,

@@ -227,6 +227,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
     DaemonView {
         role: shared.config.gateway.role(),
         config: shared.config.clone(),
+        query_limits: shared.query_limits.clone(),
         namespaces: Arc::clone(&shared.namespaces),
         history: Arc::clone(&shared.history),
         outcomes: Arc::clone(&shared.outcomes),

@@ -14,10 +14,12 @@ use crate::outcomes::{HolderPromises, Outcomes, Tally};
 use crate::page::Page;
 use crate::queries::{MissingShards, report, unsized_holders};
 use kvatlas_client::unix_time_us;
-use kvatlas_config::Config;
+use kvatlas_config::{Config, Live};
 use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::{HolderStatus, StreamTrust};
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL};
+use kvatlas_core::wire::{
+    DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, TROUBLE_LABEL, WireLimits,
+};
 use kvatlas_process::admin::{
     AdminSource, Latch, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
@@ -36,7 +38,10 @@ static FORGOTTEN_GATE: LogGate = LogGate::new();
 pub(super) struct DaemonView {
     /// The role of this process among the daemons: `daemon`, or `gateway`.
     pub(super) role: &'static str,
+    /// The configuration of the start.
     pub(super) config: Config,
+    /// Bounds on queries, which a reload may replace.
+    pub(super) query_limits: Live<WireLimits>,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) history: Arc<History>,
     pub(super) outcomes: Arc<Outcomes>,
@@ -341,9 +346,13 @@ impl AdminSource for DaemonView {
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
         let failing = self.snapshot_failing.now();
+        let setup = Setup {
+            max_message_bytes: self.query_limits.now().message_bytes_max as u64,
+            ..Setup::of(&self.config)
+        };
         serde_json::json!({
             "role": self.role,
-            "setup": Setup::of(&self.config),
+            "setup": setup,
             "snapshot_error": failing.as_ref().map(|failing| &failing.error),
             "snapshot_error_since_us": failing.as_ref().map(|failing| failing.since_us),
             "missing_shards": self.missing_shards.all(now_us),

@@ -17,7 +17,8 @@ use serde::Serialize;
 
 use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::wire::{
-    HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Rank, Shard, WorkerName,
+    ErrorCode, HolderId, NamespaceName, OUTCOMES_MAX, Outcome, OutcomeReport, Rank, Shard, WireError,
+    WorkerName,
 };
 
 use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, OutcomeRefusal, namespace_label};
@@ -79,6 +80,17 @@ impl ReportError {
             Self::TooMany(_) => OutcomeRefusal::TooMany,
             Self::UnknownNamespace(_) => OutcomeRefusal::UnknownNamespace,
         }
+    }
+}
+
+impl From<ReportError> for WireError {
+    fn from(error: ReportError) -> Self {
+        let code = match error {
+            ReportError::Version(_) => ErrorCode::UnsupportedVersion,
+            ReportError::TooMany(_) => ErrorCode::TooLarge,
+            ReportError::UnknownNamespace(_) => ErrorCode::UnknownNamespace,
+        };
+        Self::new(code, error.to_string())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use async_nats::Message;
 
-use kvatlas_core::wire::{OutcomeReport, Subjects};
+use kvatlas_core::wire::{ErrorCode, OutcomeReport, Subjects, WireError};
 
 use super::{Outcomes, REPORT_BYTES_MAX};
 use crate::reports::{Told, start_reports};
@@ -31,17 +31,25 @@ pub(crate) async fn start_outcomes(
     start_reports(shared, stage, told, take).await
 }
 
-fn hear(outcomes: &Outcomes, subjects: &Subjects, message: &Message, name_bytes_max: usize) {
-    let name = match subjects.parse_outcome(&message.subject, name_bytes_max) {
-        Ok(name) => name,
-        Err(error) => return outcomes.undecodable(&error),
+fn hear(
+    outcomes: &Outcomes,
+    subjects: &Subjects,
+    message: &Message,
+    name_bytes_max: usize,
+) -> Result<usize, WireError> {
+    let decoded = || {
+        let name = subjects.parse_outcome(&message.subject, name_bytes_max)?;
+        let bytes = message.payload.len();
+        if bytes > REPORT_BYTES_MAX {
+            let text = format!("a report of {bytes} bytes; at most {REPORT_BYTES_MAX} are taken");
+            return Err(WireError::new(ErrorCode::TooLarge, text));
+        }
+        let report = OutcomeReport::decode(&message.payload);
+        let report = report.map_err(|error| WireError::new(ErrorCode::BadRequest, error.to_string()))?;
+        Ok((name, report))
     };
-    if message.payload.len() > REPORT_BYTES_MAX {
-        return outcomes.undecodable(&format_args!("a report of {} bytes", message.payload.len()));
-    }
-    match OutcomeReport::decode(&message.payload) {
-        // An error is counted in `take` already.
-        Ok(report) => drop(outcomes.take(&name, &report, Instant::now())),
-        Err(error) => outcomes.undecodable(&error),
-    }
+    let decoded = decoded().inspect_err(|error: &WireError| outcomes.undecodable(&error.text));
+    let (name, report) = decoded?;
+    // An error is counted in `take` already.
+    Ok(outcomes.take(&name, &report, Instant::now())?)
 }

@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::responder::{Responder, check_size, check_status_size};
 use kvatlas_client::ClientError;
 use kvatlas_config::Live;
 use kvatlas_core::wire::{NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
@@ -25,7 +26,6 @@ use super::answer::{described, encode_status};
 use super::missing::MissingShards;
 use super::observed::Observers;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
-use super::responder::{Responder, check_size, check_status_size};
 use super::shards::ShardAsker;
 use super::turns::Connected;
 

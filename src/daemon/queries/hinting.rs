@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Message;
 
-use kvatlas_core::wire::{HintReport, Subjects, WireLimits};
+use kvatlas_core::wire::{HintReport, Subjects, WireError, WireLimits};
 
 use super::Answerer;
 use crate::hints::Hints;
@@ -60,15 +60,12 @@ fn hear(
     subjects: &Subjects,
     limits: &Live<WireLimits>,
     message: &Message,
-) {
+) -> Result<usize, WireError> {
     let limits = limits.now();
-    let name = match subjects.parse_hint(&message.subject, limits.name_bytes_max) {
-        Ok(name) => name,
-        Err(error) => return hints.undecodable(&error),
-    };
-    match HintReport::decode(&message.payload, &limits) {
-        // Errors are counted there.
-        Ok(report) => drop(answerer.take_hints(&name, &report.0, Instant::now())),
-        Err(error) => hints.undecodable(&error),
-    }
+    let name = subjects.parse_hint(&message.subject, limits.name_bytes_max);
+    let name = name.inspect_err(|error| hints.undecodable(error))?;
+    let report = HintReport::decode(&message.payload, &limits);
+    let report = report.inspect_err(|error| hints.undecodable(error))?;
+    // Errors are counted there.
+    answerer.take_hints(&name, &report.0, Instant::now())
 }

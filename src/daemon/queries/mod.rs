@@ -16,7 +16,6 @@
 //! | `whole.rs` | searches that see a batch whole, or say that its holder is changing |
 //! | `observed.rs` | counts and trace spans of requests |
 //! | `prompts.rs` | what an answer found of each prompt, for metrics |
-//! | `responder.rs` | sending replies and errors |
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
@@ -32,7 +31,6 @@ mod observed;
 mod prompts;
 mod reply_memory;
 pub(crate) mod requests;
-pub(crate) mod responder;
 mod roster;
 mod sample;
 pub(crate) mod service;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::lanes::LanePool;
+use crate::responder::{Responder, check_size, check_status_size};
 use crate::traces::OpenSpan;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
 use kvatlas_process::broker::SubscribeError;
@@ -25,7 +26,6 @@ use super::heavy::HeavyRequest;
 use super::observed::Observers;
 use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
-use super::responder::{Responder, check_size, check_status_size};
 use super::turns::Connected;
 
 /// Bytes above which a request for a query, or the reply to a request for a status, is *large*. Large requests wait for each other, and

@@ -10,7 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
 use kvatlas_core::wire::{
-    ErrorCode, Gathered, NamespaceName, QueryRequest, StatusReply, Subjects, WireError,
+    ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryRequest, StatusReply, Subjects,
+    WireError,
 };
 use kvatlas_telemetry::labels::{GatherOutcome, QueryKind};
 use kvatlas_telemetry::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
@@ -21,6 +22,9 @@ use super::missing::MissingShards;
 /// Asks all shards, on one connection.
 pub(crate) struct ShardAsker {
     gatherer: Gatherer,
+    /// Hands on reports. All replicas of a shard reply to hints, so replies after the first are not late and not counted.
+    reports: Gatherer,
+    subjects: Subjects,
     permits: Arc<Semaphore>,
     gathers_max: usize,
     /// Time that the shards have to answer.
@@ -46,7 +50,9 @@ impl ShardAsker {
         missing: Arc<MissingShards>,
     ) -> Result<Self, ClientError> {
         Ok(Self {
-            gatherer: Gatherer::new(nats, subjects).await?,
+            gatherer: Gatherer::new(nats.clone(), subjects).await?,
+            reports: Gatherer::new(nats, subjects).await?,
+            subjects: subjects.clone(),
             permits: Arc::new(Semaphore::new(gathers_max)),
             gathers_max,
             deadline,
@@ -88,13 +94,7 @@ impl ShardAsker {
         headers: HeaderMap,
     ) -> Result<AnyReply, WireError> {
         let (gatherer, deadline) = (&self.gatherer, self.deadline);
-        let (bytes, bytes_max) = (payload.len(), gatherer.request_bytes_max());
-        if bytes > bytes_max {
-            let text = format!(
-                "the request has {bytes} bytes for the shards, the server takes {bytes_max}; send hashes, or less at once"
-            );
-            return Err(WireError::new(ErrorCode::TooLarge, text));
-        }
+        self.check_size(&payload)?;
         let (reply, gathered) = match request {
             QueryRequest::Single(query) => {
                 let merged = gatherer.query(namespace, &query.options, payload, headers, deadline);
@@ -128,16 +128,67 @@ impl ShardAsker {
         Ok(reply)
     }
 
+    /// Hands hints of routers on to the shards. Returns how many the shards keep together.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::ask`], and an error if no shard takes hints.
+    pub(crate) async fn tell_hints(
+        &self,
+        namespace: &NamespaceName,
+        hints: Vec<Hint>,
+    ) -> Result<Merged<u64>, WireError> {
+        let payload = HintReport(hints).encode().into();
+        self.report(self.subjects.hint(namespace), payload).await
+    }
+
+    /// Hands outcomes of routers on to the shards. Returns how many the shards have counted together.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::ask`].
+    pub(crate) async fn tell_outcomes(
+        &self,
+        namespace: &NamespaceName,
+        report: &OutcomeReport,
+    ) -> Result<Merged<u64>, WireError> {
+        let payload = report.encode().into();
+        self.report(self.subjects.outcome(namespace), payload).await
+    }
+
+    async fn report(&self, subject: String, payload: Bytes) -> Result<Merged<u64>, WireError> {
+        let _place = self.enter()?;
+        self.check_size(&payload)?;
+        let merged = self.reports.report(subject, payload, self.deadline).await;
+        // A shard that takes no hints is silent, and yet not missing in answers: only failures are counted.
+        merged.map_err(|error| match error {
+            ClientError::NoDaemon { .. } => {
+                self.metrics.gathered(GatherOutcome::Unanswered);
+                let text = "no shard takes this report; start the shards, for hints with hints.ttl_ms";
+                WireError::new(ErrorCode::Unavailable, text)
+            }
+            error => self.failed(error),
+        })
+    }
+
+    fn check_size(&self, payload: &Bytes) -> Result<(), WireError> {
+        let (bytes, bytes_max) = (payload.len(), self.gatherer.request_bytes_max());
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        let text = format!(
+            "the request has {bytes} bytes for the shards, the server takes {bytes_max}; send hashes, or less at once"
+        );
+        Err(WireError::new(ErrorCode::TooLarge, text))
+    }
+
     /// The status of every namespace that some shard knows.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::status`], and an error if a shard is missing: it may know other namespaces.
     pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
-        let merged = self.gatherer.namespaces(self.deadline).await;
-        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
-        self.check_whole(&gathered)?;
-        let names: BTreeSet<NamespaceName> = reply.namespaces.into_iter().collect();
+        let names = self.names().await?;
         let mut statuses = Vec::with_capacity(names.len());
         for name in names {
             match self.status(&name, HeaderMap::new()).await {
@@ -154,6 +205,18 @@ impl ShardAsker {
             }
         }
         Ok(statuses)
+    }
+
+    /// The names of all namespaces that some shard knows.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::statuses`].
+    pub(crate) async fn names(&self) -> Result<BTreeSet<NamespaceName>, WireError> {
+        let merged = self.gatherer.namespaces(self.deadline).await;
+        let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
+        self.check_whole(&gathered)?;
+        Ok(reply.namespaces.into_iter().collect())
     }
 
     fn check_whole(&self, gathered: &Gathered) -> Result<(), WireError> {

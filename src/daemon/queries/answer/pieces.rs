@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::responder::reply_too_large;
 use kvatlas_core::index::{Namespace, PositionalIndexer};
 use kvatlas_core::wire::{
     BatchReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
 };
 
 use super::super::heavy::{HeavyRequest, HeavyTurns, PIECE};
-use super::super::responder::reply_too_large;
 use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 
 #[cfg(test)]

@@ -15,12 +15,12 @@ pub(crate) struct Responder {
     client: Client,
     subjects: Subjects,
     shard: Option<Shard>,
-    pub(super) errors: QueryErrorMetrics,
+    pub(crate) errors: QueryErrorMetrics,
 }
 
 impl Responder {
     /// Makes a responder on `client`. The replies of a sharded daemon have a header with the shard.
-    pub(super) fn new(client: Client, subjects: Subjects, shard: Option<Shard>) -> Self {
+    pub(crate) fn new(client: Client, subjects: Subjects, shard: Option<Shard>) -> Self {
         Self {
             client,
             subjects,
@@ -30,12 +30,12 @@ impl Responder {
     }
 
     /// Makes the same responder for another task.
-    pub(super) fn again(&self) -> Self {
+    pub(crate) fn again(&self) -> Self {
         Self::new(self.client.clone(), self.subjects.clone(), self.shard)
     }
 
     /// The length of the longest reply that the server takes, in bytes.
-    pub(super) fn reply_bytes_max(&self) -> usize {
+    pub(crate) fn reply_bytes_max(&self) -> usize {
         match self.client.max_payload() {
             0 => usize::MAX,
             bytes_max => bytes_max,
@@ -70,7 +70,7 @@ impl Responder {
 }
 
 /// Makes the error in place of a reply that is too long, with at least `bytes`.
-pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
+pub(crate) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     let text = format!(
         "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
     );
@@ -78,7 +78,7 @@ pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
 }
 
 /// Returns the reply to a query, or an error in its place if it is longer than the server takes.
-pub(super) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
+pub(crate) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     match payload.len() {
         bytes if bytes <= bytes_max => Ok(payload),
         bytes => Err(reply_too_large(bytes, bytes_max)),
@@ -86,7 +86,7 @@ pub(super) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, 
 }
 
 /// Does as [`check_size`], for the reply to a status request.
-pub(super) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
+pub(crate) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     let bytes = payload.len();
     if bytes <= bytes_max {
         return Ok(payload);

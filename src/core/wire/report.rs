@@ -1,0 +1,35 @@
+//! The reply to a report of outcomes or hints. Only a report whose message names a subject for the reply gets one: a gateway learns by it
+//! what the shards have taken.
+
+use serde::Deserialize;
+
+use super::entries::{Entries, Message, coded};
+
+/// How much of a report a daemon has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct ReportReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// Number of outcomes that were counted, or of hints that were kept.
+    pub taken: u64,
+}
+
+impl Message for ReportReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.number("taken", self.taken)
+    }
+}
+
+coded!(ReportReply);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_decodes_back() {
+        let reply = ReportReply { v: 1, taken: 7 };
+        assert_eq!(ReportReply::decode(&reply.encode()).unwrap(), reply);
+    }
+}
