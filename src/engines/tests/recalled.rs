@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_engines::{Reason, Translation, Translator, TranslatorSettings};
+use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings};
 
 use crate::common::{Change, Naive, Store, contract_chain, feed, restarted, settings};
 
@@ -114,6 +114,13 @@ fn nothing_is_recalled_without_proof() {
     other_process.reset();
     other_process.note_doubt(Reason::LostBatches);
     unknown(other_process, branch(70, 4));
+}
+
+#[test]
+fn only_formats_of_caches_that_prove_ancestors_recall() {
+    let proves = |format: &Format| TranslatorSettings::for_format(*format).proves_ancestors;
+    let proving: Vec<Format> = Format::ALL.into_iter().filter(proves).collect();
+    assert_eq!(proving, [Format::Vllm, Format::Sglang]);
 }
 
 #[test]
