@@ -331,7 +331,7 @@ def late(world: World, seeded: random.Random, rounds: int) -> None:
 
 
 def promised(world: World, seeded: random.Random, rounds: int) -> None:
-    """Chats on engines with several groups of layers: what is promised to a request is what the scheduler takes."""
+    """Chats on engines with several groups of layers, or tiers: what is promised to a request is what the scheduler takes."""
     world.proofread()
     for number in range(5 * rounds):
         world.serve(30)
@@ -397,7 +397,6 @@ FORGETFUL: dict[str, Any] = {"keeps_state": True, "buffer_steps": 20}
 PROVERS = {
     "vLLM": Layout(),
     "SGLang": Layout(kinds=("sglang", "sglang_unified")),
-    "SGLang with a host tier": replace(UNIFIED, model="host"),
     "gpt-oss": hybrid("gpt-oss", 16, 700),
     "two windows": hybrid("two windows", 16, 600),
 }
@@ -410,7 +409,7 @@ SCENARIOS = [
     Scenario("quiet, SGLang", quiet, Layout(kinds=("sglang",))),
     Scenario("quiet, SGLang, pages of 64", quiet, Layout(kinds=("sglang",), block_size=64, blocks=100)),
     Scenario("quiet, SGLang unified", quiet, replace(UNIFIED, salts=NAMES.salts, adapters=NAMES.adapters)),
-    Scenario("quiet, SGLang unified, with a host tier", quiet, replace(UNIFIED, model="host")),
+    Scenario("SGLang unified, with a host tier", promised, replace(UNIFIED, model="host")),
     Scenario("SGLang unified, windows", doubted, replace(UNIFIED, model="windows", **HIDDEN)),
     Scenario("SGLang unified, wide windows", doubted, replace(UNIFIED, model="wide windows", blocks=600, **HIDDEN)),
     Scenario("salts and adapters", quiet, NAMES),
