@@ -8,6 +8,8 @@ and for vllm also [[TOKEN'S PLACE, IMAGE], ...].
     {"depths": [PROMPT, ...]}                     what the caches have now          [[[blocks held, blocks reused] of each prompt] of each engine]
     {"reset": ENGINE}                             clears the cache of an engine     true
     {"hide_removals": ENGINE}                     an engine of "vllm" or "sglang" tells nothing of what it drops any more     true
+    {"proofread": true}                           compares stored events with the caches from now on                          true
+    {"proofs": true}                              the counts of that; see `proofs.py`                                         [[of full attention], [of other groups]] of each engine
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ def main() -> None:
     kind = importlib.import_module(f"{description['kind']}_engine")
     engines = [kind.Engine(**engine) for engine in description["engines"]]
     answer(True)
+    readers: list[Any] = []
     for line in sys.stdin:
         command = json.loads(line)
         if "serve" in command:
@@ -33,6 +36,11 @@ def main() -> None:
         elif "hide_removals" in command:
             engines[command["hide_removals"]].hides_removals = True
             answer(True)
+        elif "proofread" in command:
+            readers = [engine.proofread() for engine in engines]
+            answer(True)
+        elif "proofs" in command:
+            answer([reader.counts for reader in readers])
         else:
             engines[command["reset"]].reset()
             answer(True)

@@ -87,8 +87,8 @@ class Fault:
     name: str
     strike: Callable[[Watched, int], None]
     layout: Layout
-    # None where NATS is away, as the time for which it is away counts.
-    limit: float | None
+    # Where NATS is away, the time for which it is away counts, too.
+    limit: float
 
 
 @dataclass
@@ -97,8 +97,8 @@ class Row:
 
     fault: str
     rounds: int
+    limit_seconds: float
     not_exact_seconds: float = 0.0
-    limit_seconds: float | None = None
     # For how long an answer was called exact and was behind, at most: until somebody could know that nothing comes any more.
     behind_seconds: float = 0.0
     # Known blocks of all holders before and after the fault, while nothing was served.
@@ -114,15 +114,14 @@ class Row:
     def __str__(self) -> str:
         if self.failure:
             return f"| {self.fault} | {self.failure} | | | | | | | |"
-        limit = f"{self.limit_seconds:.0f} s" if self.limit_seconds else "–"
         known = f"{self.known_before:,} | {self.known_after:,} | {self.unknown_blocks}"
-        lasted = f"{self.not_exact_seconds:.2f} s | {limit} | {self.behind_seconds:.2f} s"
+        lasted = f"{self.not_exact_seconds:.2f} s | {self.limit_seconds:.0f} s | {self.behind_seconds:.2f} s"
         return f"| {self.fault} | {lasted} | {known} | {self.answers:,} | {self.wrong_exact} |"
 
     @property
     def is_well(self) -> bool:
         """Whether nothing failed, nothing was lost or invented, no exact answer was wrong, and it did not take too long."""
-        is_lasting = self.limit_seconds is not None and self.not_exact_seconds > self.limit_seconds
+        is_lasting = self.not_exact_seconds > self.limit_seconds
         is_lost = self.known_before != self.known_after or self.unknown_blocks or self.invented_blocks
         return not (self.failure or self.wrong_exact or is_lasting or is_lost)
 
@@ -181,14 +180,14 @@ FAULTS = (
     Fault("one of two bridges, SIGTERM", one_of_two("stop"), TWO, LIMIT_OF_TWO),
     Fault("one of two bridges, SIGKILL", one_of_two("kill"), TWO, LIMIT_OF_TWO),
     Fault(f"one of two bridges, {STILL:.0f} s still: the lease is lost", still, TWO, LIMIT_OF_TWO),
-    Fault(f"NATS away for {AWAY:.0f} s, one bridge", away, ONE, None),
-    Fault(f"NATS away for {AWAY:.0f} s, two bridges", away, TWO, None),
+    Fault(f"NATS away for {AWAY:.0f} s, one bridge", away, ONE, AWAY + LIMIT_OF_ONE),
+    Fault(f"NATS away for {AWAY:.0f} s, two bridges", away, TWO, AWAY + LIMIT_OF_TWO),
 )
 
 
 def play(fault: Fault, seed: int, folder: Path) -> Row:
     """Plays a fault some times over."""
-    row = Row(fault.name, ROUNDS, limit_seconds=fault.limit)
+    row = Row(fault.name, ROUNDS, fault.limit)
     try:
         with Watched(fault.layout, seed, folder) as world:
             world.serve(WARM_REQUESTS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fronted import fronted, holed, relayed
 from lies import lied
-from processes import wait_until
+from processes import Bridge, wait_until
 from servers import FRONT_ENDS, SERVICERS
 from world import Layout, World
 
@@ -31,6 +31,8 @@ class Scenario:
     rounds: int = 3
 
 
+# Answers that are called exact may be behind engines for so long where the bridge that spoke is gone and another one follows, in seconds.
+SEVERED = 3.0
 JETSTREAM: dict[str, object] = {"events-transport": "jetstream", "events-stream-max-bytes": "256 MiB"}
 BOTH = ("vllm", "sglang")
 
@@ -105,26 +107,34 @@ def bridge_upgrades(world: World, seeded: random.Random, rounds: int) -> None:
 
 
 def two_bridges(world: World, seeded: random.Random, rounds: int) -> None:
-    """Of two bridges one is stopped, killed or stands still: the other one speaks."""
-    assert world.spare
+    """Of two bridges the one that speaks is stopped, killed or stands still: the other one speaks. What one says that goes on counts no more."""
+    both, everybody = [one for one in (world.bridge, world.spare) if isinstance(one, Bridge)], len(world.holders)
     for number in range(3 * rounds):
+        wait_until("one speaks for each engine", lambda: sum(one.speaks() for one in both) == everybody)
+        bridge, other = sorted(both, key=Bridge.speaks, reverse=True)
         world.serve(60)
         world.compare(10)
-        bridge, way = (world.bridge, world.spare)[number % 2], (number + seeded.randrange(2)) % 3
+        way = (number + seeded.randrange(2)) % 3
         (bridge.stop, bridge.kill, bridge.pause)[way]()
-        world.serve(40)
-        world.compare(20, behind=5)
-        # By the other one alone.
+        begun = time.monotonic()
+        while other.speaks() < everybody:
+            world.serve(1)
+            world.serve_as_promised(1, behind=SEVERED)
+        world.counts.notes.append(f"the other one spoke after {time.monotonic() - begun:.1f} s")
+        world.compare(20, behind=SEVERED)
         world.settles(20)
         (bridge.start, bridge.start, bridge.resume)[way]()
-        world.serve(20)
-        world.compare(20, behind=5)
+        world.serve_as_promised(10, behind=SEVERED)
+        world.compare(20)
         world.settles(20)
+        wait_until("the one that is back is silent", lambda: bridge.speaks() == 0)
+    world.promises_are_kept()
 
 
 def evidence(world: World, seeded: random.Random, rounds: int) -> None:
     """Replays don't reach back to what the bridge has kept: a prefix is known again with the first block that is stored behind it."""
     systems = world.chats.systems()
+    world.proofread()
     for _ in range(rounds):
         world.serve(150)
         world.serve_behind(systems)
@@ -142,6 +152,7 @@ def evidence(world: World, seeded: random.Random, rounds: int) -> None:
             world.reset(number)
         world.serve(40)
         world.settles(20)
+    world.ancestors_are_proven()
 
 
 def learnt(world: World, seeded: random.Random, rounds: int) -> None:
@@ -344,7 +355,8 @@ def late(world: World, seeded: random.Random, rounds: int) -> None:
 
 
 def promised(world: World, seeded: random.Random, rounds: int) -> None:
-    """Chats on engines with several groups of layers: what is promised to a request is what the scheduler takes."""
+    """Chats on engines with several groups of layers, or tiers: what is promised to a request is what the scheduler takes."""
+    world.proofread()
     for number in range(5 * rounds):
         world.serve(30)
         if number % 4 == 3:
@@ -355,13 +367,16 @@ def promised(world: World, seeded: random.Random, rounds: int) -> None:
             world.compare(10)
     world.settles(10)
     world.promises_are_kept()
+    world.ancestors_are_proven()
 
 
 def doubted(world: World, seeded: random.Random, rounds: int) -> None:
     """Models whose events don't tell what a request reuses: never called exact once they have served."""
+    world.proofread()
     for _ in range(rounds):
         world.serve(40)
         world.compare(20)
+    world.ancestors_are_proven()
     exact = {place for place, is_exact in world.status().items() if is_exact}
     # One that has served nothing has nothing.
     assert world.served and not exact & world.served, f"events of such a model don't tell enough: {exact & world.served}"
@@ -401,6 +416,15 @@ UNIFIED = Layout(kinds=("sglang_unified",))
 # Its events tell nothing of windows.
 HIDDEN: dict[str, Any] = {"keys": ("hybrid = true",), "can_be_exact": False}
 
+# Replays that don't reach back to what the bridge has kept, and engines whose stored events prove what is before them.
+FORGETFUL: dict[str, Any] = {"keeps_state": True, "buffer_steps": 20}
+PROVERS = {
+    "vLLM": Layout(),
+    "SGLang": Layout(kinds=("sglang", "sglang_unified")),
+    "gpt-oss": hybrid("gpt-oss", 16, 700),
+    "two windows": hybrid("two windows", 16, 600),
+}
+
 SCENARIOS = [
     Scenario("quiet, vLLM", quiet, Layout()),
     Scenario("quiet, vLLM, xxhash", quiet, Layout(hash_fn="xxhash_cbor")),
@@ -409,6 +433,7 @@ SCENARIOS = [
     Scenario("quiet, SGLang", quiet, Layout(kinds=("sglang",))),
     Scenario("quiet, SGLang, pages of 64", quiet, Layout(kinds=("sglang",), block_size=64, blocks=100)),
     Scenario("quiet, SGLang unified", quiet, replace(UNIFIED, salts=NAMES.salts, adapters=NAMES.adapters)),
+    Scenario("SGLang unified, with a host tier", promised, replace(UNIFIED, model="host")),
     Scenario("SGLang unified, windows", doubted, replace(UNIFIED, model="windows", **HIDDEN)),
     Scenario("SGLang unified, wide windows", doubted, replace(UNIFIED, model="wide windows", blocks=600, **HIDDEN)),
     Scenario("salts and adapters", quiet, NAMES),
@@ -421,8 +446,9 @@ SCENARIOS = [
     Scenario("bridge restarts, state", bridge_restarts, replace(MIXED, keeps_state=True), rounds=4),
     Scenario("bridge upgrades, state", bridge_upgrades, replace(MIXED, keeps_state=True, buffer_steps=100), rounds=4),
     Scenario("two bridges", two_bridges, replace(MIXED, has_spare=True), rounds=2),
-    Scenario("evidence", evidence, Layout(keeps_state=True, buffer_steps=20)),
+    *(Scenario(f"evidence, {name}", evidence, replace(layout, **FORGETFUL)) for name, layout in PROVERS.items()),
     Scenario("names learnt", learnt, Layout(buffer_steps=20)),
+    Scenario("names learnt, SGLang", learnt, Layout(kinds=("sglang",), buffer_steps=20)),
     Scenario("engine restarts", engine_restarts, MIXED, rounds=6),
     Scenario("engine restarts, no replay", blind, replace(MIXED, has_replay=False)),
     Scenario("engine restarts, four ranks", engine_restarts, replace(MIXED, ranks=4, engines=2)),

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from proofs import Proofreader, read_tree
 from sglang_stubs import GENUINE, fill, key_of
 from stubs import Stubs
 
@@ -86,6 +87,10 @@ class Engine:
             self._cache.evict(_base.EvictParams(num_tokens=over))
         self._flush()
         return int(match.device_prefix_len // self._size)
+
+    def proofread(self) -> Proofreader:
+        """Compares each stored event with the cache from now on."""
+        return read_tree(self._cache, _events)
 
     def reset(self) -> None:
         """Clears the cache."""

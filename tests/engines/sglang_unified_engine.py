@@ -15,8 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+from proofs import Proofreader, read_tree
 from sglang_stubs import GENUINE, Tensor, fill, key_of, tensor
-from stubs import Stubs
+from stubs import Options, Stubs
 
 _CACHE = "sglang.srt.mem_cache."
 _UNIFIED = {
@@ -118,6 +119,8 @@ def _fill(module: Any) -> None:
     match module.__name__.removeprefix(_CACHE):
         case "torch":
             module.device = lambda name: name
+        case "hicache_storage":
+            module.PoolTransfer = Options
         case "sglang.srt.environ":
             module.envs = _Settings()
         case "unified_cache.tree_core_registry":
@@ -146,7 +149,7 @@ _unified = importlib.import_module(_CACHE + "unified_radix_cache")
 _kinds = importlib.import_module(_CACHE + "unified_cache.component_type").ComponentType
 
 # Of models with windows: tokens of one, and their slots for each of full attention.
-MODELS: dict[str | None, tuple[int, float] | None] = {None: None, "windows": (128, 0.8), "wide windows": (1024, 0.6)}
+MODELS: dict[str | None, tuple[int, float] | None] = {None: None, "host": None, "windows": (128, 0.8), "wide windows": (1024, 0.6)}
 
 
 class _Part:
@@ -177,6 +180,8 @@ class Engine:
         self._size, self._rank, self._random = block_size, rank, random.Random(rank)
         windows = MODELS[model]
         self._window, ratio = windows or (0, 1.0)
+        # Slots of the host have nothing in them, and are never used again.
+        self._has_host, self._host_slots = model == "host", 0
         self._allocator = _Allocator(blocks * block_size, int(blocks * block_size * ratio))
         self._names = _events.KvEventLoraNames()
         self._cache = _unified.UnifiedRadixCache(
@@ -196,13 +201,17 @@ class Engine:
         self._flush()
 
     def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> tuple[int, int]:
-        """How many leading blocks full attention has now, and how many of them a request would take. Touches and splits nothing."""
+        """How many leading blocks full attention has now, on the host too, and how many of them a request would take. Touches and splits nothing."""
         held = self._walk(self._key(tokens, salt, adapter), _kinds.FULL)
         return held, self._walk(self._key(tokens[:-1], salt, adapter), None)
 
     def serve(self, prompts: list[Any]) -> list[tuple[int, list[int]]]:
         """Serves prompts. Returns how many blocks each took from the cache, and its answer."""
         return [self._serve(*prompt) for prompt in prompts]
+
+    def proofread(self) -> Proofreader:
+        """Compares each stored event with the cache from now on."""
+        return read_tree(self._cache.tree_core, _events)
 
     def reset(self) -> None:
         """Clears the cache."""
@@ -217,11 +226,11 @@ class Engine:
         """The depth of the last place at which all components agree."""
         core = self._cache.tree_core
         of = [part for part in core.components if only is None or part.component_type == only]
-        validators = [part.create_match_validator(match_device_only=True) for part in of]
+        validators = [part.create_match_validator(match_device_only=not self._has_host) for part in of]
         node, have, best = core.root_node, 0, 0
         while len(key) > 0:
             child = node.children.get(key.child_key(self._size))
-            if child is None or child.evicted:
+            if child is None or (child.evicted and not (self._has_host and child.backuped)):
                 break
             common = child.key.match(key, page_size=self._size)
             if common == 0:
@@ -240,8 +249,13 @@ class Engine:
     def _serve(self, prompt: list[int], salt: str | None, adapter: str | None) -> tuple[int, list[int]]:
         tokens, answer = list(prompt), []
         match = self._cache.match_prefix(_base.MatchPrefixParams(key=self._key(tokens[:-1], salt, adapter)))
-        hit = match.device_prefix_len
         lock = self._cache.lock(match.last_device_node)
+        if self._has_host:
+            self._load(tokens[:-1], salt, adapter)
+            self._cache.unlock(lock)
+            match = self._cache.match_prefix(_base.MatchPrefixParams(key=self._key(tokens[:-1], salt, adapter)))
+            lock = self._cache.lock(match.last_device_node)
+        hit = match.device_prefix_len
         row = [int(slot) for slot in self._cache.path_device_indices(match.last_device_node)[:hit]]
         row += self._room(len(tokens) - hit)
         row, lock, protected = self._insert(self._key(tokens, salt, adapter), row, hit, 0, lock)
@@ -256,8 +270,41 @@ class Engine:
         row, lock, protected = self._insert(whole, row, protected, freed, lock)
         self._allocator.free_segment(tensor(row[protected:]))
         self._cache.unlock(lock)
+        if self._has_host:
+            self._offload()
         self._flush()
         return hit // self._size, answer
+
+    def _load(self, tokens: list[int], salt: str | None, adapter: str | None) -> None:
+        """Loads what the host has of a prompt, as SGLang's controller does."""
+        core, key = self._cache.tree_core, self._key(tokens, salt, adapter)
+        node = core.root_node
+        while len(key) > 0:
+            child = node.children.get(key.child_key(self._size))
+            if child is None or child.key.match(key, page_size=self._size) < len(child.key):
+                break
+            key, node = key[len(child.key) :], child
+        spec, _ = core.build_load_back_spec(node.id)
+        if spec.nodes_to_load:
+            core.commit_load_back(node.id, tensor(self._room(len(spec.host_indices))), spec, {})
+            core.finish_load_back(node.id)
+
+    def _offload(self) -> None:
+        """Moves some leaves of the device to the host, each behind what is before it, and drops one there, as SGLang's controller does."""
+        core = self._cache.tree_core
+        leaves = sorted(core.evictable_device_leaves, key=lambda node: node.id)
+        for leaf in self._random.sample(leaves, min(3, len(leaves))):
+            for node in core.build_backup_kv_action(leaf.id).node_ids:
+                value, _ = core.build_backup_spec(node)
+                if len(value):
+                    core.commit_backup(node, tensor(range(self._host_slots, self._host_slots + len(value))), {})
+                    self._host_slots += len(value)
+                    core.finish_write_through([node], node)
+            demoted = core.demote(leaf.id)
+            for slots in demoted.device_frees.pop(_kinds.FULL, ()):
+                self._allocator.free_segment(slots)
+        dropped = core.drive_host_eviction(_kinds.FULL, 1)
+        dropped.host_frees.clear()
 
     def _free_behind_window(self, row: list[int], length: int, start: int, freed: int) -> int:
         """Frees whole pages of windows that decoding leaves behind and the tree doesn't own. Returns up to where they are free."""

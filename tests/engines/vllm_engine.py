@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proofs import Proofreader, read_pool
 from stubs import Stubs
 
 GENUINE = {
@@ -170,6 +171,10 @@ class Engine:
         """Clears the cache."""
         self._pool.reset_prefix_cache()
         self._flush()
+
+    def proofread(self) -> Proofreader:
+        """Compares each stored event with the cache from now on."""
+        return read_pool(self._pool, _utils)
 
     def close(self) -> None:
         """Ends the publisher, and frees its ports."""

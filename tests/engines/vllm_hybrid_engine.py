@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from proofs import Proofreader, read_pool
 from stubs import Options, Stubs
 from vllm_stubs import GENUINE, fill
 
@@ -229,6 +230,10 @@ class Engine:
                 taken = self._taken.pop(request.request_id, 0) // self._size
                 served.append((taken, list(request.all_token_ids[length:])))
         return served
+
+    def proofread(self) -> Proofreader:
+        """Compares each stored event with the cache from now on."""
+        return read_pool(self._manager.block_pool, _utils, set(range(len(self._groups))) - set(self._mains))
 
     def close(self) -> None:
         """Ends the publisher, and frees its ports."""

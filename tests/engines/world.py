@@ -324,6 +324,18 @@ class World:
                 invented += max(0, told - held)
         return lacking, invented
 
+    def proofread(self) -> None:
+        """From now on, each stored event is compared with the cache that tells it."""
+        for host in self.hosts:
+            host.proofread()
+
+    def ancestors_are_proven(self) -> None:
+        """Asserts that each stored event of full attention proved that all blocks before it were on the device."""
+        counts = [engine for host in self.hosts for engine in host.proofs()]
+        (seen, failed), (others, others_failed) = ([sum(column) for column in zip(*group, strict=True)] for group in zip(*counts, strict=True))
+        self.counts.notes.append(f"{seen} events proved what is before them, {others - others_failed} of {others} of windows and states")
+        assert failed == 0, f"{failed} of {seen} events of full attention proved nothing"
+
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""
         holder = self.holders[number % len(self.holders)]

@@ -5,6 +5,7 @@
 //! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
 //! | its term, for which it may speak | [`Times::term`] from the sending of the last of its own beats that it has heard |
 //! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
+//! | a bridge listens before it speaks, if it has begun or was cut off | [`Times::listen`] from the first own beat that it has heard |
 //!
 //! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
 //! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
@@ -35,6 +36,8 @@ pub struct Times {
     pub term: Duration,
     /// Time for which a beat that was heard keeps other bridges from speaking.
     pub silence: Duration,
+    /// Time for which a bridge that has begun, or was cut off, listens before it speaks: two beats of a bridge that speaks.
+    pub listen: Duration,
     /// Extra time that each bridge waits for every bridge that is to speak before it.
     pub step: Duration,
     /// Time for which another bridge has to see a holder better, before the bridge that speaks leaves the holder to it.
@@ -47,6 +50,7 @@ impl Default for Times {
             beat: Duration::from_millis(250),
             term: Duration::from_millis(1000),
             silence: Duration::from_millis(1250),
+            listen: Duration::from_millis(500),
             step: Duration::from_millis(200),
             worse: Duration::from_millis(1000),
         }
@@ -330,8 +334,8 @@ impl Own {
             return false;
         };
         let free = *self.free_since.get_or_insert(now);
-        // By that time the bridge has heard a beat of every bridge that is alive.
-        let listened = listening.max(self.added) + times.silence;
+        // By that time the bridge has heard of every bridge that speaks. If beats are late, the epochs decide.
+        let listened = listening.max(self.added) + times.listen;
         now >= listened.max(free) + times.step * others.before
     }
 }

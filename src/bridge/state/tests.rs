@@ -5,6 +5,8 @@ use super::*;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
 
+mod earlier;
+
 const INTERVAL: Duration = Duration::from_secs(5);
 
 fn engine(text: &str) -> NewEngine {

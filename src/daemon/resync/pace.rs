@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use kvatlas_client::Backoff;
+use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::queue::Prospect;
 
@@ -11,32 +12,45 @@ use super::queue::Prospect;
 pub(super) struct Attempts {
     failures: u32,
     not_before: Option<Instant>,
-    was_silent: bool,
+    last: Option<ResyncFailure>,
+    /// Epoch of the holder when the last attempt was queued.
+    epoch: u64,
     /// Whether the log says already that nobody answers for the holder.
     pub(super) is_unanswered_told: bool,
-    /// Whether an attempt is queued or running.
-    pub(super) is_busy: bool,
+    is_busy: bool,
 }
 
 impl Attempts {
-    /// Whether an attempt may begin at `now`.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        !self.is_busy && self.not_before.is_none_or(|time| now >= time)
+    /// Whether an attempt may begin at `now`, when the holder is in `epoch`. If nobody was there to answer, a new epoch shows that somebody
+    /// is there now.
+    pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
+        let is_somebody_new = self.last == Some(ResyncFailure::NoResponder) && epoch != self.epoch;
+        !self.is_busy && (is_somebody_new || self.not_before.is_none_or(|time| now >= time))
+    }
+
+    /// Whether an attempt is queued or running.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
+    /// Notes that an attempt is queued, while the holder is in `epoch`.
+    pub(super) fn begin(&mut self, epoch: u64) {
+        (self.is_busy, self.epoch) = (true, epoch);
     }
 
     /// Prospect that the publisher answers, after the attempts so far.
     pub(super) fn prospect(&self) -> Prospect {
-        match (self.failures, self.was_silent) {
-            (0, _) => Prospect::First,
-            (_, false) => Prospect::Again,
-            (_, true) => Prospect::Silent,
+        match self.last {
+            None => Prospect::First,
+            Some(ResyncFailure::TimedOut) => Prospect::Silent,
+            Some(_) => Prospect::Again,
         }
     }
 
-    /// Notes that an attempt failed at `now`. `was_silent` says whether the publisher did not answer in time.
-    pub(super) fn fail(&mut self, now: Instant, was_silent: bool, backoff: &Backoff) {
+    /// Notes that an attempt failed at `now`.
+    pub(super) fn fail(&mut self, now: Instant, failure: ResyncFailure, backoff: &Backoff) {
         self.is_busy = false;
-        self.was_silent = was_silent;
+        self.last = Some(failure);
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + backoff.pause(self.failures));
     }
@@ -56,13 +70,19 @@ mod tests {
         };
         let now = Instant::now();
         let mut attempts = Attempts::default();
-        assert!(attempts.is_due(now));
-        attempts.is_busy = true;
-        assert!(!attempts.is_due(now));
+        assert!(attempts.is_due(now, 5));
+        attempts.begin(5);
+        assert!(!attempts.is_due(now, 6));
         assert_eq!(attempts.prospect(), Prospect::First);
-        attempts.fail(now, true, &backoff);
+        attempts.fail(now, ResyncFailure::TimedOut, &backoff);
         assert_eq!(attempts.prospect(), Prospect::Silent);
-        assert!(!attempts.is_due(now));
-        assert!(attempts.is_due(now + backoff.pause_min));
+        assert!(!attempts.is_due(now, 6));
+        assert!(attempts.is_due(now + backoff.pause_min, 5));
+        // Nobody was there, and then somebody has begun.
+        attempts.begin(5);
+        attempts.fail(now, ResyncFailure::NoResponder, &backoff);
+        assert_eq!(attempts.prospect(), Prospect::Again);
+        assert!(!attempts.is_due(now, 5));
+        assert!(attempts.is_due(now, 6));
     }
 }

@@ -155,8 +155,9 @@ impl Resyncer {
                 };
                 let key = (worker.clone(), record.id.rank);
                 let attempts = self.attempts.entry(key.clone()).or_default();
-                if attempts.is_due(now) {
-                    attempts.is_busy = true;
+                let epoch = record.status.cursor.load().epoch;
+                if attempts.is_due(now, epoch) {
+                    attempts.begin(epoch);
                     self.queue.push(worker, attempts.prospect(), (key, record));
                 }
             }
@@ -181,7 +182,7 @@ impl Resyncer {
                 worker: worker.worker.clone(),
                 rank: *rank,
             };
-            attempts.is_busy || in_doubt.contains(&(worker.namespace.clone(), id))
+            attempts.is_busy() || in_doubt.contains(&(worker.namespace.clone(), id))
         });
     }
 
@@ -239,8 +240,7 @@ impl Resyncer {
                     metrics.unanswered(&named);
                 }
                 metrics.failed(failure, &named);
-                let was_silent = failure == ResyncFailure::TimedOut;
-                attempts.fail(Instant::now(), was_silent, &self.settings.backoff);
+                attempts.fail(Instant::now(), failure, &self.settings.backoff);
             }
         }
     }

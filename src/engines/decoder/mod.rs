@@ -85,6 +85,14 @@ impl Format {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
+    /// Whether a block is stored on the device only while all blocks before it are there, in groups of full attention. vLLM's
+    /// request that computes a block refers to those. SGLang's trees evict leaves first, and load a block with all before
+    /// it. The scenarios `evidence` of tests/engines compare each event with the caches. TensorRT-LLM proves less: it puts a
+    /// new block behind an equal one that may be on the host.
+    pub(crate) fn proves_ancestors(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
+    }
+
     /// The farthest tier that a clear is known to empty, with all nearer tiers. vLLM's clear empties the device; a connector
     /// may be cleared with it, or not. SGLang's clear empties device and host; blocks in its storage stay.
     pub fn clears_up_to(self) -> Tier {

@@ -117,6 +117,13 @@ fn nothing_is_recalled_without_proof() {
 }
 
 #[test]
+fn only_formats_of_caches_that_prove_ancestors_recall() {
+    let proves = |format: &Format| TranslatorSettings::for_format(*format).proves_ancestors;
+    let proving: Vec<Format> = Format::ALL.into_iter().filter(proves).collect();
+    assert_eq!(proving, [Format::Vllm, Format::Sglang]);
+}
+
+#[test]
 fn what_is_recalled_is_bounded() {
     let small = TranslatorSettings {
         blocks_max: 6,

@@ -79,8 +79,7 @@ impl TranslatorSettings {
             counts_copies: format.counts_copies(),
             has_connector: format.has_connector(),
             has_reports: format == Format::Vllm,
-            // The request that computes a block refers to the blocks before it: see the scenario `evidence` of tests/engines.
-            proves_ancestors: format == Format::Vllm,
+            proves_ancestors: format.proves_ancestors(),
             clears_up_to: format.clears_up_to(),
             ..Self::default()
         }

@@ -23,7 +23,7 @@ static UNCONFIRMED_GATE: LogGate = LogGate::new();
 /// Pauses between attempts to connect. The first are short, because in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
     pause_min: Duration::from_millis(10),
-    pause_max: Duration::from_secs(1),
+    pause_max: Duration::from_millis(500),
 };
 /// Interval between two pings that check whether the server is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(10);

@@ -162,6 +162,53 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
     );
 }
 
+/// Its numbers go on behind those of the old one, exactly or further, and what it said first can't be had: no replay socket, or too short a one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_blocks() {
+    let Some(python) = python() else { return };
+    let short = Spec {
+        buffer: 2,
+        ..Spec::default()
+    };
+    for (spec, missed) in [
+        (Spec::without_replay(), 3),
+        (Spec::without_replay(), 9),
+        (short, 3),
+        (short, 9),
+    ] {
+        let site = Site::new(&[]).await;
+        let mut publishers = Publishers::start(&python, &[spec]);
+        site.follow(&publishers, 0, "gpu-0");
+        publishers.wait_for_subscriber(0);
+        for part in 0..3 {
+            publishers.publish(0, &json!([stored(1, part, 1)]));
+        }
+        site.settles("gpu-0", 3, &[]).await;
+        publishers.kill();
+        eventually("nobody says that the old blocks are exact", async || {
+            let holder = site.holder("gpu-0").await?;
+            (!holder.exact).then_some(())
+        })
+        .await;
+        publishers = publishers.restart(&python);
+        for part in 0..missed {
+            publishers.publish_lost(0, &json!([stored(2, part, 1)]));
+        }
+        publishers.wait_for_subscriber(0);
+        publishers.publish(0, &json!([stored(3, 0, 1)]));
+        eventually("its blocks are known, and are in doubt all the time", async || {
+            let holder = site.holder("gpu-0").await?;
+            assert!(!holder.exact, "{missed} missed: {holder:?}");
+            let is_known = site.depth(3, "gpu-0").await == 1;
+            (is_known && reasons(&holder) == ["upstream_gap"]).then_some(())
+        })
+        .await;
+        publishers.publish(0, &json!([["AllBlocksCleared"], stored(4, 0, 2)]));
+        site.settles("gpu-0", 2, &[]).await;
+        assert_eq!(site.depth(4, "gpu-0").await, 2);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_topic_behind_the_same_address_is_another_engine() {
     let Some(python) = python() else { return };

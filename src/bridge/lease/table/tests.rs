@@ -103,8 +103,8 @@ impl Group {
 fn one_speaks_after_it_has_listened_and_alone_as_well() {
     for count in 1..4 {
         let mut group = Group::new(count);
-        assert!(group.run(1200).is_empty(), "nobody has listened for long enough");
-        assert_eq!(group.run(300), [0]);
+        assert!(group.run(500).is_empty(), "nobody has listened for long enough");
+        assert_eq!(group.run(100), [0]);
         assert_eq!(group.run(5000), [0]);
     }
 }
