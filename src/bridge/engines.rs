@@ -281,9 +281,11 @@ impl Bridge {
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
         if let Some(shared) = self.shared_registrations() {
-            let (bridge, metrics) = (self.clone(), Arc::clone(&self.inner.metrics));
+            let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
+            let metrics = Arc::clone(&self.inner.metrics);
+            let registered = move || inner.state.lock().registered();
             let apply = move |registration| bridge.apply(registration);
-            self.spawn_source(shared.clone().run(nats.clone(), metrics, apply));
+            self.spawn_source(shared.clone().run(nats.clone(), metrics, registered, apply));
         }
     }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::kv::{self, Store};
 use async_nats::jetstream::object_store::{self, DeleteErrorKind, GetErrorKind, Object, ObjectStore};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::runtime::Handle;
@@ -138,15 +139,15 @@ impl Bucket {
         // Later calls leave the set to whoever has taken it meanwhile.
         let is_first = self.stores.borrow().is_none();
         if is_first {
-            self.own(&stores).await?;
+            self.own(&stores.keys).await?;
         }
         self.stores.send_replace(Some(stores.clone()));
         Ok(stores)
     }
 
-    async fn own(&self, stores: &Stores) -> io::Result<()> {
+    async fn own(&self, keys: &Store) -> io::Result<()> {
         let owner = self.owner.clone().into();
-        let written = stores.keys.put(self.owner_key(), owner).await;
+        let written = keys.put(self.owner_key(), owner).await;
         written.map(drop).map_err(io::Error::other)
     }
 
@@ -163,13 +164,20 @@ impl Bucket {
         ))
     }
 
-    async fn check_owner(&self, stores: &Stores) -> io::Result<()> {
-        let owner = stores.keys.get(self.owner_key()).await;
-        match owner.map_err(io::Error::other)? {
-            Some(owner) if self.is_own(&owner) => Ok(()),
-            Some(owner) => Err(self.fenced(&owner)),
+    /// Returns the name of another owner that has the set; `None` if it is this one's.
+    pub(super) async fn other_owner(&self, keys: &Store) -> io::Result<Option<Bytes>> {
+        let owner = keys.get(self.owner_key()).await.map_err(io::Error::other)?;
+        if owner.is_none() {
             // Somebody has emptied or removed the bucket.
-            None => self.own(stores).await,
+            self.own(keys).await?;
+        }
+        Ok(owner.filter(|owner| !self.is_own(owner)))
+    }
+
+    async fn check_owner(&self, keys: &Store) -> io::Result<()> {
+        match self.other_owner(keys).await? {
+            Some(owner) => Err(self.fenced(&owner)),
+            None => Ok(()),
         }
     }
 
@@ -258,7 +266,7 @@ impl Storage for Bucket {
         let bytes = std::mem::take(&mut *draft.0.lock());
         let (stores, name) = (self.opened()?, self.object(to));
         let written = self.block_on(WRITE_PATIENCE, async {
-            self.check_owner(&stores).await?;
+            self.check_owner(&stores.keys).await?;
             let written = stores.objects.put(name.as_str(), &mut bytes.as_slice()).await;
             written.map(drop).map_err(io::Error::other)
         });
@@ -272,7 +280,7 @@ impl Storage for Bucket {
         }
         let (stores, name) = (self.opened()?, self.object(path));
         self.block_on(ANSWER_PATIENCE * 2, async {
-            self.check_owner(&stores).await?;
+            self.check_owner(&stores.keys).await?;
             stores
                 .objects
                 .delete(name)

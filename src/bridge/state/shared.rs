@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_nats::Client;
-use async_nats::jetstream::kv::{Entry, Operation, Store};
+use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, Store};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -71,11 +72,13 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set, writes what is noted, and tells `apply` the registrations of all bridges. Returns when another owner has the set.
+    /// Opens the set, writes what is noted and the `registered` engines that it lacks, and tells `apply` the registrations of all bridges.
+    /// Returns when another owner has the set.
     pub(in super::super) async fn run(
         self,
         nats: Client,
         metrics: Arc<BridgeMetrics>,
+        registered: impl Fn() -> Vec<GivenEngine>,
         apply: impl Fn(Registration),
     ) {
         let mut jetstream = async_nats::jetstream::new(nats);
@@ -84,7 +87,8 @@ impl SharedRegistrations {
             let exchanged = match self.bucket.open(&jetstream).await {
                 Ok(stores) => {
                     tracing::info!(state = ?self.bucket, "the bridge's state is kept in JetStream");
-                    Box::pin(self.exchange(&stores.keys, &metrics, &apply)).await
+                    let engines = registered();
+                    Box::pin(self.exchange(&stores.keys, engines, &metrics, &apply)).await
                 }
                 Err(error) => Err(error),
             };
@@ -108,9 +112,14 @@ impl SharedRegistrations {
     async fn exchange(
         &self,
         keys: &Store,
+        engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
         apply: &impl Fn(Registration),
-    ) -> io::Result<Vec<u8>> {
+    ) -> io::Result<Bytes> {
+        if let Some(owner) = self.bucket.other_owner(keys).await? {
+            return Ok(owner);
+        }
+        self.restore(keys, engines).await?;
         let all = format!("{}>", self.bucket.prefix());
         let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
         let ended = || io::Error::other("the watch of its keys has ended");
@@ -123,7 +132,7 @@ impl SharedRegistrations {
                     if entry.key == self.bucket.owner_key() {
                         // Whoever empties the bucket leaves it to whom it belongs.
                         if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
-                            return Ok(entry.value.to_vec());
+                            return Ok(entry.value);
                         }
                     } else if !self.is_outdated(&entry, &mut written) {
                         self.heard(keys, &entry, apply).await?;
@@ -133,6 +142,23 @@ impl SharedRegistrations {
             }
             self.write_noted(keys, metrics, &mut written).await?;
         }
+    }
+
+    /// Writes the registrations of `engines` that are not there, because JetStream has lost them.
+    async fn restore(&self, keys: &Store, engines: Vec<GivenEngine>) -> io::Result<()> {
+        for engine in engines {
+            let key = self.key(&engine);
+            let registration = Registration {
+                engine,
+                is_registered: true,
+            };
+            match keys.create(key, encoded(&registration)?).await {
+                Ok(_) => {}
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Tells whether an entry is older than what this bridge has written, or is about to write.
@@ -186,8 +212,7 @@ impl SharedRegistrations {
             let Some((key, registration)) = next else {
                 return Ok(());
             };
-            let value = rmp_serde::to_vec(&registration).map_err(io::Error::other)?;
-            match keys.put(&key, value.into()).await {
+            match keys.put(&key, encoded(&registration)?).await {
                 Ok(revision) => {
                     let mut noted = self.noted.lock();
                     if noted.get(&key) == Some(&registration) {
@@ -213,6 +238,11 @@ impl SharedRegistrations {
         let digest = xxh3_128(name.as_bytes());
         format!("{}{REGISTERED}{digest:032x}", self.bucket.prefix())
     }
+}
+
+fn encoded(registration: &Registration) -> io::Result<Bytes> {
+    let encoded = rmp_serde::to_vec(registration);
+    encoded.map(Bytes::from).map_err(io::Error::other)
 }
 
 fn own_entry((key, registration): (&String, &Registration)) -> (String, Registration) {

@@ -70,6 +70,19 @@ async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there(
     .await;
 }
 
+/// Waits until an engine of the set `a` is registered in JetStream.
+async fn is_written(site: &Site) {
+    eventually("the registration is written", async || {
+        let jetstream = jetstream::new(site.client.nats.clone());
+        let keys = jetstream.get_key_value("kept").await.ok()?.keys().await.ok()?;
+        let keys: Vec<String> = keys.try_collect().await.ok()?;
+        keys.iter()
+            .any(|key| key.starts_with("a.registered."))
+            .then_some(())
+    })
+    .await;
+}
+
 /// A bridge that takes registrations, and the address where.
 async fn registering(site: &Site, more: &[&str]) -> (Process, HttpClient) {
     let mut arguments = vec!["--http-listen=127.0.0.1:0"];
@@ -147,15 +160,7 @@ async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
         );
         let body = json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
         assert_eq!(at_second.post("/register", &body).await.status, 201);
-        eventually("the registration is written", async || {
-            let jetstream = jetstream::new(site.client.nats.clone());
-            let keys = jetstream.get_key_value("kept").await.ok()?.keys().await.ok()?;
-            let keys: Vec<String> = keys.try_collect().await.ok()?;
-            keys.iter()
-                .any(|key| key.starts_with("a.registered."))
-                .then_some(())
-        })
-        .await;
+        is_written(&site).await;
         // The set is the second one's alone: the next one has it from there.
         second.kill();
         let (_third, mut at_third) = registering(&site, &[STATE]).await;
@@ -166,4 +171,18 @@ async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
             assert_eq!(workers["engines"], json!([]), "{workers}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registrations_that_jetstream_has_lost_are_written_anew() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let (_bridge, mut http) = registering(&site, &[STATE]).await;
+    let body =
+        json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
+    assert_eq!(http.post("/register", &body).await.status, 201);
+    is_written(&site).await;
+    let jetstream = jetstream::new(site.client.nats.clone());
+    jetstream.delete_key_value("kept").await.unwrap();
+    is_written(&site).await;
 }
