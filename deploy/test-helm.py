@@ -166,6 +166,7 @@ ONCE: list[Values] = [
     {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "Recreate"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
     {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "state": {"bucket": "kept"}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
     {"nats": {"enabled": True, "auth": {"kind": "token", "secret": "nats-token"}, "from": []}, "bridge": {"enabled": True, "discover": ["dns:a:8000"]}},
     {
@@ -193,6 +194,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("gateways that scale by requests that they do not make", {"shards": 2, "gateway": {"autoscaling": {"enabled": True}}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
     ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
+    ("state in a volume and in JetStream", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "state": {"existingClaim": "a", "bucket": "b"}}}),
     ("a bridge that starts before the old one has ended", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "updateStrategy": {"type": "RollingUpdate"}}}),
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
@@ -679,7 +681,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             secret.flush()
             environment = {}
             state = [word.removeprefix("--state=") for word in container["args"] if word.startswith("--state=")]
-            assert all(path.startswith(mounts) for path in state), f"{state} is not in {mounts}"
+            assert all(place.startswith(("nats:", *mounts)) for place in state), f"{state} is not in {mounts}"
             arguments = [re.sub(r"^--state=.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):

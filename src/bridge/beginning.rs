@@ -55,11 +55,10 @@ impl Inner {
             None => None,
         };
         let names_max = self.options.follow.blocks_max;
-        let keeper = self
-            .options
-            .state
-            .clone()
-            .map(|directory| Keeper::new(directory, holder.clone(), names_max));
+        let keeper =
+            self.options.state.clone().map(|directory| {
+                Keeper::new(directory, holder.clone(), names_max, Arc::clone(&self.metrics))
+            });
         let name = name_of(&holder);
         let (mut relay, before) = match kept {
             Some((before, heard)) => (self.go_on(engine, holder, before, nats).await?, Some(heard)),

@@ -64,7 +64,7 @@ pub struct BridgeOptions {
     pub register_token: Option<Secret>,
     /// Clock by which the bridge notices that it has stood still.
     pub clock: BridgeClock,
-    /// Directory in which the state of engines is kept; `None` if none is kept.
+    /// Directory, or place in JetStream, in which the state of engines is kept; `None` if none is kept.
     pub state: Option<StateDirectory>,
     /// Lease by which bridges that follow the same engines agree which one speaks; `None` if the bridge is alone.
     pub lease: Option<LeaseOptions>,
@@ -237,8 +237,9 @@ impl Bridge {
     ///
     /// The bridge's tasks run on the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
-        let opened = options.state.clone().map(Registered::open);
-        let (kept, registered) = opened.unzip();
+        // Those in JetStream are watched once the bridge is connected.
+        let own = options.state.clone().filter(|state| state.shared().is_none());
+        let (kept, registered) = own.map(Registered::open).unzip();
         let state = State {
             kept: kept.unwrap_or_default(),
             ..State::default()
@@ -281,6 +282,13 @@ impl Bridge {
         }
         drop(state);
         self.spawn_source(self.clone().carry_out_commands(nats.clone()));
+        if let Some(shared) = self.shared_registrations() {
+            let (bridge, inner) = (self.clone(), Arc::clone(&self.inner));
+            let metrics = Arc::clone(&self.inner.metrics);
+            let registered = move || inner.state.lock().registered();
+            let apply = move |registration| bridge.apply(registration);
+            self.spawn_source(shared.clone().run(nats.clone(), metrics, registered, apply));
+        }
     }
 
     /// Follows the engines again that the state directory lists as registered before. Call it after the engines that flags and files give,
@@ -299,7 +307,7 @@ impl Bridge {
     /// Writes the list of registered engines to the state directory, so that the next bridge follows them, too.
     fn keep_registered(&self) {
         if let Some(registered) = &self.inner.registered {
-            registered.keep(|| self.inner.state.lock().registered());
+            registered.keep(|| self.inner.state.lock().registered(), &self.inner.metrics);
         }
     }
 
@@ -524,7 +532,7 @@ impl Bridge {
                 process: None,
             };
             Box::pin(task.run()).await;
-            inner.forget_unless_followed(&engine);
+            inner.forget_unless_followed(&engine).await;
         };
         self.inner.tasks.spawn_on(task, &self.inner.runtime);
     }
@@ -557,12 +565,15 @@ impl Inner {
     }
 
     /// Removes the kept state of an engine that was unregistered.
-    fn forget_unless_followed(&self, engine: &NewEngine) {
+    async fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
             return;
         }
-        if let (Some(directory), Ok(holder)) = (&self.options.state, self.own_holder(engine)) {
-            directory.forget_engine(&holder);
+        if let (Some(directory), Ok(holder)) = (self.options.state.clone(), self.own_holder(engine)) {
+            let metrics = Arc::clone(&self.metrics);
+            let removing = tokio::task::spawn_blocking(move || directory.forget_engine(&holder, &metrics));
+            // A thread that has failed has logged that.
+            let _ = removing.await;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Kin: the engines of a bridge that name blocks alike, and teach each other the names that they have lost.
 //!
-//! vLLM names a block by a cryptographic hash of all that tells it apart, from the start of its sequence on. Engines with another seed have
+//! vLLM and SGLang name a block by a hash of what tells it apart, from the start of its sequence on. Engines whose hash has another seed have
 //! other names, and so nothing to teach. Which blocks an engine holds is never learnt from another engine.
 
 use std::collections::HashMap;

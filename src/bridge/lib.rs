@@ -18,7 +18,7 @@
 //! 3. An engine that is gone or does not answer is `upstream_lost` (and so `unverified`), and its heartbeats stop, so that daemons find it
 //!    stale.
 //! 4. A bridge that has stood still treats every engine as out of sight until it has looked at the engine again (`stalls`).
-//! 5. State that is kept on disk (`state`) makes no holder exact: the bridge treats it like the state before a reconnect.
+//! 5. State that is kept on disk or in JetStream (`state`) makes no holder exact: the bridge treats it like the state before a reconnect.
 //! 6. Of several bridges that follow an engine, one speaks (`lease`): it alone reports the engine to daemons. If two of them speak by
 //!    mistake, daemons tell them apart by their epochs.
 //! 7. An answer of an engine's server counts for connections that stood when the server was asked (`server`). A later answer that differs
@@ -73,4 +73,4 @@ pub use lease::{LeaseOptions, Times as LeaseTimes};
 pub use republish::{RepublishAddress, RepublishOptions, SocketPair};
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;
-pub use state::{StateDirectory, StateError};
+pub use state::{PlaceError, StateDirectory, StateError, StatePlace};

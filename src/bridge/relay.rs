@@ -468,7 +468,7 @@ impl Relay {
     }
 
     /// Whether this bridge speaks for the holder.
-    fn speaks(&self) -> bool {
+    pub(super) fn speaks(&self) -> bool {
         self.share.as_ref().is_none_or(Share::speaks)
     }
 

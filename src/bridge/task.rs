@@ -38,7 +38,7 @@ pub(super) struct EngineTask {
     pub(super) stop: CancellationToken,
     /// Whether daemons are told to forget the holder at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
-    /// Keeper of the engine's state on disk; `None` if no state is kept.
+    /// Keeper of the engine's state; `None` if no state is kept.
     pub(super) keeper: Option<Keeper>,
     /// Time since which the engine is out of sight; `None` while it is in sight.
     pub(super) unseen_since: Option<Instant>,
@@ -104,27 +104,38 @@ impl EngineTask {
         }
     }
 
+    /// Returns the keeper of the engine's state; `None` if no state is kept, or another bridge keeps it.
+    fn own_keeper(&mut self) -> Option<&mut Keeper> {
+        let speaks = self.follower.relay().speaks();
+        self.keeper
+            .as_mut()
+            .filter(|keeper| speaks || !keeper.is_shared())
+    }
+
     async fn keep_last(&mut self) -> Result<(), FollowError> {
-        let Some(keeper) = &mut self.keeper else {
+        let changes = self.follower.changes();
+        let Some(keeper) = self.own_keeper() else {
             return Ok(());
         };
-        let changes = self.follower.changes();
-        if let Some(turn) = keeper.last_turn(changes).await {
-            let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+        let Some(turn) = keeper.last_turn(changes).await else {
+            return Ok(());
+        };
+        let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+        if let Some(keeper) = &mut self.keeper {
             keeper.write(turn, changes, kept);
             keeper.wait().await;
         }
         Ok(())
     }
 
-    /// Keeps the known state on disk, if it is time.
+    /// Keeps the known state, if it is time.
     async fn keep_if_due(&mut self) -> Result<(), FollowError> {
-        let Some(keeper) = &mut self.keeper else {
+        let changes = self.follower.changes();
+        let Some(turn) = self.own_keeper().and_then(|keeper| keeper.turn(changes)) else {
             return Ok(());
         };
-        let changes = self.follower.changes();
-        if let Some(turn) = keeper.turn(changes) {
-            let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+        let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+        if let Some(keeper) = &mut self.keeper {
             keeper.write(turn, changes, kept);
         }
         Ok(())

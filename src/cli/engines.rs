@@ -8,7 +8,7 @@ use clap::Args;
 use kvatlas_bridge::{
     AllowedHosts, AnswerPorts, Bridge, BridgeOptions, Discover, DiscoverOptions, EngineDefaults,
     FollowOptions, LeaseOptions, LeaseTimes, PodLabels, RepublishAddress, RepublishOptions, SpecError,
-    StateDirectory, parse_engine, parse_engines_file,
+    StateDirectory, StatePlace, parse_engine, parse_engines_file,
 };
 use kvatlas_config::Secret;
 use kvatlas_core::hash::Scheme;
@@ -74,8 +74,9 @@ pub(super) struct EngineArguments {
     #[arg(long, value_name = "HOSTS", default_value = "")]
     register_hosts: AllowedHosts,
     /// Directory of this bridge alone, in which what it knows of engines is kept, and which are registered: the next one goes on from there.
-    #[arg(long, value_name = "DIRECTORY")]
-    state: Option<PathBuf>,
+    /// Or nats:BUCKET[/NAME], the same in JetStream, for a bridge without a disk. Bridges with one --lease share it, and registrations.
+    #[arg(long, value_name = "PLACE")]
+    state: Option<StatePlace>,
     /// Name that all bridges have which follow the same engines: one of them tells daemons of an engine, and another does when it dies.
     #[arg(long, value_name = "NAME", value_parser = parse_group)]
     lease: Option<String>,
@@ -202,10 +203,9 @@ impl EngineArguments {
         engines: &[GivenEngine],
         register_token: Option<Secret>,
     ) -> Result<Bridge, Failure> {
-        let state = self
-            .state
-            .as_deref()
-            .map(|path| StateDirectory::open(path, STATE_INTERVAL));
+        let group = self.lease.as_deref();
+        let open = |place| StateDirectory::open_place(place, group, &subjects, STATE_INTERVAL);
+        let state = self.state.as_ref().map(open);
         let options = BridgeOptions {
             state: state.transpose().map_err(Failure::usage)?,
             lease: self.lease.clone().map(|group| LeaseOptions {

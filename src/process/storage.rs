@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 mod lock;
@@ -49,6 +49,10 @@ pub trait StorageFile: Write + Send {
 
 /// A file system, as far as a directory of files needs it.
 pub trait Storage: Debug + Send + Sync {
+    /// Opens a file to read it.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+        Ok(Box::new(open_regular(path)?))
+    }
     /// Makes a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
     /// Renames a file. A file that has the new name already is replaced.

@@ -17,6 +17,7 @@ static UNDECODABLE_GATE: LogGate = LogGate::new();
 static CUT_GATE: LogGate = LogGate::new();
 static LOST_GATE: LogGate = LogGate::new();
 static RESTART_GATE: LogGate = LogGate::new();
+static STATE_GATE: LogGate = LogGate::new();
 static REPUBLISH_FULL_GATE: LogGate = LogGate::new();
 static REPUBLISH_CUT_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
@@ -71,6 +72,8 @@ metric_group! {
         discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
         /// Looks for engines that failed, by where they were looked for; those that are known stay.
         discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
+        /// Times that a part of the bridge's state could not be written or removed; it is tried again.
+        state_failures: Counter = "kvatlas_bridge_state_failures_total", Count;
     }
 }
 
@@ -112,6 +115,14 @@ impl BridgeMetrics {
     /// Counts a search for engines that failed.
     pub fn discovery_failed(&self, source: EngineSource) {
         self.discovery_failures.get(source).increment(1);
+    }
+
+    /// Counts a part of the state that could not be written or removed, and logs it.
+    pub fn state_failed(&self, file: &dyn Display, error: &dyn Display) {
+        self.state_failures.increment(1);
+        if let Some(suppressed) = STATE_GATE.admit() {
+            tracing::error!(%file, %error, suppressed, "the bridge's state is not kept");
+        }
     }
 
     /// Counts a payload that could not be decoded, and logs it.
@@ -291,6 +302,7 @@ mod tests {
             bridge.set_servers(7, 2);
             bridge.set_discovered(EngineSource::Dns, 3);
             bridge.discovery_failed(EngineSource::Kubernetes);
+            bridge.state_failed(&"registered", &"no space left");
             let engine = bridge.of_engine("m", "a/0");
             engine.received(7);
             engine.connected();
@@ -318,6 +330,7 @@ mod tests {
             "kvatlas_bridge_servers_troubled 2",
             "kvatlas_bridge_discovered_engines{source=\"dns\"} 3",
             "kvatlas_bridge_discovery_failures_total{source=\"kubernetes\"} 1",
+            "kvatlas_bridge_state_failures_total 1",
             "kvatlas_bridge_batches_total{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_received_bytes_total{namespace=\"m\",engine=\"a/0\"} 7",
             "kvatlas_bridge_connections_total{namespace=\"m\",engine=\"a/0\"} 1",

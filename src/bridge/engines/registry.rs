@@ -8,9 +8,86 @@ use kvatlas_process::registry::{
     RemovedEngines, ServerState,
 };
 
+use kvatlas_telemetry::LogGate;
+
 use super::servers::AskedServer;
 use super::{Bridge, Followed};
 use crate::hosts::host_of;
+use crate::state::{Registration, SharedRegistrations};
+
+static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
+
+impl Bridge {
+    fn register_engine(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
+        self.follow(engine.clone())?;
+        self.keep_registered();
+        if !self.inner.state.lock().given.has(&engine) {
+            self.share(engine, true);
+        }
+        Ok(())
+    }
+
+    /// Returns the registrations that this bridge shares with others; `None` if it shares none.
+    pub(super) fn shared_registrations(&self) -> Option<&SharedRegistrations> {
+        self.inner.options.state.as_ref()?.shared()
+    }
+
+    /// Has the other bridges know what was registered or unregistered here.
+    fn share(&self, engine: GivenEngine, is_registered: bool) {
+        if let Some(shared) = self.shared_registrations() {
+            let registration = Registration {
+                engine,
+                is_registered,
+            };
+            shared.note(registration, &self.inner.metrics);
+        }
+    }
+
+    /// Follows an engine that was registered with another bridge, or ends to follow it. Its host was checked there.
+    pub(super) fn apply(&self, registration: Registration) {
+        let Registration {
+            engine,
+            is_registered,
+        } = registration;
+        if !is_registered {
+            return self.drop_registered(&engine);
+        }
+        let followed = match self.follow(engine.clone()) {
+            // It was registered anew, in another way.
+            Err(RegisterRefusal::Conflict { .. }) => {
+                self.drop_registered(&engine);
+                self.follow(engine.clone())
+            }
+            followed => followed,
+        };
+        if let Err(refusal) = followed
+            && let Some(suppressed) = REFUSED_GATE.admit()
+        {
+            let engine = engine.instance();
+            tracing::warn!(engine, %refusal, suppressed, "an engine that was registered with another bridge is not followed");
+        }
+    }
+
+    /// Ends to follow an engine that was registered. One that a source gives is followed on.
+    fn drop_registered(&self, engine: &GivenEngine) {
+        let mut state = self.inner.state.lock();
+        if state.given.has(engine) {
+            return;
+        }
+        match engine {
+            GivenEngine::Publisher(engine) => {
+                let followed = state.engines.get(&engine.key);
+                if followed.is_some_and(|followed| followed.origin.is_none()) {
+                    state.remove(&engine.key);
+                }
+            }
+            GivenEngine::Server(server) => {
+                state.end_server(&server.key());
+                self.count(&state);
+            }
+        }
+    }
+}
 
 impl EngineRegistry for Bridge {
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
@@ -33,19 +110,16 @@ impl EngineRegistry for Bridge {
     }
 
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
-        self.follow(GivenEngine::Publisher(engine))?;
-        self.keep_registered();
-        Ok(())
+        self.register_engine(GivenEngine::Publisher(engine))
     }
 
     fn register_server(&self, server: NewServer) -> Result<(), RegisterRefusal> {
-        self.follow(GivenEngine::Server(server))?;
-        self.keep_registered();
-        Ok(())
+        self.register_engine(GivenEngine::Server(server))
     }
 
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
         let mut state = self.inner.state.lock();
+        let before = state.registered();
         let mut removed = self.remove_servers(&mut state, is_meant);
         let meant = state.engines.keys().filter(|key| is_meant(key));
         let meant: RemovedEngines = meant.cloned().collect();
@@ -53,8 +127,14 @@ impl EngineRegistry for Bridge {
             state.remove(key);
         }
         removed.extend(meant);
+        let after = state.registered();
         drop(state);
         self.keep_registered();
+        for engine in before {
+            if !after.contains(&engine) {
+                self.share(engine, false);
+            }
+        }
         removed
     }
 

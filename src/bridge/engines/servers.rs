@@ -163,7 +163,7 @@ impl Bridge {
         self.count(&self.inner.state.lock());
     }
 
-    fn count(&self, state: &State) {
+    pub(super) fn count(&self, state: &State) {
         let is_troubled = |asked: &&AskedServer| asked.handle.is_troubled();
         let troubled = state.servers.values().filter(is_troubled).count();
         self.inner.metrics.set_servers(state.servers.len(), troubled);
@@ -184,7 +184,7 @@ impl State {
 
     /// Stops asking a server and following its publishers. Returns the keys of these publishers, or the assumed key of the engine if there
     /// are none.
-    fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
+    pub(super) fn end_server(&mut self, key: &ServerKey) -> RemovedEngines {
         let Some(asked) = self.servers.remove(key) else {
             return RemovedEngines::new();
         };

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use kvatlas_process::storage::{Storage, open_regular};
+use kvatlas_process::storage::Storage;
 
 const MAGIC: &[u8; 8] = b"KVBRIDGE";
 /// Version of the format; raised with each change of it. Must be kept stable.
@@ -104,11 +104,12 @@ pub(super) fn write_file<T: Serialize>(
 
 /// Reads the content of a file; `None` if there is no file.
 pub(super) fn read_file<T: DeserializeOwned>(
+    storage: &dyn Storage,
     path: &Path,
     kind: Kind,
     bytes_max: u64,
 ) -> Result<Option<T>, FileError> {
-    let file = match open_regular(path) {
+    let file = match storage.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };

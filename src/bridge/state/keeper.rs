@@ -8,6 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use kvatlas_client::publish::PublishedHolder;
+use kvatlas_telemetry::BridgeMetrics;
 
 use super::{KeptEngine, StateDirectory};
 
@@ -21,13 +22,13 @@ pub(in super::super) struct WriteTurn {
 }
 
 /// Keeps one engine's file.
-#[derive(Debug)]
 pub(in super::super) struct Keeper {
     directory: StateDirectory,
     holder: PublishedHolder,
     names_max: usize,
-    /// Number of changes that the file written last contains.
-    written: u64,
+    metrics: Arc<BridgeMetrics>,
+    /// Number of changes that the file contains which was written last and with success.
+    written: Arc<AtomicU64>,
     due_at: Instant,
     writing: Option<JoinHandle<()>>,
     /// Time that the last writing took, in microseconds.
@@ -39,13 +40,15 @@ impl Keeper {
         directory: StateDirectory,
         holder: PublishedHolder,
         names_max: usize,
+        metrics: Arc<BridgeMetrics>,
     ) -> Self {
         Self {
             due_at: Instant::now() + directory.inner.interval,
             directory,
             holder,
             names_max,
-            written: 0,
+            metrics,
+            written: Arc::default(),
             writing: None,
             took_us: Arc::default(),
         }
@@ -54,7 +57,7 @@ impl Keeper {
     /// Returns the right to write; `None` unless there is something new by the number of `changes` so far, it is time, and no other file is
     /// being written.
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
-        if changes == self.written || Instant::now() < self.due_at {
+        if self.contains(changes) || Instant::now() < self.due_at {
             return None;
         }
         if self.writing.take_if(|writing| writing.is_finished()).is_some() {
@@ -71,7 +74,7 @@ impl Keeper {
     /// Waits for the right to write the last file; `None` if there is nothing to write.
     pub(in super::super) async fn last_turn(&mut self, changes: u64) -> Option<WriteTurn> {
         self.wait().await;
-        if changes == self.written {
+        if self.contains(changes) {
             return None;
         }
         let permit = Arc::clone(&self.directory.inner.writing).acquire_owned().await;
@@ -80,17 +83,29 @@ impl Keeper {
 
     /// Writes `kept`, which contains this number of `changes`, on a thread that may block.
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
-        self.written = changes;
         let begun = Instant::now();
         self.due_at = begun + self.directory.inner.interval;
         let (directory, holder, names_max) = (self.directory.clone(), self.holder.clone(), self.names_max);
-        let took_us = Arc::clone(&self.took_us);
+        let (took_us, written) = (Arc::clone(&self.took_us), Arc::clone(&self.written));
+        let metrics = Arc::clone(&self.metrics);
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            directory.write_engine(&holder, &kept, names_max);
+            if directory.write_engine(&holder, &kept, names_max, &metrics) {
+                written.store(changes, Ordering::Release);
+            }
             let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
             took_us.store(took, Ordering::Release);
             drop(turn);
         }));
+    }
+
+    /// Tells whether the file contains so many `changes`.
+    fn contains(&self, changes: u64) -> bool {
+        self.written.load(Ordering::Acquire) == changes
+    }
+
+    /// Tells whether bridges share the file. The one that speaks for the engine writes it.
+    pub(in super::super) fn is_shared(&self) -> bool {
+        self.directory.shared().is_some()
     }
 
     /// Waits until nothing is being written.

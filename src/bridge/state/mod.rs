@@ -1,4 +1,4 @@
-//! State that a bridge keeps on disk, so that the next bridge continues where this one has ended, in whatever way it ended.
+//! State that a bridge keeps on disk or in JetStream, so that the next bridge continues where this one has ended, in whatever way it ended.
 //!
 //! | file | content |
 //! |---|---|
@@ -6,13 +6,18 @@
 //! | `registered` | the engines that were registered over HTTP |
 //! | `.lock` | name of the process that uses the directory |
 //!
+//! In JetStream (`bucket`) files of engines are objects, and registrations are keys (`shared`).
+//!
 //! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in doubt, and
 //! asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the same process, and has given
 //! the rest. So no file makes a holder exact. A file that is lost, outdated or of another process costs no more than having none.
 
+mod bucket;
 mod file;
 mod keeper;
+mod place;
 mod registered;
+mod shared;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,18 +28,22 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use kvatlas_client::publish::PublishedHolder;
-use kvatlas_core::wire::Rank;
+use kvatlas_core::wire::{Rank, Subjects};
 use kvatlas_engines::SavedTranslator;
 
 use kvatlas_process::registry::NewEngine;
 use kvatlas_process::storage::{DirectoryLock, Disk, LockError, Storage};
-use kvatlas_telemetry::LogGate;
+use kvatlas_process::{BRIDGE, instance_name};
+use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::continuity::Continuity;
+use bucket::Bucket;
 use file::{Kind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
+pub use place::{PlaceError, StatePlace};
 pub(super) use registered::Registered;
+pub(super) use shared::{Registration, SharedRegistrations};
 
 /// End of the name of an engine's file.
 const ENGINE_SUFFIX: &str = ".engine";
@@ -42,11 +51,12 @@ const ENGINE_SUFFIX: &str = ".engine";
 const TEMPORARY_PREFIX: &str = ".new-";
 /// Age after which an engine's file that was not written again is removed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Name of the set in JetStream, unless it or a lease is named.
+const DEFAULT_SET: &str = "bridge";
 /// Most bytes that a name of a block takes in a file, about.
 const NAME_BYTES_MAX: u64 = 160;
 
 static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
-static FAILED_GATE: LogGate = LogGate::new();
 
 /// Error that makes a directory useless.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +77,9 @@ pub enum StateError {
         /// Name that the other bridge gives itself.
         owner: String,
     },
+    /// The name of the lease cannot be that of a set.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
 }
 
 /// The state that is kept of one engine.
@@ -99,7 +112,7 @@ pub(super) fn cache_of(engine: &NewEngine) -> String {
     format!("{key:?} {format:?} {block_size} {topic:?} {beside:?} {groups:?}")
 }
 
-/// A directory that this process alone uses. Clones share it.
+/// A directory that this process alone uses, or what is in its place in JetStream. Clones share it.
 #[derive(Debug, Clone)]
 pub struct StateDirectory {
     inner: Arc<Inner>,
@@ -113,7 +126,10 @@ struct Inner {
     interval: Duration,
     /// Permit for one writing at a time: a file's table is in memory twice meanwhile.
     writing: Arc<Semaphore>,
-    _lock: DirectoryLock,
+    /// Lock of the directory; `None` in JetStream, which has an owner's name instead.
+    _lock: Option<DirectoryLock>,
+    /// Registrations in JetStream; `None` for a directory.
+    shared: Option<SharedRegistrations>,
 }
 
 impl StateDirectory {
@@ -149,9 +165,49 @@ impl StateDirectory {
                 storage,
                 interval,
                 writing: Arc::new(Semaphore::new(1)),
-                _lock: lock,
+                _lock: Some(lock),
+                shared: None,
             }),
         })
+    }
+
+    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files, and one without a lease has it alone. Nothing is
+    /// asked of JetStream before [`super::Bridge::start`]. Needs the current tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn open_place(
+        place: &StatePlace,
+        group: Option<&str>,
+        subjects: &Subjects,
+        interval: Duration,
+    ) -> Result<Self, StateError> {
+        let (name, set) = match place {
+            StatePlace::Directory(path) => return Self::open(path, interval),
+            StatePlace::Bucket { bucket, set } => (bucket.clone(), set.as_deref()),
+        };
+        let set = place::checked(set.or(group).unwrap_or(DEFAULT_SET))?;
+        let owner = match group {
+            Some(group) => format!("the group of {}", subjects.bridges(group)),
+            None => format!("{} ({:08x})", instance_name(BRIDGE), fastrand::u32(..)),
+        };
+        let bucket = Arc::new(Bucket::new(name, set, owner));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                path: bucket.path(),
+                storage: Arc::clone(&bucket) as Arc<dyn Storage>,
+                interval,
+                writing: Arc::new(Semaphore::new(1)),
+                _lock: None,
+                shared: Some(SharedRegistrations::new(bucket)),
+            }),
+        })
+    }
+
+    /// Returns the registrations that bridges share; `None` if they are in a file of this bridge alone.
+    pub(super) fn shared(&self) -> Option<&SharedRegistrations> {
+        self.inner.shared.as_ref()
     }
 
     /// Returns the state that is kept of an engine whose blocks are translated with `cache`; `None` if there is none. State that is of no
@@ -163,7 +219,8 @@ impl StateDirectory {
         names_max: usize,
     ) -> Option<KeptEngine> {
         let path = self.inner.path.join(engine_file(holder));
-        let kept: KeptEngine = match read_file(&path, Kind::Engine, engine_bytes_max(names_max)) {
+        let (storage, bytes_max) = (self.inner.storage.as_ref(), engine_bytes_max(names_max));
+        let kept: KeptEngine = match read_file(storage, &path, Kind::Engine, bytes_max) {
             Ok(kept) => kept?,
             Err(error) => {
                 refused(&path, &error);
@@ -182,29 +239,47 @@ impl StateDirectory {
         refused(&self.inner.path.join(engine_file(holder)), error);
     }
 
-    fn write_engine(&self, holder: &PublishedHolder, kept: &KeptEngine, names_max: usize) {
+    /// Writes the file of an engine. Returns whether that succeeded.
+    fn write_engine(
+        &self,
+        holder: &PublishedHolder,
+        kept: &KeptEngine,
+        names_max: usize,
+        metrics: &BridgeMetrics,
+    ) -> bool {
         let bytes_max = engine_bytes_max(names_max);
-        self.write(&engine_file(holder), Kind::Engine, kept, bytes_max);
+        self.write(&engine_file(holder), Kind::Engine, kept, bytes_max, metrics)
     }
 
-    /// Removes the file of an engine that is no longer followed.
-    pub(super) fn forget_engine(&self, holder: &PublishedHolder) {
+    /// Removes the file of an engine that is no longer followed. Blocks.
+    pub(super) fn forget_engine(&self, holder: &PublishedHolder, metrics: &BridgeMetrics) {
         let path = self.inner.path.join(engine_file(holder));
         match self.inner.storage.remove(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => failed(&path, &error),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                metrics.state_failed(&path.display(), &error);
+            }
             _ => {}
         }
     }
 
-    fn write<T: Serialize>(&self, name: &str, kind: Kind, value: &T, bytes_max: u64) {
+    fn write<T: Serialize>(
+        &self,
+        name: &str,
+        kind: Kind,
+        value: &T,
+        bytes_max: u64,
+        metrics: &BridgeMetrics,
+    ) -> bool {
         let path = self.inner.path.join(name);
         let temporary = self.inner.path.join(format!("{TEMPORARY_PREFIX}{name}"));
         let storage = self.inner.storage.as_ref();
-        if let Err(error) = write_file(storage, &temporary, &path, kind, value, bytes_max) {
+        let written = write_file(storage, &temporary, &path, kind, value, bytes_max);
+        if let Err(error) = &written {
             // The file before stays.
             let _ = storage.remove(&temporary);
-            failed(&path, &error);
+            metrics.state_failed(&path.display(), error);
         }
+        written.is_ok()
     }
 }
 
@@ -240,13 +315,6 @@ fn refused(path: &Path, error: &dyn std::fmt::Display) {
     if let Some(suppressed) = REFUSED_GATE.admit() {
         let file = path.display();
         tracing::warn!(%file, %error, suppressed, "what was kept is of no use: begun without it");
-    }
-}
-
-fn failed(path: &Path, error: &dyn std::fmt::Display) {
-    if let Some(suppressed) = FAILED_GATE.admit() {
-        let file = path.display();
-        tracing::error!(%file, %error, suppressed, "the bridge's state is not kept");
     }
 }
 

@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 
 use kvatlas_process::registry::GivenEngine;
+use kvatlas_telemetry::BridgeMetrics;
 
 use super::file::{Kind, read_file};
 use super::{StateDirectory, refused};
@@ -23,7 +24,8 @@ impl Registered {
     /// Returns the list in `directory`, and its keeper. The list is empty if the file is missing or of no use.
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
-        let kept = read_file(&path, Kind::Registered, BYTES_MAX);
+        let storage = directory.inner.storage.as_ref();
+        let kept = read_file(storage, &path, Kind::Registered, BYTES_MAX);
         let engines: Vec<GivenEngine> = kept
             .inspect_err(|error| refused(&path, error))
             .ok()
@@ -34,12 +36,16 @@ impl Registered {
     }
 
     /// Writes the list that `current` gives, if it has changed. A client that is told that its engine is registered can rely on the file.
-    pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>) {
+    pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();
         let engines = current();
-        if *written != engines {
-            self.directory.write(NAME, Kind::Registered, &engines, BYTES_MAX);
+        let is_new = *written != engines;
+        if is_new
+            && self
+                .directory
+                .write(NAME, Kind::Registered, &engines, BYTES_MAX, metrics)
+        {
             *written = engines;
         }
     }

@@ -45,6 +45,15 @@ fn kept(cache: &str) -> KeptEngine {
     }
 }
 
+fn write(directory: &StateDirectory, kept: &KeptEngine) -> bool {
+    directory.write_engine(&holder(), kept, 10, &BridgeMetrics::new())
+}
+
+fn keeper_of(directory: &StateDirectory, rank: Rank) -> Keeper {
+    let holder = PublishedHolder { rank, ..holder() };
+    Keeper::new(directory.clone(), holder, 10, Arc::new(BridgeMetrics::new()))
+}
+
 fn open(path: &Path) -> StateDirectory {
     StateDirectory::open(path, INTERVAL).unwrap()
 }
@@ -54,7 +63,7 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(&folder.path().join("made"));
     assert!(directory.engine(&holder(), "cache", 10).is_none());
-    directory.write_engine(&holder(), &kept("cache"), 10);
+    write(&directory, &kept("cache"));
     let read = directory.engine(&holder(), "cache", 10).unwrap();
     assert_eq!(
         (read.epoch, read.rank, read.topic),
@@ -64,8 +73,8 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     assert!(directory.engine(&holder(), "other", 10).is_none());
     let other = PublishedHolder { rank: 0, ..holder() };
     assert!(directory.engine(&other, "cache", 10).is_none());
-    directory.forget_engine(&holder());
-    directory.forget_engine(&holder());
+    directory.forget_engine(&holder(), &BridgeMetrics::new());
+    directory.forget_engine(&holder(), &BridgeMetrics::new());
     assert!(directory.engine(&holder(), "cache", 10).is_none());
 }
 
@@ -87,13 +96,13 @@ fn an_engine_elsewhere_may_be_the_same_and_one_with_other_blocks_is_not() {
 fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
-    directory.write_engine(&holder(), &kept("cache"), 10);
+    write(&directory, &kept("cache"));
     let path = folder.path().join(engine_file(&holder()));
     let whole = std::fs::read(&path).unwrap();
     let words = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         assert!(directory.engine(&holder(), "cache", 10).is_none());
-        let read = read_file::<KeptEngine>(&path, Kind::Engine, 1 << 20);
+        let read = read_file::<KeptEngine>(&Disk, &path, Kind::Engine, 1 << 20);
         read.map(|_| String::new())
             .unwrap_or_else(|error| error.to_string())
     };
@@ -114,7 +123,14 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     );
     assert!(words(&vec![0; (1 << 20) + 1]).starts_with("it has more than"));
     // One of another kind in its place.
-    directory.write("registered", Kind::Registered, &Vec::<NewEngine>::new(), 1 << 20);
+    let none = Vec::<NewEngine>::new();
+    directory.write(
+        "registered",
+        Kind::Registered,
+        &none,
+        1 << 20,
+        &BridgeMetrics::new(),
+    );
     let registered = std::fs::read(folder.path().join("registered")).unwrap();
     assert_eq!(words(&registered), "it is no file of a bridge's state");
     std::fs::remove_file(&path).unwrap();
@@ -126,12 +142,12 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
 fn a_file_that_cannot_be_written_leaves_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
-    directory.write_engine(&holder(), &kept("cache"), 10);
+    write(&directory, &kept("cache"));
     let large = KeptEngine {
         topic: Some(vec![200; 2 << 20]),
         ..kept("cache")
     };
-    directory.write_engine(&holder(), &large, 10);
+    write(&directory, &large);
     assert!(directory.engine(&holder(), "cache", 10).is_some());
     let left = |entry: std::io::Result<std::fs::DirEntry>| {
         entry
@@ -152,7 +168,7 @@ fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
         taken.to_string().contains("in use by the bridge of process"),
         "{taken}"
     );
-    directory.write_engine(&holder(), &kept("cache"), 10);
+    write(&directory, &kept("cache"));
     drop(directory);
     let file = |name: &str| folder.path().join(name);
     std::fs::write(file(".new-x.engine"), b"x").unwrap();
@@ -171,19 +187,20 @@ fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
 fn registered_engines_are_written_when_they_change() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());
+    let metrics = BridgeMetrics::new();
     let (none, registered) = Registered::open(directory.clone());
     assert!(none.is_empty());
     let engines = vec![
         given("gpu-0=tcp://a:1,replay=tcp://a:2,groups=full/window:9,adapters=1:x"),
         given("gpu-1=http://a:1,groups=full,adapters=1:x,scheme=llm-d-xxh64:7,address=a:2,label=x:y"),
     ];
-    registered.keep(|| engines.clone());
+    registered.keep(|| engines.clone(), &metrics);
     let path = folder.path().join("registered");
     std::fs::remove_file(&path).unwrap();
-    registered.keep(|| engines.clone());
+    registered.keep(|| engines.clone(), &metrics);
     assert!(!path.exists(), "nothing has changed");
-    registered.keep(Vec::new);
-    registered.keep(|| engines.clone());
+    registered.keep(Vec::new, &metrics);
+    registered.keep(|| engines.clone(), &metrics);
     let (again, _) = Registered::open(directory.clone());
     assert_eq!(again, engines);
     std::fs::write(&path, b"KVBRIDGE").unwrap();
@@ -194,17 +211,33 @@ fn registered_engines_are_written_when_they_change() {
 async fn a_file_is_written_when_it_is_time_and_something_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let directory = StateDirectory::open(folder.path(), Duration::ZERO).unwrap();
-    let mut keeper = Keeper::new(directory.clone(), holder(), 10);
+    let mut keeper = keeper_of(&directory, 3);
     assert!(keeper.turn(0).is_none(), "nothing has changed");
     let turn = keeper.turn(1).unwrap();
-    let mut other = Keeper::new(directory.clone(), PublishedHolder { rank: 0, ..holder() }, 10);
+    let mut other = keeper_of(&directory, 0);
     assert!(other.turn(1).is_none(), "another one is being written");
     keeper.write(turn, 1, kept("cache"));
     assert!(keeper.last_turn(1).await.is_none(), "it has been written");
     assert!(directory.engine(&holder(), "cache", 10).is_some());
     assert!(other.last_turn(1).await.is_some());
     let slow = StateDirectory::open(&folder.path().join("slow"), Duration::from_secs(3600)).unwrap();
-    let mut keeper = Keeper::new(slow, holder(), 10);
+    let mut keeper = keeper_of(&slow, 3);
     assert!(keeper.turn(1).is_none(), "it is not time");
     assert!(keeper.last_turn(1).await.is_some());
+}
+
+#[tokio::test]
+async fn a_file_that_was_not_written_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gone");
+    let directory = StateDirectory::open(&path, Duration::ZERO).unwrap();
+    let mut keeper = keeper_of(&directory, 3);
+    std::fs::remove_dir_all(&path).unwrap();
+    let turn = keeper.turn(1).unwrap();
+    keeper.write(turn, 1, kept("cache"));
+    let turn = keeper.last_turn(1).await.expect("it was not written");
+    std::fs::create_dir(&path).unwrap();
+    keeper.write(turn, 1, kept("cache"));
+    assert!(keeper.last_turn(1).await.is_none());
+    assert!(directory.engine(&holder(), "cache", 10).is_some());
 }

@@ -86,7 +86,7 @@ async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
 }
 
 /// A bridge of its own process.
-fn bridge(site: &Site, publishers: &Publishers, more: &[&str]) -> Process {
+pub fn bridge(site: &Site, publishers: &Publishers, more: &[&str]) -> Process {
     let engine = format!("--engine={}", publishers.flag(0, "gpu-0"));
     let mut arguments = vec!["--model", "m", "--block-size", "4", engine.as_str()];
     arguments.extend_from_slice(more);
@@ -117,47 +117,49 @@ fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
     }
 }
 
+/// Has a bridge with this `state` end by `signal` once its state `is_kept`, and the next one go on from there.
+pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept: impl AsyncFn() -> bool) {
+    let Some(python) = python() else { return };
+    let spec = Spec {
+        buffer: 90,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let known = publish_more_than_is_kept(&mut publishers, 90);
+    let first = bridge(site, &publishers, &[state]);
+    site.settles("gpu-0", known, &[]).await;
+    eventually("its state is kept", async || is_kept().await.then_some(())).await;
+    let asking = Asking::start(site, 10, 10);
+    // The replay socket does not reach back to the start any more, and the file is older than what was published.
+    publish_others(&mut publishers, 4, 60);
+    site.settles("gpu-0", known + 60, &[]).await;
+    asking.expect(2, ANY);
+    publishers.publish(0, &json!([removed(2, 5, 5)]));
+    site.settles("gpu-0", known + 55, &[]).await;
+    asking.expect(2, 5);
+    first.signal(signal);
+    drop(first);
+    publishers.publish(0, &json!([stored(5, 0, 3)]));
+    let second = bridge(site, &publishers, &[state]);
+    site.settles("gpu-0", known + 58, &[]).await;
+    assert_eq!(site.depth(1, "gpu-0").await, 10);
+    assert_eq!(site.depth(2, "gpu-0").await, 5);
+    asking.expect(2, ANY);
+    publishers.publish(0, &json!([stored(2, 5, 2)]));
+    site.settles("gpu-0", known + 60, &[]).await;
+    asking.expect(2, 7);
+    assert!(asking.end().await > 0);
+    drop(second);
+}
+
 /// Of a bridge that is stopped or killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_bridge_knows_what_the_one_before_did() {
-    let Some(python) = python() else { return };
     for signal in [Signal::TERM, Signal::KILL] {
         let folder = tempfile::tempdir().unwrap();
-        let state = state_of(folder.path());
         let site = Site::new(&[]).await;
-        let spec = Spec {
-            buffer: 90,
-            ..Spec::default()
-        };
-        let mut publishers = Publishers::start(&python, &[spec]);
-        let known = publish_more_than_is_kept(&mut publishers, 90);
-        let first = bridge(&site, &publishers, &[&state]);
-        site.settles("gpu-0", known, &[]).await;
-        eventually("its state is kept", async || {
-            engine_file(folder.path()).exists().then_some(())
-        })
-        .await;
-        let asking = Asking::start(&site, 10, 10);
-        // The replay socket does not reach back to the start any more, and the file is older than what was published.
-        publish_others(&mut publishers, 4, 60);
-        site.settles("gpu-0", known + 60, &[]).await;
-        asking.expect(2, ANY);
-        publishers.publish(0, &json!([removed(2, 5, 5)]));
-        site.settles("gpu-0", known + 55, &[]).await;
-        asking.expect(2, 5);
-        first.signal(signal);
-        drop(first);
-        publishers.publish(0, &json!([stored(5, 0, 3)]));
-        let second = bridge(&site, &publishers, &[&state]);
-        site.settles("gpu-0", known + 58, &[]).await;
-        assert_eq!(site.depth(1, "gpu-0").await, 10);
-        assert_eq!(site.depth(2, "gpu-0").await, 5);
-        asking.expect(2, ANY);
-        publishers.publish(0, &json!([stored(2, 5, 2)]));
-        site.settles("gpu-0", known + 60, &[]).await;
-        asking.expect(2, 7);
-        assert!(asking.end().await > 0);
-        drop(second);
+        let is_kept = async || engine_file(folder.path()).exists();
+        ends_and_goes_on(&site, signal, &state_of(folder.path()), is_kept).await;
     }
 }
 

@@ -4,6 +4,7 @@ mod discovery;
 mod forms;
 mod frames;
 mod front_ends;
+mod kept;
 mod lasting;
 mod life;
 mod pods;
@@ -70,7 +71,10 @@ fn namespace() -> NamespaceName {
 
 impl Site {
     async fn new(settings: &[(&str, &str)]) -> Self {
-        let broker = broker().await;
+        Self::at(broker().await, settings).await
+    }
+
+    async fn at(broker: EmbeddedBroker, settings: &[(&str, &str)]) -> Self {
         let mut all = vec![("namespace_defaults.block_size", "4")];
         all.extend_from_slice(settings);
         let daemon = daemon(broker.url(), &all).await;

@@ -93,6 +93,11 @@ pub async fn broker_on_store(binary: &Path, store: &Path) -> EmbeddedBroker {
     start(binary, store, lasting_port()).await
 }
 
+/// A broker on `port`, to come back where another one was, with a store that stays when it is dropped.
+pub async fn broker_on_port(binary: &Path, store: &Path, port: u16) -> EmbeddedBroker {
+    start(binary, store, port).await
+}
+
 async fn start(binary: &Path, store: &Path, port: u16) -> EmbeddedBroker {
     let options = BrokerOptions {
         port: Some(port),

@@ -385,7 +385,7 @@ priorityClassName: {{ . }}
 - {{ printf "--tenant=%s" . | quote }}
 {{- end }}
 {{- if .Values.bridge.state.enabled }}
-- --state=/var/lib/kvatlas/state
+- --state={{ with .Values.bridge.state.bucket }}nats:{{ . }}/{{ include "kvatlas.fullname" $ }}{{ else }}/var/lib/kvatlas/state{{ end }}
 {{- end }}
 {{- if gt (int .Values.bridge.replicas) 1 }}
 - --lease={{ include "kvatlas.fullname" . }}

@@ -1,0 +1,345 @@
+//! Files of a bridge's state as objects of JetStream, for bridges without a disk.
+//!
+//! | place | content |
+//! |---|---|
+//! | object `SET/NAMESPACE.WORKER.RANK.engine` | the file of this name |
+//! | key `SET.owner` | the bridge, or the group of bridges, that has the set |
+//! | key `SET.registered.DIGEST` | an engine that was registered or unregistered over HTTP; see `shared` |
+//!
+//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Of other bridges the one that has opened the
+//! set last has it: each write of another one is refused (fenced). A file that passes that check late does no harm, as no file makes a
+//! holder exact.
+//!
+//! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_nats::jetstream::Context;
+use async_nats::jetstream::kv::{self, Store};
+use async_nats::jetstream::object_store::{self, DeleteErrorKind, GetErrorKind, Object, ObjectStore};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::io::AsyncReadExt;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use kvatlas_process::storage::{Storage, StorageFile, shown};
+
+use super::FORGOTTEN_AFTER;
+
+/// Time from the start for which reading waits until the buckets are there.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time for one answer of JetStream.
+pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest time for writing one file.
+const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+/// Most bytes of the objects, in a bucket that a bridge has made.
+const OBJECTS_BYTES_MAX: i64 = 1 << 30;
+/// Most bytes of the keys, in a bucket that a bridge has made.
+const KEYS_BYTES_MAX: i64 = 16 << 20;
+/// Most bytes of one value.
+const VALUE_BYTES_MAX: i32 = 256 << 10;
+const DESCRIPTION: &str = "state of kvatlas bridges";
+
+/// The two buckets, once they are open.
+#[derive(Clone)]
+pub(super) struct Stores {
+    objects: ObjectStore,
+    pub(super) keys: Store,
+}
+
+/// A set of files in JetStream.
+pub(super) struct Bucket {
+    name: String,
+    set: String,
+    /// Name of the bridge or of the group of bridges that has the set.
+    owner: String,
+    runtime: Handle,
+    stores: watch::Sender<Option<Stores>>,
+    /// Time at which reading no longer waits for the buckets.
+    due_at: OnceLock<Instant>,
+    /// Time at which the last writing failed; `None` if none has.
+    failed_at: Mutex<Option<Instant>>,
+    /// Files that are being written, by their paths.
+    drafts: Mutex<BTreeMap<PathBuf, Draft>>,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "nats:{}/{}", self.name, self.set)
+    }
+}
+
+impl Bucket {
+    /// Makes the set `set` of the bucket `name` for `owner`. Asks JetStream nothing yet. Its blocking calls need the current runtime.
+    pub(super) fn new(name: String, set: String, owner: String) -> Self {
+        Self {
+            name,
+            set,
+            owner,
+            runtime: Handle::current(),
+            stores: watch::Sender::new(None),
+            due_at: OnceLock::new(),
+            failed_at: Mutex::default(),
+            drafts: Mutex::default(),
+        }
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        format!("{self:?}").into()
+    }
+
+    /// Returns the prefix of the set's keys.
+    pub(super) fn prefix(&self) -> String {
+        format!("{}.", self.set)
+    }
+
+    pub(super) fn owner_key(&self) -> String {
+        format!("{}.owner", self.set)
+    }
+
+    /// Opens the buckets, and makes those that are missing. The first call takes the set from whoever has it.
+    pub(super) async fn open(&self, jetstream: &Context) -> io::Result<Stores> {
+        let name = &self.name;
+        let objects = match jetstream.get_object_store(name).await {
+            Ok(objects) => objects,
+            Err(_) => {
+                let config = object_store::Config {
+                    bucket: name.clone(),
+                    description: Some(DESCRIPTION.to_owned()),
+                    max_age: FORGOTTEN_AFTER,
+                    max_bytes: OBJECTS_BYTES_MAX,
+                    ..object_store::Config::default()
+                };
+                let made = jetstream.create_object_store(config).await;
+                made.map_err(io::Error::other)?
+            }
+        };
+        let keys = match jetstream.get_key_value(name).await {
+            Ok(keys) => keys,
+            Err(_) => {
+                let config = kv::Config {
+                    bucket: name.clone(),
+                    description: DESCRIPTION.to_owned(),
+                    max_value_size: VALUE_BYTES_MAX,
+                    max_bytes: KEYS_BYTES_MAX,
+                    ..kv::Config::default()
+                };
+                let made = jetstream.create_key_value(config).await;
+                made.map_err(io::Error::other)?
+            }
+        };
+        let stores = Stores { objects, keys };
+        // Later calls leave the set to whoever has taken it meanwhile.
+        let is_first = self.stores.borrow().is_none();
+        if is_first {
+            self.own(&stores.keys).await?;
+        }
+        self.stores.send_replace(Some(stores.clone()));
+        Ok(stores)
+    }
+
+    async fn own(&self, keys: &Store) -> io::Result<()> {
+        let owner = self.owner.clone().into();
+        let written = keys.put(self.owner_key(), owner).await;
+        written.map(drop).map_err(io::Error::other)
+    }
+
+    /// Tells whether this is the name of the bridge or the group itself.
+    pub(super) fn is_own(&self, owner: &[u8]) -> bool {
+        owner == self.owner.as_bytes()
+    }
+
+    /// Returns the error of whoever no longer has the set.
+    pub(super) fn fenced(&self, owner: &[u8]) -> io::Error {
+        let owner = shown(&String::from_utf8_lossy(owner));
+        io::Error::other(format!(
+            "{owner} has it now; give each bridge or lease a set of its own (--state nats:BUCKET/NAME)"
+        ))
+    }
+
+    /// Returns the name of another owner that has the set; `None` if it is this one's.
+    pub(super) async fn other_owner(&self, keys: &Store) -> io::Result<Option<Bytes>> {
+        let owner = keys.get(self.owner_key()).await.map_err(io::Error::other)?;
+        if owner.is_none() {
+            // Somebody has emptied or removed the bucket.
+            self.own(keys).await?;
+        }
+        Ok(owner.filter(|owner| !self.is_own(owner)))
+    }
+
+    async fn check_owner(&self, keys: &Store) -> io::Result<()> {
+        match self.other_owner(keys).await? {
+            Some(owner) => Err(self.fenced(&owner)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the buckets for reading, as soon as they are open.
+    fn awaited(&self) -> io::Result<Stores> {
+        let due_at = *self.due_at.get_or_init(|| Instant::now() + OPEN_PATIENCE);
+        let mut stores = self.stores.subscribe();
+        let opened = self
+            .runtime
+            .block_on(async { timeout_at(due_at, stores.wait_for(Option::is_some)).await.is_ok() });
+        match opened {
+            true => self.opened(),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("JetStream has not opened the bucket within {OPEN_PATIENCE:?}"),
+            )),
+        }
+    }
+
+    /// Returns the buckets; an error while they are not open.
+    fn opened(&self) -> io::Result<Stores> {
+        self.stores.borrow().clone().ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotConnected,
+                "JetStream has not opened the bucket yet",
+            )
+        })
+    }
+
+    /// Runs a request that must be answered within `patience`.
+    fn block_on<T>(&self, patience: Duration, request: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let answered = self.runtime.block_on(async { timeout(patience, request).await });
+        answered.map_err(|_| not_in_time(patience))?
+    }
+
+    /// Returns the name of the object of a file.
+    fn object(&self, path: &Path) -> String {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        format!("{}/{file}", self.set)
+    }
+}
+
+fn not_in_time(patience: Duration) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("JetStream has not answered within {patience:?}"),
+    )
+}
+
+impl Storage for Bucket {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+        let (stores, name) = (self.awaited()?, self.object(path));
+        let found = self.block_on(ANSWER_PATIENCE, async {
+            stores
+                .objects
+                .get(name)
+                .await
+                .map_err(|error| match error.kind() {
+                    GetErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, error),
+                    _ => io::Error::other(error),
+                })
+        });
+        Ok(Box::new(ObjectReader {
+            object: found?,
+            runtime: self.runtime.clone(),
+        }))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        // Nothing is collected in vain, and a bridge that ends does not wait for each file.
+        self.opened()?;
+        if self
+            .failed_at
+            .lock()
+            .is_some_and(|at| at.elapsed() < ANSWER_PATIENCE)
+        {
+            return Err(io::Error::other("JetStream has just failed"));
+        }
+        let draft = Draft::default();
+        self.drafts.lock().insert(path.to_owned(), draft.clone());
+        Ok(Box::new(draft))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let draft = self.drafts.lock().remove(from).ok_or(io::ErrorKind::NotFound)?;
+        let bytes = std::mem::take(&mut *draft.0.lock());
+        let (stores, name) = (self.opened()?, self.object(to));
+        let written = self.block_on(WRITE_PATIENCE, async {
+            self.check_owner(&stores.keys).await?;
+            let written = stores.objects.put(name.as_str(), &mut bytes.as_slice()).await;
+            written.map(drop).map_err(io::Error::other)
+        });
+        *self.failed_at.lock() = written.is_err().then(Instant::now);
+        written
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if self.drafts.lock().remove(path).is_some() {
+            return Ok(());
+        }
+        let (stores, name) = (self.opened()?, self.object(path));
+        self.block_on(ANSWER_PATIENCE * 2, async {
+            self.check_owner(&stores.keys).await?;
+            stores
+                .objects
+                .delete(name)
+                .await
+                .map_err(|error| match error.kind() {
+                    DeleteErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, error),
+                    _ => io::Error::other(error),
+                })
+        })
+    }
+
+    /// Returns nothing: there are no files that a crash has left, and JetStream removes old objects itself.
+    fn list(&self, _directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Ok(Vec::new())
+    }
+
+    fn create_directory(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_directory(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that is being written: collected here, and sent as a whole by its renaming.
+#[derive(Debug, Clone, Default)]
+struct Draft(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Draft {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl StorageFile for Draft {
+    fn sync(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An object that is being read. The client compares its digest at the end.
+struct ObjectReader {
+    object: Object,
+    runtime: Handle,
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let object = &mut self.object;
+        // The client waits for ever for a piece that is gone.
+        let read = self
+            .runtime
+            .block_on(async { timeout(ANSWER_PATIENCE, object.read(buffer)).await });
+        read.map_err(|_| not_in_time(ANSWER_PATIENCE))?
+    }
+}

@@ -1,0 +1,250 @@
+//! Registrations over HTTP that bridges share: each is a key of JetStream. Every bridge of the set watches the keys, and so follows what was
+//! registered with another one.
+//!
+//! A registration has reached JetStream a moment after the client's answer. While JetStream is away, registrations wait, and are written
+//! when it is back. An engine that was unregistered keeps its key for [`FORGOTTEN_AFTER`], so that a bridge which was away learns of it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_nats::Client;
+use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, Store};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use xxhash_rust::xxh3::xxh3_128;
+
+use kvatlas_process::registry::GivenEngine;
+use kvatlas_telemetry::{BridgeMetrics, LogGate};
+
+use super::FORGOTTEN_AFTER;
+use super::bucket::{ANSWER_PATIENCE, Bucket};
+
+/// Pause before the buckets are opened again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Most registrations that wait to be written.
+const NOTED_MAX: usize = 4096;
+/// Part of a key that says that it is of a registration.
+const REGISTERED: &str = "registered.";
+
+static AWAY_GATE: LogGate = LogGate::new();
+static UNREADABLE_GATE: LogGate = LogGate::new();
+
+/// An engine that was registered or unregistered over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Registration {
+    pub(in super::super) engine: GivenEngine,
+    pub(in super::super) is_registered: bool,
+}
+
+/// The registrations of a set. Clones share them.
+#[derive(Debug, Clone)]
+pub(in super::super) struct SharedRegistrations {
+    bucket: Arc<Bucket>,
+    /// Registrations that are not written yet, by their keys.
+    noted: Arc<Mutex<BTreeMap<String, Registration>>>,
+    news: Arc<Notify>,
+}
+
+impl SharedRegistrations {
+    pub(super) fn new(bucket: Arc<Bucket>) -> Self {
+        Self {
+            bucket,
+            noted: Arc::default(),
+            news: Arc::default(),
+        }
+    }
+
+    /// Notes a registration of this bridge, to be written.
+    pub(in super::super) fn note(&self, registration: Registration, metrics: &BridgeMetrics) {
+        let key = self.key(&registration.engine);
+        let mut noted = self.noted.lock();
+        if noted.len() >= NOTED_MAX && !noted.contains_key(&key) {
+            metrics.state_failed(&key, &"too many registrations wait to be written");
+            return;
+        }
+        noted.insert(key, registration);
+        drop(noted);
+        self.news.notify_one();
+    }
+
+    /// Opens the set, writes what is noted and the `registered` engines that it lacks, and tells `apply` the registrations of all bridges.
+    /// Returns when another owner has the set.
+    pub(in super::super) async fn run(
+        self,
+        nats: Client,
+        metrics: Arc<BridgeMetrics>,
+        registered: impl Fn() -> Vec<GivenEngine>,
+        apply: impl Fn(Registration),
+    ) {
+        let mut jetstream = async_nats::jetstream::new(nats);
+        jetstream.set_timeout(ANSWER_PATIENCE);
+        loop {
+            let exchanged = match self.bucket.open(&jetstream).await {
+                Ok(stores) => {
+                    tracing::info!(state = ?self.bucket, "the bridge's state is kept in JetStream");
+                    let engines = registered();
+                    Box::pin(self.exchange(&stores.keys, engines, &metrics, &apply)).await
+                }
+                Err(error) => Err(error),
+            };
+            match exchanged {
+                Ok(owner) => {
+                    let error = self.bucket.fenced(&owner);
+                    return metrics.state_failed(&format_args!("{:?}", self.bucket), &error);
+                }
+                Err(error) => {
+                    if let Some(suppressed) = AWAY_GATE.admit() {
+                        let state = &self.bucket;
+                        tracing::warn!(?state, %error, suppressed, "the bridge's state in JetStream is out of reach; tried again");
+                    }
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Exchanges registrations until an error, or until another owner has the set, whose name it returns.
+    async fn exchange(
+        &self,
+        keys: &Store,
+        engines: Vec<GivenEngine>,
+        metrics: &BridgeMetrics,
+        apply: &impl Fn(Registration),
+    ) -> io::Result<Bytes> {
+        if let Some(owner) = self.bucket.other_owner(keys).await? {
+            return Ok(owner);
+        }
+        self.restore(keys, engines).await?;
+        let all = format!("{}>", self.bucket.prefix());
+        let mut watch = keys.watch_with_history(all).await.map_err(io::Error::other)?;
+        let ended = || io::Error::other("the watch of its keys has ended");
+        // Own writes that have not come back yet: what comes before them is outdated.
+        let mut written = BTreeMap::new();
+        loop {
+            tokio::select! {
+                entry = watch.next() => {
+                    let entry = entry.ok_or_else(ended)?.map_err(io::Error::other)?;
+                    if entry.key == self.bucket.owner_key() {
+                        // Whoever empties the bucket leaves it to whom it belongs.
+                        if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
+                            return Ok(entry.value);
+                        }
+                    } else if !self.is_outdated(&entry, &mut written) {
+                        self.heard(keys, &entry, apply).await?;
+                    }
+                }
+                () = self.news.notified() => {}
+            }
+            self.write_noted(keys, metrics, &mut written).await?;
+        }
+    }
+
+    /// Writes the registrations of `engines` that are not there, because JetStream has lost them.
+    async fn restore(&self, keys: &Store, engines: Vec<GivenEngine>) -> io::Result<()> {
+        for engine in engines {
+            let key = self.key(&engine);
+            let registration = Registration {
+                engine,
+                is_registered: true,
+            };
+            match keys.create(key, encoded(&registration)?).await {
+                Ok(_) => {}
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells whether an entry is older than what this bridge has written, or is about to write.
+    fn is_outdated(&self, entry: &Entry, written: &mut BTreeMap<String, u64>) -> bool {
+        if self.noted.lock().contains_key(&entry.key) {
+            return true;
+        }
+        let is_outdated = written.get(&entry.key).is_some_and(|own| entry.revision < *own);
+        if !is_outdated {
+            written.remove(&entry.key);
+        }
+        is_outdated
+    }
+
+    /// Takes over what a bridge has written.
+    async fn heard(&self, keys: &Store, entry: &Entry, apply: &impl Fn(Registration)) -> io::Result<()> {
+        if entry.operation != Operation::Put {
+            return Ok(());
+        }
+        let registration: Registration = match rmp_serde::from_slice(&entry.value) {
+            Ok(registration) => registration,
+            Err(error) => {
+                if let Some(suppressed) = UNREADABLE_GATE.admit() {
+                    let key = kvatlas_process::storage::shown(&entry.key);
+                    tracing::warn!(key, %error, suppressed, "a registration in JetStream cannot be read");
+                }
+                return Ok(());
+            }
+        };
+        let age = SystemTime::now().duration_since(SystemTime::from(entry.created));
+        if !registration.is_registered && age.unwrap_or_default() > FORGOTTEN_AFTER {
+            let subject = format!("{}{}", keys.prefix, entry.key);
+            let purge = keys.stream.purge().filter(subject);
+            // What is written meanwhile stays.
+            let purged = purge.sequence(entry.revision.saturating_add(1)).await;
+            purged.map_err(io::Error::other)?;
+        }
+        apply(registration);
+        Ok(())
+    }
+
+    /// Writes the registrations that are noted.
+    async fn write_noted(
+        &self,
+        keys: &Store,
+        metrics: &BridgeMetrics,
+        written: &mut BTreeMap<String, u64>,
+    ) -> io::Result<()> {
+        loop {
+            let next = self.noted.lock().first_key_value().map(own_entry);
+            let Some((key, registration)) = next else {
+                return Ok(());
+            };
+            match keys.put(&key, encoded(&registration)?).await {
+                Ok(revision) => {
+                    let mut noted = self.noted.lock();
+                    if noted.get(&key) == Some(&registration) {
+                        noted.remove(&key);
+                    }
+                    drop(noted);
+                    written.insert(key, revision);
+                }
+                Err(error) => {
+                    metrics.state_failed(&key, &error);
+                    return Err(io::Error::other(error));
+                }
+            }
+        }
+    }
+
+    /// Returns the key of an engine: its name, as a digest that every key can have in it.
+    fn key(&self, engine: &GivenEngine) -> String {
+        let name = match engine {
+            GivenEngine::Publisher(engine) => engine.key.to_string(),
+            GivenEngine::Server(server) => format!("server {} of {}", server.instance, server.key().cache()),
+        };
+        let digest = xxh3_128(name.as_bytes());
+        format!("{}{REGISTERED}{digest:032x}", self.bucket.prefix())
+    }
+}
+
+fn encoded(registration: &Registration) -> io::Result<Bytes> {
+    let encoded = rmp_serde::to_vec(registration);
+    encoded.map(Bytes::from).map_err(io::Error::other)
+}
+
+fn own_entry((key, registration): (&String, &Registration)) -> (String, Registration) {
+    (key.clone(), registration.clone())
+}

@@ -1,0 +1,188 @@
+//! The state of a bridge in JetStream: it dies and goes on as with a directory, and bridges know each other's registrations.
+
+use async_nats::jetstream;
+use futures_util::TryStreamExt;
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::lasting::{bridge, ends_and_goes_on};
+use super::python::{Publishers, Spec, python};
+use super::{Site, stored};
+use crate::support::http::HttpClient;
+use crate::support::jetstream::{broker_on_port, broker_on_store, servers};
+use crate::support::process::Process;
+use crate::support::{broker_on, eventually, lasting_port, server};
+
+const STATE: &str = "--state=nats:kept/a";
+
+/// Whether the state of the engine is in JetStream.
+async fn is_kept(site: &Site, set: &str) -> bool {
+    let jetstream = jetstream::new(site.client.nats.clone());
+    let Ok(bucket) = jetstream.get_object_store("kept").await else {
+        return false;
+    };
+    bucket.info(format!("{set}/m.gpu-0.0.engine")).await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_bridge_goes_on_from_jetstream() {
+    for server in servers() {
+        for signal in [Signal::TERM, Signal::KILL] {
+            let store = tempfile::tempdir().unwrap();
+            let site = Site::at(broker_on_store(&server, store.path()).await, &[]).await;
+            ends_and_goes_on(&site, signal, STATE, async || is_kept(&site, "a").await).await;
+        }
+    }
+}
+
+/// A server without JetStream, and then one with it in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_begins_without_jetstream_and_keeps_its_state_once_it_is_there() {
+    let Some(python) = python() else { return };
+    let port = lasting_port();
+    let mut site = Site::at(broker_on(port).await, &[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    let mut bridge = bridge(&site, &publishers, &[STATE]);
+    let line = bridge.wait_for_line(|line| {
+        let message = line["message"].as_str().unwrap_or_default();
+        message.starts_with("what was kept is of no use")
+    });
+    let error = line["error"].as_str().unwrap();
+    assert!(
+        error.starts_with("JetStream has not opened the bucket within"),
+        "{error}"
+    );
+    site.settles("gpu-0", 2, &[]).await;
+    bridge.wait_for_line(|line| line["message"] == "the bridge's state is not kept");
+    let mut admin = HttpClient::connect(bridge.admin_address()).await;
+    let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
+    let name = "kvatlas_bridge_state_failures_total ";
+    let failures = page.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    assert_ne!(failures, "0");
+    let store = tempfile::tempdir().unwrap();
+    drop(site.broker);
+    site.broker = broker_on_port(&server(), store.path(), port).await;
+    // Nothing has changed since: what failed is tried again.
+    eventually("its state is kept", async || {
+        is_kept(&site, "a").await.then_some(())
+    })
+    .await;
+}
+
+/// Waits until an engine of the set `a` is registered in JetStream.
+async fn is_written(site: &Site) {
+    eventually("the registration is written", async || {
+        let jetstream = jetstream::new(site.client.nats.clone());
+        let keys = jetstream.get_key_value("kept").await.ok()?.keys().await.ok()?;
+        let keys: Vec<String> = keys.try_collect().await.ok()?;
+        keys.iter()
+            .any(|key| key.starts_with("a.registered."))
+            .then_some(())
+    })
+    .await;
+}
+
+/// A bridge that takes registrations, and the address where.
+async fn registering(site: &Site, more: &[&str]) -> (Process, HttpClient) {
+    let mut arguments = vec!["--http-listen=127.0.0.1:0"];
+    arguments.extend_from_slice(more);
+    let mut bridge = Process::bridge(site.broker.url(), &arguments);
+    let line = bridge.wait_for_line(|line| line["message"] == "query listener started");
+    let address = line["local_addr"].as_str().unwrap().parse().unwrap();
+    (bridge, HttpClient::connect(address).await)
+}
+
+/// Waits until the bridge follows so many engines.
+async fn follows(http: &mut HttpClient, engines: usize) {
+    eventually("the bridge knows the registrations", async || {
+        let workers = http.get("/workers").await.json();
+        (workers.as_array()?.len() == engines).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_registered_with_one_bridge_is_followed_by_the_other() {
+    let Some(python) = python() else { return };
+    for server in servers() {
+        let store = tempfile::tempdir().unwrap();
+        let site = Site::at(broker_on_store(&server, store.path()).await, &[]).await;
+        let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+        publishers.publish(0, &json!([stored(1, 0, 2)]));
+        let flags = ["--lease=pair", "--state=nats:kept"];
+        let (first, mut at_first) = registering(&site, &flags).await;
+        let (second, mut at_second) = registering(&site, &flags).await;
+        for (engine, name) in [(0, "gpu-0"), (1, "gpu-1")] {
+            let body = json!({"instance_id": name, "endpoint": publishers.endpoint(engine), "replay_endpoint": publishers.replay(engine),
+                "model_name": "m", "block_size": 4});
+            assert_eq!(at_first.post("/register", &body).await.status, 201);
+        }
+        follows(&mut at_second, 2).await;
+        site.settles("gpu-0", 2, &[]).await;
+        // Removed at the other one.
+        let gone = json!({"instance_id": "gpu-1", "model_name": "m"});
+        assert_eq!(at_second.post("/unregister", &gone).await.status, 200);
+        follows(&mut at_first, 1).await;
+        eventually("its state is kept", async || {
+            is_kept(&site, "pair").await.then_some(())
+        })
+        .await;
+        first.kill();
+        publishers.publish(0, &json!([stored(2, 0, 5)]));
+        site.settles("gpu-0", 7, &[]).await;
+        // A third one knows the same from the start.
+        second.kill();
+        let (_third, mut at_third) = registering(&site, &flags).await;
+        follows(&mut at_third, 1).await;
+        publishers.publish(0, &json!([stored(3, 0, 1)]));
+        site.settles("gpu-0", 8, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_whose_set_another_one_has_taken_is_told_so() {
+    for server in servers() {
+        let store = tempfile::tempdir().unwrap();
+        let site = Site::at(broker_on_store(&server, store.path()).await, &[]).await;
+        let opened = |line: &serde_json::Value| line["message"] == "the bridge's state is kept in JetStream";
+        let (mut first, _) = registering(&site, &[STATE]).await;
+        first.wait_for_line(opened);
+        let (mut other, _) = registering(&site, &["--state=nats:kept/b"]).await;
+        other.wait_for_line(opened);
+        let (mut second, mut at_second) = registering(&site, &[STATE]).await;
+        second.wait_for_line(opened);
+        let line = first.wait_for_line(|line| line["message"] == "the bridge's state is not kept");
+        let error = line["error"].as_str().unwrap();
+        assert!(
+            error.starts_with("kvatlas-bridge@") && error.contains("--state nats:BUCKET/NAME"),
+            "{error}"
+        );
+        let body = json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
+        assert_eq!(at_second.post("/register", &body).await.status, 201);
+        is_written(&site).await;
+        // The set is the second one's alone: the next one has it from there.
+        second.kill();
+        let (_third, mut at_third) = registering(&site, &[STATE]).await;
+        follows(&mut at_third, 1).await;
+        for bridge in [first, other] {
+            let mut admin = HttpClient::connect(bridge.admin_address()).await;
+            let workers = admin.get("/workers").await.json();
+            assert_eq!(workers["engines"], json!([]), "{workers}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registrations_that_jetstream_has_lost_are_written_anew() {
+    let store = tempfile::tempdir().unwrap();
+    let site = Site::at(broker_on_store(&server(), store.path()).await, &[]).await;
+    let (_bridge, mut http) = registering(&site, &[STATE]).await;
+    let body =
+        json!({"instance_id": "gpu-0", "endpoint": "tcp://127.0.0.1:1", "model_name": "m", "block_size": 4});
+    assert_eq!(http.post("/register", &body).await.status, 201);
+    is_written(&site).await;
+    let jetstream = jetstream::new(site.client.nats.clone());
+    jetstream.delete_key_value("kept").await.unwrap();
+    is_written(&site).await;
+}
