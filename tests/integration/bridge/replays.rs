@@ -196,12 +196,15 @@ async fn a_process_that_was_missed_from_its_start_is_never_exact_with_the_old_bl
         }
         publishers.wait_for_subscriber(0);
         publishers.publish(0, &json!([stored(3, 0, 1)]));
-        eventually("its blocks are known, and are in doubt all the time", async || {
-            let holder = site.holder("gpu-0").await?;
-            assert!(!holder.exact, "{missed} missed: {holder:?}");
-            let is_known = site.depth(3, "gpu-0").await == 1;
-            (is_known && reasons(&holder) == ["upstream_gap"]).then_some(())
-        })
+        eventually(
+            "its blocks are known, and are in doubt all the time",
+            async || {
+                let holder = site.holder("gpu-0").await?;
+                assert!(!holder.exact, "{missed} missed: {holder:?}");
+                let is_known = site.depth(3, "gpu-0").await == 1;
+                (is_known && reasons(&holder) == ["upstream_gap"]).then_some(())
+            },
+        )
         .await;
         publishers.publish(0, &json!([["AllBlocksCleared"], stored(4, 0, 2)]));
         site.settles("gpu-0", 2, &[]).await;
