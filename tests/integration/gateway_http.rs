@@ -112,7 +112,7 @@ async fn site(fleet: &[Sent]) -> Site {
             ("resync.concurrency", "0"),
             ("namespace_defaults.stale_after_ms", "600000"),
             ("namespace_defaults.remove_after_ms", "900000"),
-            ("hints.ttl_ms", "600000"),
+            ("hints.ttl_ms", "60000"),
             ("http.listen", "127.0.0.1:0"),
         ];
         let all = [&patient[..], settings].concat();
