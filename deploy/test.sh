@@ -41,6 +41,8 @@ cargo fmt --check &
 formatted=$!
 # Benches are checked here and not built: a release build of all of them takes longer than everything else.
 step cargo clippy --locked --workspace --all-targets -- -D warnings
+# What deploy/demo.sh builds: without the default features.
+step cargo clippy --locked --no-default-features --bin kvatlas -- -D warnings
 wait "$formatted" || failed "cargo fmt --check"
 export RUSTDOCFLAGS="-D warnings"
 step cargo doc --locked --workspace --no-deps

@@ -92,7 +92,9 @@ impl From<StartError> for Failure {
             // A path that somebody named does not mend itself.
             StartError::Broker(BrokerError::NotExecutable { .. }) => Self::usage(error),
             StartError::Broker(_) | StartError::BrokerAddress { .. } => Self::unavailable(error),
-            StartError::Subjects(_) | StartError::Namespace(_) => Self::usage(error),
+            StartError::Subjects(_) | StartError::Namespace(_) | StartError::LeftOut { .. } => {
+                Self::usage(error)
+            }
             _ => Self::failed(error),
         }
     }

@@ -114,7 +114,8 @@
 )]
 
 pub mod costs;
-pub(crate) mod dynamo;
+#[cfg(feature = "dynamo")]
+mod dynamo;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod hints;
@@ -125,6 +126,7 @@ mod life;
 mod outcomes;
 mod page;
 mod queries;
+#[cfg(feature = "redis")]
 mod redis;
 mod reports;
 mod responder;

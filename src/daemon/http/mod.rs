@@ -51,6 +51,7 @@ mod workers;
 
 #[cfg(feature = "grpc")]
 pub(crate) use auth::is_allowed;
+#[cfg(feature = "redis")]
 pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
 #[cfg(feature = "grpc")]

@@ -1,11 +1,7 @@
 //! Why a daemon cannot start.
 
-use crate::dynamo::DynamoError;
-#[cfg(feature = "grpc")]
-use crate::grpc::GrpcStartError;
 use crate::http::{HttpStartError, TokenError};
 use crate::lanes::PoolError;
-use crate::redis::RedisStartError;
 use crate::snapshots::SnapshotStartError;
 use kvatlas_core::wire::SubjectError;
 use kvatlas_process::admin::AdminError;
@@ -57,19 +53,25 @@ pub enum StartError {
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
     /// Dynamo's routers cannot be served.
+    #[cfg(feature = "dynamo")]
     #[error(transparent)]
-    Dynamo(#[from] DynamoError),
+    Dynamo(#[from] crate::dynamo::DynamoError),
     /// llm-d's routers cannot be served.
+    #[cfg(feature = "redis")]
     #[error(transparent)]
-    Redis(#[from] RedisStartError),
+    Redis(#[from] crate::redis::RedisStartError),
     /// SGLang's routers cannot be served.
     #[cfg(feature = "grpc")]
     #[error(transparent)]
-    Grpc(#[from] GrpcStartError),
-    /// SGLang's routers are to be served, and this program was built without gRPC.
-    #[cfg(not(feature = "grpc"))]
-    #[error("grpc.listen: this kvatlas was built without gRPC (the feature grpc)")]
-    GrpcLeftOut,
+    Grpc(#[from] crate::grpc::GrpcStartError),
+    /// The configuration asks for what this program was built without.
+    #[error("{setting}: this program was built without the feature {feature}")]
+    LeftOut {
+        /// The setting.
+        setting: &'static str,
+        /// The cargo feature.
+        feature: &'static str,
+    },
     /// The daemon cannot start with its snapshots.
     #[error(transparent)]
     Snapshots(SnapshotStartError),

@@ -16,8 +16,8 @@ use kvatlas_process::admin::{AdminServer, Latch, Readiness};
 use kvatlas_process::broker::embedded::EmbeddedBroker;
 
 mod commands;
+mod doors;
 mod error;
-mod grpc;
 mod http;
 mod memory;
 mod namespaces;

@@ -8,33 +8,29 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::costs::Costs;
-use crate::dynamo::start_dynamo;
 use crate::hints::Hints;
 use crate::history::History;
 use crate::lanes::{LanePool, LaneSettings};
 use crate::outcomes::Outcomes;
 use crate::page::{Looked, Page};
 use crate::queries::{Answerer, query_limits, start_gateway, start_queries};
-use crate::redis::start_redis;
 use crate::resync::start_resyncer;
 use crate::shared::{Shared, Stage};
 use crate::snapshots::start_snapshots;
 use crate::sources::start_events;
-use crate::traces::{Tracer, start_traces};
 use kvatlas_config::{Config, Live, NatsConfig};
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness};
 use kvatlas_process::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
-use kvatlas_process::instance_name;
 use kvatlas_process::registry::EngineRegistry;
 use kvatlas_process::storage::{Disk, Storage};
 use kvatlas_telemetry::{MetricsHandle, ProcessMetrics, install_shared};
 
 use super::Daemon;
 use super::commands::start_commands;
+use super::doors::{check_built, open_doors};
 use super::error::StartError;
-use super::grpc::start_grpc;
 use super::http::{http_limits, start_http};
 use super::namespaces::namespaces;
 use super::reload::DaemonLimits;
@@ -77,6 +73,7 @@ impl Daemon {
         storage: Arc<dyn Storage>,
         engines: Option<(Arc<Namespaces>, Arc<dyn EngineRegistry>)>,
     ) -> Result<Self, StartError> {
+        check_built(&config)?;
         let metrics = install_shared()?;
         let (namespaces, engines) = match engines {
             Some((namespaces, engines)) => (namespaces, Some(engines)),
@@ -85,7 +82,8 @@ impl Daemon {
         let (mut shared, broker) = share(config, namespaces).await?;
         let view = Arc::new(view(&shared, metrics));
         let upkeep = Stage::default();
-        shared.tracer = spawn_traces(&shared, &upkeep);
+        #[cfg(feature = "traces")]
+        super::doors::spawn_traces(&mut shared, &upkeep);
         let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
         let listen = shared.config.admin.listen;
         let admin = listen
@@ -107,18 +105,14 @@ impl Daemon {
         view.snapshots.lock().clone_from(&snapshots);
         let drain = CancellationToken::new();
         start_commands(&shared, snapshots.clone(), &drain, &upkeep).await?;
-        let mut redis_address = None;
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared).await?)
         } else {
             let (events, followed) = start_events(&shared).await?;
             start_resyncer(&shared, &events).await?;
-            let queries = start_queries(&shared, followed).await?;
-            start_dynamo(&shared, &queries).await?;
-            redis_address = start_redis(&shared, &queries).await?;
-            (events, queries)
+            (events, start_queries(&shared, followed).await?)
         };
-        let grpc_address = start_grpc(&shared, &queries).await?;
+        let doors = open_doors(&shared, &queries).await?;
         Ok(Self {
             in_force: Mutex::new(shared.config.clone()),
             limits: DaemonLimits {
@@ -131,8 +125,8 @@ impl Daemon {
             broker,
             admin,
             http,
-            redis_address,
-            grpc_address,
+            redis_address: doors.redis,
+            grpc_address: doors.grpc,
             readiness: shared.readiness,
             trust: shared.trust,
             pool: shared.pool,
@@ -190,15 +184,6 @@ async fn share(
         shared.trust.doubt();
     }
     Ok((shared, broker))
-}
-
-/// Starts to send trace spans, as a task of `upkeep`: that stage ends after the stages that open spans. Returns the tracer, or `None`
-/// without a collector.
-fn spawn_traces(shared: &Shared, upkeep: &Stage) -> Option<Tracer> {
-    let instance = instance_name(&shared.nats.connection_name);
-    let (tracer, exporting) = start_traces(&shared.config.traces, instance, upkeep.stop.clone())?;
-    upkeep.tasks.spawn(exporting);
-    Some(tracer)
 }
 
 fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {

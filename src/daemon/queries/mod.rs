@@ -41,7 +41,9 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
-pub(crate) use heavy::{HeavyRequest, HeavyTurns};
+#[cfg(any(feature = "grpc", feature = "redis"))]
+pub(crate) use heavy::HeavyRequest;
+pub(crate) use heavy::HeavyTurns;
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;

@@ -15,10 +15,17 @@
 //! | `otlp.rs` | the format in which spans are sent |
 
 mod context;
+#[cfg(feature = "traces")]
 mod exporter;
+#[cfg(feature = "traces")]
 mod otlp;
+#[cfg_attr(
+    not(feature = "traces"),
+    allow(dead_code, reason = "no tracer is made, so no span is opened")
+)]
 mod span;
 
 pub(crate) use context::TRACEPARENT;
+#[cfg(feature = "traces")]
 pub(crate) use exporter::start_traces;
 pub(crate) use span::{OpenSpan, SpanKind, Tracer};

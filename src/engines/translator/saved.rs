@@ -9,7 +9,8 @@ use std::num::NonZeroU64;
 use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{GroupKind, Untold};
+use crate::batch::Untold;
+use crate::facts::GroupKind;
 use crate::reason::Reason;
 
 use super::Translator;

@@ -4,6 +4,8 @@ mod credentials;
 pub mod embedded;
 mod intake;
 mod nats;
+#[cfg_attr(not(feature = "nkeys"), path = "left_out.rs")]
+mod signed;
 
 pub use intake::{Intake, bytes_of};
 pub use kvatlas_client::{Refusal, Refused};
