@@ -25,22 +25,19 @@ pub(super) trait Choice: Sized {
     fn of(word: &str) -> Option<Self>;
 }
 
-/// Implements [`Choice`] for a type: gives each word its value.
-macro_rules! words {
-    ($type:ty { $($word:literal => $value:expr,)+ }) => {
+/// Implements [`Choice`] for types that [`kvatlas_core::worded`] has declared.
+macro_rules! choices {
+    ($($type:ty),+) => {$(
         impl $crate::rule::Choice for $type {
-            const WORDS: &'static [&'static str] = &[$($word),+];
+            const WORDS: &'static [&'static str] = &Self::WORDS;
 
             fn of(word: &str) -> Option<Self> {
-                match word {
-                    $($word => Some($value),)+
-                    _ => None,
-                }
+                Self::of_word(word)
             }
         }
-    };
+    )+};
 }
-pub(super) use words;
+pub(super) use choices;
 
 pub(super) fn boolean() -> Rule<bool> {
     Rule {
