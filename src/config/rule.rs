@@ -2,11 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use kvatlas_core::wire::Shard;
-
-use super::dynamo::{Component, Discovery};
+use super::dynamo::Component;
 use super::kind::{Kind, Secret, Value, parse_components, parse_server};
 
 /// The kind of values that a setting allows, and their conversion to `T`.
@@ -149,13 +148,13 @@ pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
     }
 }
 
-/// A shard; `None` if the text is empty.
-pub(super) fn shard() -> Rule<Option<Shard>> {
+/// A value that a text of this kind stands for; `None` if the text is empty.
+pub(super) fn optional<T: FromStr>(kind: Kind) -> Rule<Option<T>> {
     Rule {
-        kind: Kind::OptionalShard,
+        kind,
         read: |value| match value.text()? {
             "" => Some(None),
-            shard => shard.parse().ok().map(Some),
+            text => text.parse().ok().map(Some),
         },
     }
 }
@@ -165,17 +164,6 @@ pub(super) fn components() -> Rule<Vec<Component>> {
     Rule {
         kind: Kind::Components,
         read: |value| parse_components(value.text()?),
-    }
-}
-
-/// A place where Dynamo's processes find each other; `None` if the text is empty.
-pub(super) fn discovery() -> Rule<Option<Discovery>> {
-    Rule {
-        kind: Kind::OptionalDiscovery,
-        read: |value| match value.text()? {
-            "" => Some(None),
-            place => place.parse().ok().map(Some),
-        },
     }
 }
 
