@@ -48,7 +48,7 @@ fn main() {
         let figures = measure(design, &work);
         println!(
             "{:<24}{:>24}{:>24}{:>28}{:>28}{:>24}",
-            design.name(),
+            design.as_str(),
             figures[0],
             figures[1],
             figures[2],

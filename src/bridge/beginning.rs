@@ -11,7 +11,7 @@ use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance,
 use kvatlas_engines::{Format, HashMode, Translator, TranslatorSettings};
 
 use kvatlas_process::registry::NewEngine;
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::dynamo::{PlaneAddress, PlaneEvents};
 use super::engines::Inner;
@@ -25,8 +25,6 @@ use super::tensorrt::ServerEvents;
 
 /// One block in this many is checked against its tokens, for a source that hashes as the contract does.
 const TRUSTED_SAMPLE: u32 = 64;
-
-static TAKEN_UP_GATE: LogGate = LogGate::of_bursts(64);
 
 /// Parts that a follower of an engine begins with.
 pub(super) struct Begun {
@@ -108,10 +106,10 @@ impl Inner {
             let (before, heard) = taken
                 .inspect_err(|error| directory.refuse_engine(&holder, error))
                 .ok()?;
-            if let Some(suppressed) = TAKEN_UP_GATE.admit() {
-                let (worker, blocks) = (&holder.worker, before.blocks.blocks());
-                tracing::info!(%worker, blocks, epoch, last, suppressed, "what was kept of an engine is taken up");
-            }
+            log_gated!(
+                info "what was kept of an engine is taken up" up to 64;
+                worker = %&holder.worker, blocks = before.blocks.blocks(), epoch, last
+            );
             Some((before, heard))
         });
         reading.await.map_err(|error| error.to_string())

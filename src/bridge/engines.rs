@@ -474,11 +474,7 @@ impl Bridge {
 
     /// Runs the future `part`, of a source of engines, until the bridge stops.
     pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.inner.stop.clone();
-        let task = async move {
-            stop.run_until_cancelled(part).await;
-        };
-        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+        self.inner.spawn(part);
     }
 
     pub(super) fn metrics(&self) -> &Arc<BridgeMetrics> {
@@ -539,6 +535,11 @@ impl Bridge {
 }
 
 impl Inner {
+    fn spawn(&self, part: impl Future<Output = ()> + Send + 'static) {
+        let task = self.stop.clone().run_until_cancelled_owned(part);
+        self.tasks.spawn_on(task, &self.runtime);
+    }
+
     /// Returns a receiver of the address and labels of an engine, which follows their changes.
     pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
         let state = self.state.lock();
@@ -554,14 +555,7 @@ impl Inner {
     /// discovery.
     fn records_of(&self, engine: &NewEngine) -> Option<watch::Receiver<Arc<Records>>> {
         let discovery = engine.discovery.as_ref()?;
-        let spawn = |looking| {
-            let stop = self.stop.clone();
-            let task = async move {
-                stop.run_until_cancelled(looking).await;
-            };
-            self.tasks.spawn_on(task, &self.runtime);
-        };
-        Some(self.record_readers.of(discovery, spawn))
+        Some(self.record_readers.of(discovery, |looking| self.spawn(looking)))
     }
 
     /// Removes the kept state of an engine that was unregistered.

@@ -6,7 +6,7 @@ use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_engines::Reason;
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::continuity::{Continuity, Heard, Published};
 use super::dynamo::AnswerPorts;
@@ -104,8 +104,6 @@ struct UselessReplay {
     /// Whether the socket contradicts the published batches. It then has to agree with them before it is believed again.
     is_contradicted: bool,
 }
-
-static USELESS_GATE: LogGate = LogGate::new();
 
 /// Number of connections in a row that have to fail at the replay socket before the engine is followed without it. While an engine starts,
 /// one socket comes before the other.
@@ -300,15 +298,8 @@ impl Follower {
             return Err(error.into());
         }
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        if self.replay_failures == REPLAY_ATTEMPTS
-            && let Some(suppressed) = USELESS_GATE.admit()
-        {
-            tracing::warn!(
-                endpoint,
-                %error,
-                suppressed,
-                "the replay socket does not answer: followed without it"
-            );
+        if self.replay_failures == REPLAY_ATTEMPTS {
+            log_gated!(warn "the replay socket does not answer: followed without it"; endpoint, %error);
         }
         self.replay = None;
         self.useless_replay = Some(UselessReplay {

@@ -6,12 +6,9 @@ use std::collections::btree_map::Entry;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::relay::Relay;
-
-static FULL_GATE: LogGate = LogGate::new();
-static FAILED_GATE: LogGate = LogGate::new();
 
 /// Most holders of one source. Events of further holders are not reported.
 const HOLDERS_MAX: usize = 4096;
@@ -42,22 +39,13 @@ impl Holders {
         match self.relays.entry((worker.clone(), rank)) {
             Entry::Occupied(entry) => Some(entry.into_mut()),
             Entry::Vacant(_) if is_full => {
-                if let Some(suppressed) = FULL_GATE.admit() {
-                    tracing::warn!(
-                        %worker,
-                        rank,
-                        suppressed,
-                        "a source has too many holders; this one is not followed"
-                    );
-                }
+                log_gated!(warn "a source has too many holders; this one is not followed"; %worker, rank);
                 None
             }
             Entry::Vacant(entry) => match (self.start)(worker.clone(), rank).await {
                 Ok(relay) => Some(entry.insert(relay)),
                 Err(error) => {
-                    if let Some(suppressed) = FAILED_GATE.admit() {
-                        tracing::error!(%worker, rank, error, suppressed, "a holder cannot be followed");
-                    }
+                    log_gated!(error "a holder cannot be followed"; %worker, rank, error);
                     None
                 }
             },

@@ -6,14 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use kvatlas_process::registry::{EngineStatus, NewEngine};
-use kvatlas_telemetry::LogGate;
-
-static LOST_GATE: LogGate = LogGate::new();
-/// Log gate that lets bursts through: each of many engines is worth a line at a start. A client that registers and removes engines without
-/// end gets no more lines.
-static FOLLOWED_GATE: LogGate = LogGate::of_bursts(64);
-static ENDED_GATE: LogGate = LogGate::of_bursts(64);
-static UNTOLD_GATE: LogGate = LogGate::new();
+use kvatlas_telemetry::log_gated;
 
 /// Status of an engine that is followed.
 #[derive(Debug, Clone)]
@@ -49,10 +42,9 @@ impl SharedProgress {
             false => EngineStatus::Degraded,
         };
         let mut progress = self.0.lock();
-        if progress.status != status
-            && let Some(suppressed) = FOLLOWED_GATE.admit()
-        {
-            tracing::info!(engine = %engine.key, ?status, suppressed, "engine followed");
+        if progress.status != status {
+            // Each of many engines is worth a line at a start, but no more to a client that registers and removes engines without end.
+            log_gated!(info "engine followed" up to 64; engine = %engine.key, ?status);
         }
         if progress.status != status || progress.last_error.as_deref() != trouble {
             *progress = Progress {
@@ -72,10 +64,7 @@ impl SharedProgress {
                 progress.status = EngineStatus::Lost;
             }
         }
-        if let Some(suppressed) = LOST_GATE.admit() {
-            let endpoint = &engine.endpoint;
-            tracing::warn!(engine = %engine.key, endpoint, %error, suppressed, "engine out of sight");
-        }
+        log_gated!(warn "engine out of sight"; engine = %engine.key, endpoint = &engine.endpoint, %error);
     }
 
     /// Notes that the engine is no longer followed.
@@ -84,22 +73,16 @@ impl SharedProgress {
             status: EngineStatus::Lost,
             last_error: Some(error.to_string()),
         };
-        if let Some(suppressed) = ENDED_GATE.admit() {
-            tracing::error!(engine = %engine.key, %error, suppressed, "an engine is no longer followed");
-        }
+        log_gated!(error "an engine is no longer followed" up to 64; engine = %engine.key, %error);
     }
 }
 
 /// Logs that daemons could not be told of the end of following.
 pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
-    if let Some(suppressed) = UNTOLD_GATE.admit() {
-        tracing::warn!(
-            engine = %engine.key,
-            %error,
-            suppressed,
-            "daemons do not know that the engine is no longer followed"
-        );
-    }
+    log_gated!(
+        warn "daemons do not know that the engine is no longer followed";
+        engine = %engine.key, %error
+    );
 }
 
 #[cfg(test)]

@@ -19,13 +19,11 @@ use kvatlas_engines::described::Flushed;
 
 use kvatlas_process::registry::NewEngine;
 use kvatlas_process::{BRIDGE, instance_name};
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::engines::{Bridge, Named};
 use super::grpc::{self, GrpcError};
 use super::http::{HttpConnection, HttpError, ServerAddress};
-
-static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
 
 /// Most bytes of a command.
 const COMMAND_BYTES_MAX: usize = 4096;
@@ -205,14 +203,7 @@ impl Bridge {
         }
         let error = self.reset(&publishers).await.err();
         let error = error.map(|error| error.to_string());
-        if let Some(suppressed) = COMMAND_GATE.admit() {
-            tracing::info!(
-                engine = name,
-                error,
-                suppressed,
-                "an operator has an engine drop its cache"
-            );
-        }
+        log_gated!(info "an operator has an engine drop its cache" up to 16; engine = name, error);
         let reply = AdminReply {
             v: PROTOCOL_VERSION,
             instance: own,

@@ -307,7 +307,7 @@ impl EngineText {
         let format = match &self.format {
             None => defaults.format,
             Some(word) => Format::from_word(word).ok_or_else(|| {
-                let known = Format::ALL.map(Format::as_str).join(", ");
+                let known = Format::WORDS.join(", ");
                 format!("format is {word:?}; known are {known}")
             })?,
         };

@@ -16,13 +16,11 @@ use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, Reason};
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::holders::Holders;
 use super::http::{HttpConnection, HttpError, ServerAddress};
 use super::sources::{Source, SourceError, SourceTask};
-
-static UNDECODABLE_GATE: LogGate = LogGate::new();
 
 /// Path of the events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
@@ -224,10 +222,10 @@ impl ServerEvents {
     /// Applies an answer. `seen_for` is the time for which daemons may take the engine as alive; `None` if the answer does not show that.
     async fn apply(&mut self, answer: &[u8], seen_for: Option<Duration>) -> Result<(), PublisherError> {
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
-            if let Some(suppressed) = UNDECODABLE_GATE.admit() {
-                let worker = &self.worker;
-                tracing::warn!(%worker, %error, suppressed, "an answer of an engine's server cannot be decoded");
-            }
+            log_gated!(
+                warn "an answer of an engine's server cannot be decoded";
+                worker = %&self.worker, %error
+            );
             // The events in an undecodable answer are lost.
             self.batch.clear();
             // The answer may have been the first one, so that the relay is started.

@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::connect::ConnectionArguments;
 use super::failure::Failure;
 use super::output::{print, print_json};
-use super::table::{Side, Table};
-use super::text::printable;
+use super::table::Table;
+use super::text::{counted, printable};
 
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     kvatlas admin forget llama gpu-0        # all its ranks, on every daemon\n  \
@@ -217,26 +217,18 @@ fn render(command: AdminCommand, answers: &[Answer]) -> String {
         AdminCommand::Reset => "BRIDGE",
         _ => "DAEMON",
     };
-    let mut table = Table::new(&[(who, Side::Left), ("OUTCOME", Side::Left)]);
+    let mut table = Table::new(&[who, "OUTCOME"]);
     for answer in answers {
+        let holders = counted(answer.holders, "holder", "holders");
         let outcome = match (&answer.error, command) {
             (Some(error), _) => printable(error),
-            (None, AdminCommand::Forget) => format!("forgot {}", counted(answer.holders)),
-            (None, AdminCommand::Resync) => format!("asks for {}", counted(answer.holders)),
-            (None, AdminCommand::Reset) => {
-                format!("its server has dropped the cache of {}", counted(answer.holders))
-            }
+            (None, AdminCommand::Forget) => format!("forgot {holders}"),
+            (None, AdminCommand::Resync) => format!("asks for {holders}"),
+            (None, AdminCommand::Reset) => format!("its server has dropped the cache of {holders}"),
             (None, AdminCommand::Snapshot) => "written".to_owned(),
             (None, AdminCommand::Drain) => "stops".to_owned(),
         };
         table.push(vec![printable(&answer.instance), outcome]);
     }
     table.render()
-}
-
-fn counted(holders: u64) -> String {
-    match holders {
-        1 => "1 holder".to_owned(),
-        holders => format!("{holders} holders"),
-    }
 }

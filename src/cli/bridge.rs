@@ -14,7 +14,7 @@ use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, Readine
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
 use kvatlas_process::present_bridge;
 use kvatlas_process::registry::EngineRegistry;
-use kvatlas_telemetry::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
+use kvatlas_telemetry::{LogFormat, MetricsHandle, ProcessMetrics, install_shared, log_gated};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::DaemonArguments;
@@ -327,11 +327,6 @@ impl Listeners {
 /// The subjects of questions after services begin so.
 const SERVICES: &str = "$SRV.";
 
-/// One line a second about errors of the connection.
-static ERRORS: LogGate = LogGate::new();
-/// And about refusals, which can come for every message.
-static REFUSALS: LogGate = LogGate::new();
-
 /// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on. It may do without `commands` of operators,
 /// and without being found among the services.
 fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
@@ -346,29 +341,21 @@ fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
             readiness.clear(Latch::Connected);
         }
         ConnectionNotice::Error(text) => {
-            if let Some(suppressed) = ERRORS.admit() {
-                tracing::warn!(text, suppressed, "connection to NATS");
-            }
+            log_gated!(warn "connection to NATS"; text);
             readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone()));
         }
         ConnectionNotice::Refused(Refusal {
             refused: Refused::Subscription(Some(subject)),
             words,
         }) if subject == commands || subject.starts_with(SERVICES) => {
-            if let Some(suppressed) = REFUSALS.admit() {
-                tracing::warn!(
-                    subject,
-                    words,
-                    suppressed,
-                    "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself"
-                );
-            }
+            log_gated!(
+                warn "kvatlas admin reset is not heard, or kvatlas doctor does not find the bridge by itself";
+                subject, words
+            );
         }
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
         ConnectionNotice::Refused(refusal) => {
-            if let Some(suppressed) = REFUSALS.admit() {
-                tracing::error!(%refusal, suppressed, "the NATS server refuses what the bridge needs");
-            }
+            log_gated!(error "the NATS server refuses what the bridge needs"; %refusal);
             readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
         }
         ConnectionNotice::LameDuck | ConnectionNotice::SlowConsumer => {}

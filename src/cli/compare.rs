@@ -10,7 +10,7 @@ use kvatlas_simulation::{Attention, CacheModel, FleetSize, Request, Retention, S
 use super::failure::Failure;
 use super::output::{print, print_json, say};
 use super::replay::parse_workers;
-use super::table::{Side, Table};
+use super::table::Table;
 
 pub(super) const EXAMPLES: &str = "\
 Needs neither a daemon nor a broker: it simulates in virtual time, and repeats exactly for the same seed.
@@ -156,13 +156,13 @@ impl CompareArguments {
 
 fn render(outcomes: &[Outcome]) -> String {
     let mut table = Table::new(&[
-        ("SCENARIO", Side::Left),
-        ("POLICY", Side::Left),
-        ("PROMISED", Side::Right),
-        ("HIT", Side::Right),
-        ("COMPUTED", Side::Right),
-        ("FIRST TOKEN", Side::Right),
-        ("P99", Side::Right),
+        "SCENARIO",
+        "POLICY",
+        ">PROMISED",
+        ">HIT",
+        ">COMPUTED",
+        ">FIRST TOKEN",
+        ">P99",
     ]);
     let mut scenario = "";
     for outcome in outcomes {

@@ -24,7 +24,7 @@ use super::replay::{
     Progress, close, count_text, interrupted, latency_text, parse_workers, rate_text, start_logging, verdict,
 };
 use super::serve::StopSignals;
-use super::table::{Side, Table};
+use super::table::Table;
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
@@ -335,12 +335,7 @@ fn render_sample(outcome: &Outcome, style: Style) -> String {
     let mut text = style.heading(&format!(
         "Which worker holds how much of this prompt of {blocks} blocks?"
     ));
-    let mut table = Table::new(&[
-        ("  WORKER", Side::Left),
-        ("BLOCKS", Side::Right),
-        ("SHARE", Side::Right),
-        ("", Side::Left),
-    ]);
+    let mut table = Table::new(&["  WORKER", ">BLOCKS", ">SHARE", ""]);
     for holder in outcome.sample_holders.iter().take(SHOWN_HOLDERS) {
         let matched = usize::try_from(holder.matched_blocks).unwrap_or(blocks);
         let percent = matched * 100 / blocks.max(1);
@@ -399,7 +394,7 @@ fn render_fleet(outcome: &Outcome, style: Style) -> String {
         "The fleet of {}",
         workers_text(report.workers, "worker")
     ));
-    let mut table = Table::new(&[("  WHAT", Side::Left), ("MEASURED", Side::Left)]);
+    let mut table = Table::new(&["  WHAT", "MEASURED"]);
     for (name, value) in rows {
         table.push(vec![format!("  {name}"), value]);
     }

@@ -114,7 +114,7 @@ fn parse_group(name: &str) -> Result<String, String> {
 
 fn parse_format(word: &str) -> Result<Format, String> {
     Format::from_word(word).ok_or_else(|| {
-        let known = Format::ALL.map(Format::as_str).join(", ");
+        let known = Format::WORDS.join(", ");
         format!("known are {known}")
     })
 }

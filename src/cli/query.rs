@@ -1,5 +1,6 @@
 //! `kvatlas query`: which workers hold how long a prefix.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,6 @@ use clap::{ArgGroup, Args};
 use kvatlas_client::{ClientError, QueryClient, unix_time_us};
 use kvatlas_core::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 use kvatlas_core::wire::{BatchReply, PROTOCOL_VERSION, QueryKey, QueryOptions, SingleQuery, WorkerName};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::connect::ConnectionArguments;
@@ -270,34 +270,27 @@ impl QueryArguments {
 
 /// Reads one line of `--file`. What it does not say about the reply is taken from `defaults`.
 fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, String> {
-    #[derive(Deserialize)]
-    struct Said {
-        workers: Option<IgnoredAny>,
-        limit: Option<IgnoredAny>,
-        min_blocks: Option<IgnoredAny>,
-        explain: Option<IgnoredAny>,
-        tiers: Option<IgnoredAny>,
-        predicted: Option<IgnoredAny>,
-    }
     let mut query: SingleQuery = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let said: Said = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let said: BTreeMap<String, Option<IgnoredAny>> =
+        serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let is_left_out = |key: &str| said.get(key).is_none_or(Option::is_none);
     let options = &mut query.options;
-    if said.workers.is_none() {
+    if is_left_out("workers") {
         options.workers.clone_from(&defaults.workers);
     }
-    if said.limit.is_none() {
+    if is_left_out("limit") {
         options.limit = defaults.limit;
     }
-    if said.min_blocks.is_none() {
+    if is_left_out("min_blocks") {
         options.min_blocks = defaults.min_blocks;
     }
-    if said.explain.is_none() {
+    if is_left_out("explain") {
         options.explain = defaults.explain;
     }
-    if said.tiers.is_none() {
+    if is_left_out("tiers") {
         options.tiers = defaults.tiers;
     }
-    if said.predicted.is_none() {
+    if is_left_out("predicted") {
         options.predicted = defaults.predicted;
     }
     query.check().map_err(|error| error.to_string())?;

@@ -4,7 +4,7 @@ use kvatlas_core::wire::{DropOut, Gathered, HolderMatch, QueryOptions, QueryRepl
 
 use super::failure::Failure;
 use super::status_report::{describe_address, describe_state};
-use super::table::{Side, Table};
+use super::table::Table;
 use super::text::{counted, printable};
 
 /// The answer to one query, for a person.
@@ -65,31 +65,26 @@ pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
 }
 
 fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
-    let mut columns = vec![
-        ("WORKER", Side::Left),
-        ("RANK", Side::Right),
-        ("BLOCKS", Side::Right),
-        ("OF QUERY", Side::Right),
-    ];
+    let mut columns = vec!["WORKER", ">RANK", ">BLOCKS", ">OF QUERY"];
     // Mostly a request can reuse all that there is.
     let has_unusable = reply
         .holders
         .iter()
         .any(|holder| holder.usable() != holder.matched_blocks);
     if has_unusable {
-        columns.push(("USABLE", Side::Right));
+        columns.push(">USABLE");
     }
     if asked.tiers {
-        columns.extend([("ON DEVICE", Side::Right), ("AND HOST", Side::Right)]);
+        columns.extend([">ON DEVICE", ">AND HOST"]);
     }
-    columns.push(("STATE", Side::Left));
+    columns.push("STATE");
     let has_addresses = reply.holders.iter().any(|holder| holder.address.is_some());
     if has_addresses {
-        columns.push(("ADDRESS", Side::Left));
+        columns.push("ADDRESS");
     }
     if asked.explain {
-        columns.push(("LIMITED BY", Side::Left));
-        columns.push(("DROPPED OUT", Side::Left));
+        columns.push("LIMITED BY");
+        columns.push("DROPPED OUT");
     }
     let mut table = Table::new(&columns);
     for holder in &reply.holders {

@@ -20,7 +20,7 @@ use super::connect::DaemonArguments;
 use super::failure::Failure;
 use super::output::{print, print_json};
 use super::serve::StopSignals;
-use super::table::{Side, Table};
+use super::table::Table;
 use super::transport::TransportName;
 
 pub(super) const EXAMPLES: &str = "\
@@ -336,7 +336,7 @@ fn render(report: &Report) -> String {
         ("replies checked", count_text(report.checked_replies)),
         ("replies wrong", count_text(report.wrong_replies)),
     ];
-    let mut table = Table::new(&[("REPLAY", Side::Left), ("", Side::Left)]);
+    let mut table = Table::new(&["REPLAY", ""]);
     for (name, value) in rows {
         table.push(vec![name.to_owned(), value]);
     }

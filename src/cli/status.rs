@@ -16,7 +16,7 @@ use super::output::{print, print_json};
 use super::promises::BrokenPromise;
 use super::refused::{Refused, reason_of};
 use super::strays::Stray;
-use super::table::{Side, Table};
+use super::table::Table;
 use super::text::{counted, printable, since};
 
 pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
@@ -38,45 +38,6 @@ pub(crate) struct StatusArguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// The answer of `/index`.
-#[derive(Debug, Deserialize)]
-struct Index {
-    #[serde(default)]
-    role: Role,
-    namespaces: Vec<NamespaceSizes>,
-    #[serde(default)]
-    messages_waiting: u64,
-    #[serde(default)]
-    snapshot_error: Option<String>,
-    #[serde(default)]
-    missing_shards: Vec<MissingShard>,
-    // An older daemon does not say it.
-    #[serde(default)]
-    strays: Vec<Stray>,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamespaceSizes {
-    namespace: String,
-    holders: u64,
-    distinct_blocks: u64,
-    held_blocks: u64,
-    #[serde(default)]
-    unsized_holders: u64,
-    #[serde(default)]
-    epochs_ahead: u64,
-    #[serde(default)]
-    ahead: Vec<String>,
-    #[serde(default)]
-    refused_publishers: Vec<String>,
-    #[serde(default)]
-    refused: Vec<Refused>,
-    #[serde(default)]
-    cost: Option<Cost>,
-    #[serde(default)]
-    broken_promises: Vec<BrokenPromise>,
 }
 
 /// The answer of `/workers`.
@@ -101,52 +62,67 @@ struct ToldHolder {
     cost: Option<Cost>,
 }
 
-/// The status of a daemon.
-#[derive(Debug, Serialize)]
+/// The status of a daemon: its answer of `/index`, and what other answers add.
+#[derive(Debug, Deserialize, Serialize)]
 struct Status {
+    #[serde(default)]
     role: Role,
+    #[serde(skip_deserializing)]
     ready: bool,
     /// Why it is not ready.
+    #[serde(skip_deserializing)]
     reasons: Vec<String>,
+    #[serde(default)]
     messages_waiting: u64,
     /// Why the newest snapshot could not be written, where that is so.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
     /// The shards that answers of a gateway lack.
+    #[serde(default)]
     missing_shards: Vec<MissingShard>,
-    /// Namespaces that do not exist although events of them come.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Namespaces that do not exist although events of them come. An older daemon does not say it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<Stray>,
     namespaces: Vec<NamespaceStatus>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 struct NamespaceStatus {
     namespace: String,
     holders: u64,
+    #[serde(skip_deserializing)]
     degraded: u64,
     /// How many holders are degraded for each reason; a holder counts under all of its own.
+    #[serde(skip_deserializing)]
     reasons: BTreeMap<&'static str, u64>,
     distinct_blocks: u64,
     held_blocks: u64,
     /// The number of holders whose tokens in a block are only guessed.
+    #[serde(default)]
     unsized_holders: u64,
     /// How many holders' epochs lie ahead of the daemon's clock.
+    #[serde(default)]
     epochs_ahead: u64,
     /// Some of these, the first by name.
+    #[serde(default)]
     ahead: Vec<String>,
     /// Some of the publishers whose batches are dropped, so that they have no holder.
+    #[serde(default)]
     refused_publishers: Vec<String>,
     /// The same, each with the reason.
+    #[serde(default)]
     refused: Vec<Refused>,
     /// The answers about it lately, and how many of them were not exact.
+    #[serde(default)]
     cost: Option<Cost>,
     /// Some of the degraded, the first by name.
+    #[serde(skip_deserializing)]
     named: Vec<String>,
     /// The reasons of each of these, since when, and what that costs, in the same order.
     #[serde(skip)]
     doubts: Vec<ToldHolder>,
     /// Holders of which exact answers promise more than requests find.
+    #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
 
@@ -165,27 +141,18 @@ pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
 impl Status {
     async fn read(client: &AdminClient) -> Result<Self, Failure> {
         let readiness = client.readiness().await?;
-        let index: Index = client.json("/index").await?;
+        let mut status: Self = client.json("/index").await?;
+        (status.ready, status.reasons) = (readiness.ready, readiness.reasons);
         let mut namespaces: BTreeMap<String, NamespaceStatus> = BTreeMap::new();
-        for sizes in index.namespaces {
-            let status = NamespaceStatus {
-                namespace: sizes.namespace.clone(),
-                holders: sizes.holders,
-                distinct_blocks: sizes.distinct_blocks,
-                held_blocks: sizes.held_blocks,
-                unsized_holders: sizes.unsized_holders,
-                epochs_ahead: sizes.epochs_ahead,
-                ahead: sizes.ahead,
-                refused_publishers: sizes.refused_publishers,
-                refused: sizes.refused,
-                cost: sizes.cost,
-                broken_promises: sizes.broken_promises,
-                ..NamespaceStatus::default()
-            };
-            namespaces.insert(sizes.namespace, status);
+        for namespace in status.namespaces.drain(..) {
+            namespaces.insert(namespace.namespace.clone(), namespace);
         }
         let mut target = "/workers?state=degraded&limit=10000".to_owned();
-        let pages_max = if index.role.keeps_an_index() { PAGES_MAX } else { 0 };
+        let pages_max = if status.role.keeps_an_index() {
+            PAGES_MAX
+        } else {
+            0
+        };
         for _ in 0..pages_max {
             let page: Holders = client.json(&target).await?;
             for holder in page.holders {
@@ -196,16 +163,8 @@ impl Status {
             let Some(next) = page.next else { break };
             target = format!("/workers?state=degraded&limit=10000&after={next}");
         }
-        Ok(Self {
-            role: index.role,
-            ready: readiness.ready,
-            reasons: readiness.reasons,
-            messages_waiting: index.messages_waiting,
-            snapshot_error: index.snapshot_error,
-            missing_shards: index.missing_shards,
-            strays: index.strays,
-            namespaces: namespaces.into_values().collect(),
-        })
+        status.namespaces.extend(namespaces.into_values());
+        Ok(status)
     }
 
     fn totals(&self) -> (u64, u64) {
@@ -275,13 +234,7 @@ impl Status {
         if self.namespaces.is_empty() {
             return text + "no worker has been heard of\n";
         }
-        let mut table = Table::new(&[
-            ("NAMESPACE", Side::Left),
-            ("HOLDERS", Side::Right),
-            ("DEGRADED", Side::Right),
-            ("BLOCKS", Side::Right),
-            ("COPIES", Side::Right),
-        ]);
+        let mut table = Table::new(&["NAMESPACE", ">HOLDERS", ">DEGRADED", ">BLOCKS", ">COPIES"]);
         for status in &self.namespaces {
             table.push(vec![
                 status.namespace.clone(),
@@ -451,8 +404,8 @@ qwen          1000         0  123456  12345678
             assert!(said.contains(text), "{said}");
         }
         // Older daemons do not say.
-        let index: Index = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
-        assert_eq!(index.role, Role::Daemon);
+        let status: Status = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
+        assert_eq!(status.role, Role::Daemon);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use kvatlas_core::wire::{
 };
 
 use super::query_report::describe_gathered;
-use super::table::{Side, Table};
+use super::table::Table;
 use super::text::{counted, since};
 
 /// In words, whether a holder's state is certain.
@@ -47,17 +47,9 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
         .holders
         .iter()
         .any(|holder| holder.address.is_some() || !holder.labels.is_empty());
-    let mut columns = vec![
-        ("WORKER", Side::Left),
-        ("RANK", Side::Right),
-        ("EPOCH", Side::Right),
-        ("SEQ", Side::Right),
-        ("BLOCKS", Side::Right),
-        ("PARKED", Side::Right),
-        ("STATE", Side::Left),
-    ];
+    let mut columns = vec!["WORKER", ">RANK", ">EPOCH", ">SEQ", ">BLOCKS", ">PARKED", "STATE"];
     if has_profiles {
-        columns.extend([("ADDRESS", Side::Left), ("LABELS", Side::Left)]);
+        columns.extend(["ADDRESS", "LABELS"]);
     }
     let mut table = Table::new(&columns);
     for holder in &status.holders {

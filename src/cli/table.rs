@@ -1,18 +1,10 @@
 //! Tables for people: aligned columns, no lines between them.
 
-/// On which side of its column a cell stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    /// For words.
-    Left,
-    /// For numbers.
-    Right,
-}
-
 /// A table under a header.
 #[derive(Debug)]
 pub(super) struct Table {
-    sides: Vec<Side>,
+    /// Whether the cells of each column stand on its right side.
+    are_right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
@@ -20,11 +12,15 @@ pub(super) struct Table {
 const GAP: &str = "  ";
 
 impl Table {
-    /// A table with these columns and no rows.
-    pub(super) fn new(columns: &[(&str, Side)]) -> Self {
+    /// A table with columns of these titles and no rows. The cells of a column stand on its left side, for words. Behind a `>`, which is
+    /// not shown, they stand on its right side, for numbers.
+    pub(super) fn new(titles: &[&str]) -> Self {
+        let shown = titles
+            .iter()
+            .map(|title| title.trim_start_matches('>').to_owned());
         Self {
-            sides: columns.iter().map(|(_, side)| *side).collect(),
-            rows: vec![columns.iter().map(|(title, _)| (*title).to_owned()).collect()],
+            are_right: titles.iter().map(|title| title.starts_with('>')).collect(),
+            rows: vec![shown.collect()],
         }
     }
 
@@ -75,7 +71,7 @@ impl Table {
     }
 
     fn render_table(&self) -> String {
-        let widths: Vec<usize> = (0..self.sides.len())
+        let widths: Vec<usize> = (0..self.are_right.len())
             .map(|column| {
                 self.rows
                     .iter()
@@ -91,13 +87,13 @@ impl Table {
     }
 
     fn render_row(&self, row: &[String], widths: &[usize]) -> String {
-        let cells = self.sides.iter().zip(widths).enumerate();
+        let cells = self.are_right.iter().zip(widths).enumerate();
         let padded: Vec<String> = cells
-            .map(|(column, (side, width))| {
+            .map(|(column, (is_right, width))| {
                 let cell = row.get(column).map_or("", String::as_str);
-                match side {
-                    Side::Left => format!("{cell:<width$}"),
-                    Side::Right => format!("{cell:>width$}"),
+                match is_right {
+                    false => format!("{cell:<width$}"),
+                    true => format!("{cell:>width$}"),
                 }
             })
             .collect();
@@ -115,11 +111,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_lines_end_with_their_text() {
-        let mut table = Table::new(&[
-            ("WORKER", Side::Left),
-            ("BLOCKS", Side::Right),
-            ("STATE", Side::Left),
-        ]);
+        let mut table = Table::new(&["WORKER", ">BLOCKS", "STATE"]);
         table.push(vec!["a".into(), "7".into(), "exact".into()]);
         table.push(vec!["a-long-name".into(), "12345678".into()]);
         let lines = [
@@ -132,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_gets_paragraphs() {
-        let mut table = Table::new(&[("WORKER", Side::Left), ("BLOCKS", Side::Right), ("", Side::Left)]);
+        let mut table = Table::new(&["WORKER", ">BLOCKS", ""]);
         table.push(vec!["gpu-0".into(), "7".into(), String::new()]);
         table.push(vec!["gpu-1".into(), "12".into(), "x".into()]);
         assert_eq!(table.render_within(Some(18)), table.render_table());
@@ -149,9 +141,6 @@ mod tests {
 
     #[test]
     fn a_header_stands_alone() {
-        assert_eq!(
-            Table::new(&[("A", Side::Left), ("B", Side::Right)]).render(),
-            "A  B\n"
-        );
+        assert_eq!(Table::new(&["A", ">B"]).render(), "A  B\n");
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use super::output::{print, print_json};
-use super::table::{Side, Table};
+use super::table::Table;
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
@@ -138,7 +138,7 @@ fn render(answer: &Answer<'_>, sample: usize) -> String {
         counted(allowed as u64, "token", "tokens"),
         if answer.may_end { "may" } else { "may not" },
     );
-    let mut table = Table::new(&[("TOKEN", Side::Right), ("TEXT", Side::Left)]);
+    let mut table = Table::new(&[">TOKEN", "TEXT"]);
     for token in answer.mask.iter().take(sample) {
         table.push(vec![token.to_string(), text_of(answer.vocabulary, token)]);
     }

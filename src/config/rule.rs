@@ -2,11 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use kvatlas_core::wire::Shard;
-
-use super::dynamo::{Component, Discovery};
+use super::dynamo::Component;
 use super::kind::{Kind, Secret, Value, parse_components, parse_server};
 
 /// The kind of values that a setting allows, and their conversion to `T`.
@@ -25,22 +24,19 @@ pub(super) trait Choice: Sized {
     fn of(word: &str) -> Option<Self>;
 }
 
-/// Implements [`Choice`] for a type: gives each word its value.
-macro_rules! words {
-    ($type:ty { $($word:literal => $value:expr,)+ }) => {
+/// Implements [`Choice`] for types that [`kvatlas_core::worded`] has declared.
+macro_rules! choices {
+    ($($type:ty),+) => {$(
         impl $crate::rule::Choice for $type {
-            const WORDS: &'static [&'static str] = &[$($word),+];
+            const WORDS: &'static [&'static str] = &Self::WORDS;
 
             fn of(word: &str) -> Option<Self> {
-                match word {
-                    $($word => Some($value),)+
-                    _ => None,
-                }
+                Self::of_word(word)
             }
         }
-    };
+    )+};
 }
-pub(super) use words;
+pub(super) use choices;
 
 pub(super) fn boolean() -> Rule<bool> {
     Rule {
@@ -152,13 +148,13 @@ pub(super) fn server_urls() -> Rule<Vec<async_nats::ServerAddr>> {
     }
 }
 
-/// A shard; `None` if the text is empty.
-pub(super) fn shard() -> Rule<Option<Shard>> {
+/// A value that a text of this kind stands for; `None` if the text is empty.
+pub(super) fn optional<T: FromStr>(kind: Kind) -> Rule<Option<T>> {
     Rule {
-        kind: Kind::OptionalShard,
+        kind,
         read: |value| match value.text()? {
             "" => Some(None),
-            shard => shard.parse().ok().map(Some),
+            text => text.parse().ok().map(Some),
         },
     }
 }
@@ -168,17 +164,6 @@ pub(super) fn components() -> Rule<Vec<Component>> {
     Rule {
         kind: Kind::Components,
         read: |value| parse_components(value.text()?),
-    }
-}
-
-/// A place where Dynamo's processes find each other; `None` if the text is empty.
-pub(super) fn discovery() -> Rule<Option<Discovery>> {
-    Rule {
-        kind: Kind::OptionalDiscovery,
-        read: |value| match value.text()? {
-            "" => Some(None),
-            place => place.parse().ok().map(Some),
-        },
     }
 }
 

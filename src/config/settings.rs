@@ -18,8 +18,8 @@ use super::effective::{Effective, Values};
 use super::error::ConfigError;
 use super::kind::{Kind, Secret};
 use super::rule::{
-    Rule, boolean, bytes, choice, components, discovery, integer, listen_address, milliseconds,
-    milliseconds_or_never, optional_text, path, seconds, secret, server_urls, shard, text,
+    Rule, boolean, bytes, choice, components, integer, listen_address, milliseconds, milliseconds_or_never,
+    optional, optional_text, path, seconds, secret, server_urls, text,
 };
 use super::types::{Authentication, Depth, GrpcWriting, SharedAuthentication, Transport};
 use kvatlas_telemetry::LogFormat;
@@ -195,7 +195,7 @@ tables! {
     /// Which part of the workers is taken.
     pub ShardingConfig in [sharding] {
         /// Take only the workers of this shard, and answer for these; unset, all workers.
-        shard: Option<Shard> = "", shard(), flag "shard";
+        shard: Option<Shard> = "", optional(Kind::OptionalShard), flag "shard";
     }
 
     /// How a gateway gathers the shards' replies.
@@ -319,7 +319,7 @@ tables! {
         /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT behind one, its models are that tenant's; unset, none.
         components: Vec<Component> = "", components();
         /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
-        discovery: Option<Discovery> = "", discovery();
+        discovery: Option<Discovery> = "", optional(Kind::OptionalDiscovery);
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told beside the port of the listener; unset, its IP address.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use kvatlas_core::index::Hashing;
+use kvatlas_core::worded;
 
 use super::kind::Secret;
-use super::rule::words;
+use super::rule::choices;
 use kvatlas_telemetry::LogFormat;
 
 /// The way in which a client authenticates to NATS.
@@ -59,13 +60,17 @@ impl PartialEq for SharedAuthentication {
 
 impl Eq for SharedAuthentication {}
 
-/// How events travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    /// As messages of core NATS, which delivers each at most once.
-    Core,
-    /// Through a stream of JetStream, which keeps the events.
-    JetStream,
+choices!(Transport, Depth, GrpcWriting, Hashing, LogFormat);
+
+worded! {
+    /// How events travel.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Transport {
+        /// As messages of core NATS, which delivers each at most once.
+        Core => "core",
+        /// Through a stream of JetStream, which keeps the events.
+        JetStream => "jetstream",
+    }
 }
 
 impl Transport {
@@ -78,50 +83,28 @@ impl Transport {
     }
 }
 
-words!(Transport {
-    "core" => Transport::Core,
-    "jetstream" => Transport::JetStream,
-});
-
-/// Which depth of a holder is told to clients that ask in another dialect than the contract's. A depth is a number of
-/// leading blocks of the prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Depth {
-    /// The leading blocks that a request can reuse.
-    #[default]
-    Usable,
-    /// The leading blocks that the holder has for full attention.
-    Matched,
+worded! {
+    /// Which depth of a holder is told to clients that ask in another dialect than the contract's. A depth is a number of
+    /// leading blocks of the prompt.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Depth {
+        /// The leading blocks that a request can reuse.
+        #[default]
+        Usable => "usable",
+        /// The leading blocks that the holder has for full attention.
+        Matched => "matched",
+    }
 }
 
-words!(Depth {
-    "usable" => Depth::Usable,
-    "matched" => Depth::Matched,
-});
-
-/// The clients that may report over gRPC which blocks workers have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GrpcWriting {
-    /// No client may report.
-    Off,
-    /// Clients that show the token of `grpc.writing_token_file`.
-    Token,
-    /// All clients that may ask questions.
-    Open,
+worded! {
+    /// The clients that may report over gRPC which blocks workers have.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum GrpcWriting {
+        /// No client may report.
+        Off => "off",
+        /// Clients that show the token of `grpc.writing_token_file`.
+        Token => "token",
+        /// All clients that may ask questions.
+        Open => "open",
+    }
 }
-
-words!(GrpcWriting {
-    "off" => GrpcWriting::Off,
-    "token" => GrpcWriting::Token,
-    "open" => GrpcWriting::Open,
-});
-
-words!(Hashing {
-    "engine" => Hashing::Engine,
-    "recompute" => Hashing::Recompute,
-});
-
-words!(LogFormat {
-    "text" => LogFormat::Text,
-    "json" => LogFormat::Json,
-});

@@ -16,4 +16,5 @@ pub mod stream;
 mod sync;
 pub mod trie;
 pub mod wire;
+mod worded;
 mod words;

@@ -66,22 +66,22 @@ impl Shared {
 
     /// Returns an answerer for listeners, with HTTP's bounds and the configured depth of the dialects.
     pub(crate) fn listener_answerer(&self) -> Answerer {
-        self.answerer(&self.subjects, &self.http_limits)
-            .deep_as(self.config.queries.dialect_depth)
+        Answerer {
+            dialect_depth: self.config.queries.dialect_depth,
+            ..self.answerer(&self.subjects, &self.http_limits)
+        }
     }
 
     /// Returns an answerer whose queries are sampled, and which takes turns and hints into account.
     fn answerer(&self, subjects: &Subjects, limits: &Live<WireLimits>) -> Answerer {
-        Answerer::new(
-            Arc::clone(&self.namespaces),
-            Arc::clone(&self.trust),
-            self.pool.freshness(),
-            subjects.clone(),
-            limits.clone(),
-        )
-        .sampled_by(&self.sample)
-        .taking_turns(&self.heavy_turns)
-        .hinted_by(self.hints.as_ref())
+        let (namespaces, trust) = (Arc::clone(&self.namespaces), Arc::clone(&self.trust));
+        let freshness = self.pool.freshness();
+        Answerer {
+            sample: Some(Arc::clone(&self.sample)),
+            heavy_turns: Arc::clone(&self.heavy_turns),
+            hints: self.hints.clone(),
+            ..Answerer::new(namespaces, trust, freshness, subjects.clone(), limits.clone())
+        }
     }
 }
 
@@ -93,6 +93,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    /// Does `work` in a task of the stage, until the stage ends.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks
+            .spawn(self.stop.clone().run_until_cancelled_owned(work));
+    }
+
     /// Tells the tasks to stop, and waits until all have ended.
     pub(crate) async fn end(&self) {
         self.stop.cancel();

@@ -1,48 +1,29 @@
 //! The formats of engines' events.
 
 use kvatlas_core::wire::Tier;
+use kvatlas_core::worded;
 use serde::{Deserialize, Serialize};
 
-/// The format of a publisher's payloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Format {
-    /// vLLM's `EventBatch`, arrays and maps of every published length.
-    Vllm,
-    /// SGLang's `EventBatch`, which differs in media and salts.
-    Sglang,
-    /// Mooncake Store's batches of events.
-    Mooncake,
-    /// Dynamo's `RouterEvent`.
-    Dynamo,
-    /// TensorRT-LLM's event list.
-    TensorRt,
-    /// TokenSpeed's events, which its server hands on over gRPC only.
-    TokenSpeed,
+worded! {
+    /// The format of a publisher's payloads.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub enum Format {
+        /// vLLM's `EventBatch`, arrays and maps of every published length.
+        Vllm => "vllm",
+        /// SGLang's `EventBatch`, which differs in media and salts.
+        Sglang => "sglang",
+        /// Mooncake Store's batches of events.
+        Mooncake => "mooncake",
+        /// Dynamo's `RouterEvent`.
+        Dynamo => "dynamo",
+        /// TensorRT-LLM's event list.
+        TensorRt => "tensorrt-llm",
+        /// TokenSpeed's events, which its server hands on over gRPC only.
+        TokenSpeed => "tokenspeed",
+    }
 }
 
 impl Format {
-    /// All formats.
-    pub const ALL: [Self; 6] = [
-        Self::Vllm,
-        Self::Sglang,
-        Self::Mooncake,
-        Self::Dynamo,
-        Self::TensorRt,
-        Self::TokenSpeed,
-    ];
-
-    /// A stable word for configuration, metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-            Self::Mooncake => "mooncake",
-            Self::Dynamo => "dynamo",
-            Self::TensorRt => "tensorrt-llm",
-            Self::TokenSpeed => "tokenspeed",
-        }
-    }
-
     /// Whether each removal is of one copy of a block. In other formats the producer counts copies itself, and a removal
     /// takes the block.
     pub fn counts_copies(self) -> bool {

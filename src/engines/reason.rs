@@ -1,131 +1,94 @@
 //! Reasons why an event, or a part of an event, is not in the index.
 
+use kvatlas_core::worded;
 use serde::{Deserialize, Serialize};
 
-/// The reason why a part of an engine's batch did not become an event of the contract.
-///
-/// The words are label values of metrics. They must be kept stable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(usize)]
-pub enum Reason {
-    /// A field has a type or a value that it can't have, or a required field is missing.
-    Malformed,
-    /// An event of a type that kvatlas does not know. Its changes are unknown.
-    UnknownEvent,
-    /// The number of tokens is not block size × number of blocks.
-    TokenCount,
-    /// A stored block is its own parent.
-    SelfParent,
-    /// A stored block is its own ancestor.
-    Cycle,
-    /// A name that stands for a block of other content already, or comes twice in one event.
-    NameConflict,
-    /// A block comes under a new name, but its content is held already under another name. The engine knows of a difference
-    /// that its events do not tell.
-    HiddenKey,
-    /// The parent is not held, so the position and the chain are unknown.
-    UnknownParent,
-    /// The salt of a block differs from its parent's.
-    SaltConflict,
-    /// The adapter of a block differs from its parent's.
-    AdapterConflict,
-    /// Content is needed to compute the chain, and the event has none.
-    NoContent,
-    /// A sampled name is not the contract's hash of its content, though the engine claims so.
-    ForeignChain,
-    /// The table of names is full.
-    TableFull,
-    /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
-    OutOfRange,
-    /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
-    BlockSize,
-    /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which blocks.
-    OtherRank,
-    /// The engine's block hashes cover more tokens behind a block than queries can, or not all of them cover the same number.
-    Lookahead,
-    /// Blocks are told apart by more than the event tells, or the configuration states that of all the engine's events.
-    Untold,
-    /// Batches were lost on the way, and cannot be replayed.
-    LostBatches,
-    /// The batch comes from another engine: it has a known number but other bytes, or another topic.
-    OtherEngine,
-    /// Copies of a block may be mere reports that the block was used again. It is unknown whether a copy is left.
-    Reported,
-    /// An incomplete block, at the end of a sequence.
-    PartOfBlock,
-    /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
-    OtherGroup,
-    /// An event about a group of layers, other than group 0, that no stored event has described, or whose blocks don't end
-    /// where main attention's do.
-    UnknownGroup,
-    /// A block of a window or a state whose place in its sequence cannot be found.
-    UnplacedName,
-    /// The block lies elsewhere: its locality is not local.
-    Remote,
-    /// The block is owned by another system than the engine.
-    OtherOwner,
-    /// The event's medium stands for no tier.
-    UnknownMedium,
-    /// A block without tokens and size, announced for an offload, under an unknown name.
-    Placeholder,
-    /// A block of an adapter that has a number, but no known name.
-    UnnamedAdapter,
-    /// A removed block that was not held in that tier.
-    NotHeld,
-    /// An event that changes nothing that is held.
-    Ignored,
-    /// A block of a connector or a store that doesn't report its removals.
-    NoRemovals,
-    /// A clear that doesn't say whether it empties this tier, too.
-    UnclearTier,
-    /// Blocks announced for an offload, of which only the last of each chunk is named. The number of blocks in a chunk is unknown.
-    UnknownChunk,
-    /// An object of a store that can't be matched to a block, or is only a part of a block.
-    Unjoined,
+worded! {
+    /// The reason why a part of an engine's batch did not become an event of the contract.
+    ///
+    /// The words are label values of metrics. They must be kept stable.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[repr(usize)]
+    pub enum Reason {
+        /// A field has a type or a value that it can't have, or a required field is missing.
+        Malformed => "malformed",
+        /// An event of a type that kvatlas does not know. Its changes are unknown.
+        UnknownEvent => "unknown_event",
+        /// The number of tokens is not block size × number of blocks.
+        TokenCount => "token_count",
+        /// A stored block is its own parent.
+        SelfParent => "self_parent",
+        /// A stored block is its own ancestor.
+        Cycle => "cycle",
+        /// A name that stands for a block of other content already, or comes twice in one event.
+        NameConflict => "name_conflict",
+        /// A block comes under a new name, but its content is held already under another name. The engine knows of a difference
+        /// that its events do not tell.
+        HiddenKey => "hidden_key",
+        /// The parent is not held, so the position and the chain are unknown.
+        UnknownParent => "unknown_parent",
+        /// The salt of a block differs from its parent's.
+        SaltConflict => "salt_conflict",
+        /// The adapter of a block differs from its parent's.
+        AdapterConflict => "adapter_conflict",
+        /// Content is needed to compute the chain, and the event has none.
+        NoContent => "no_content",
+        /// A sampled name is not the contract's hash of its content, though the engine claims so.
+        ForeignChain => "foreign_chain",
+        /// The table of names is full.
+        TableFull => "table_full",
+        /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
+        OutOfRange => "out_of_range",
+        /// The block size is not the namespace's: the engine was registered with another block size than it is configured with.
+        BlockSize => "block_size",
+        /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which blocks.
+        OtherRank => "other_rank",
+        /// The engine's block hashes cover more tokens behind a block than queries can, or not all of them cover the same number.
+        Lookahead => "lookahead",
+        /// Blocks are told apart by more than the event tells, or the configuration states that of all the engine's events.
+        Untold => "untold",
+        /// Batches were lost on the way, and cannot be replayed.
+        LostBatches => "lost_batches",
+        /// The batch comes from another engine: it has a known number but other bytes, or another topic.
+        OtherEngine => "other_engine",
+        /// Copies of a block may be mere reports that the block was used again. It is unknown whether a copy is left.
+        Reported => "reported",
+        /// An incomplete block, at the end of a sequence.
+        PartOfBlock => "part_of_block",
+        /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
+        OtherGroup => "other_group",
+        /// An event about a group of layers, other than group 0, that no stored event has described, or whose blocks don't end
+        /// where main attention's do.
+        UnknownGroup => "unknown_group",
+        /// A block of a window or a state whose place in its sequence cannot be found.
+        UnplacedName => "unplaced_name",
+        /// The block lies elsewhere: its locality is not local.
+        Remote => "remote",
+        /// The block is owned by another system than the engine.
+        OtherOwner => "other_owner",
+        /// The event's medium stands for no tier.
+        UnknownMedium => "unknown_medium",
+        /// A block without tokens and size, announced for an offload, under an unknown name.
+        Placeholder => "placeholder",
+        /// A block of an adapter that has a number, but no known name.
+        UnnamedAdapter => "unnamed_adapter",
+        /// A removed block that was not held in that tier.
+        NotHeld => "not_held",
+        /// An event that changes nothing that is held.
+        Ignored => "ignored",
+        /// A block of a connector or a store that doesn't report its removals.
+        NoRemovals => "no_removals",
+        /// A clear that doesn't say whether it empties this tier, too.
+        UnclearTier => "unclear_tier",
+        /// Blocks announced for an offload, of which only the last of each chunk is named. The number of blocks in a chunk is unknown.
+        UnknownChunk => "unknown_chunk",
+        /// An object of a store that can't be matched to a block, or is only a part of a block.
+        Unjoined => "unjoined",
+    }
 }
 
 impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 36] = [
-        Self::Malformed,
-        Self::UnknownEvent,
-        Self::TokenCount,
-        Self::SelfParent,
-        Self::Cycle,
-        Self::NameConflict,
-        Self::HiddenKey,
-        Self::UnknownParent,
-        Self::SaltConflict,
-        Self::AdapterConflict,
-        Self::NoContent,
-        Self::ForeignChain,
-        Self::TableFull,
-        Self::OutOfRange,
-        Self::BlockSize,
-        Self::OtherRank,
-        Self::Lookahead,
-        Self::Untold,
-        Self::LostBatches,
-        Self::OtherEngine,
-        Self::Reported,
-        Self::PartOfBlock,
-        Self::OtherGroup,
-        Self::UnknownGroup,
-        Self::UnplacedName,
-        Self::Remote,
-        Self::OtherOwner,
-        Self::UnknownMedium,
-        Self::Placeholder,
-        Self::UnnamedAdapter,
-        Self::NotHeld,
-        Self::Ignored,
-        Self::NoRemovals,
-        Self::UnclearTier,
-        Self::UnknownChunk,
-        Self::Unjoined,
-    ];
-
     /// Whether the reason leaves the holder's state in doubt. With other reasons, events are left out by design: the index
     /// knows less than the engine has, and never more.
     pub fn degrades(self) -> bool {
@@ -151,48 +114,6 @@ impl Reason {
     /// Whether the reason leaves it unknown how much a request can reuse, though the blocks of main attention stay known.
     pub fn hides_groups(self) -> bool {
         matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
-    }
-
-    /// A stable word for metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::UnknownEvent => "unknown_event",
-            Self::TokenCount => "token_count",
-            Self::SelfParent => "self_parent",
-            Self::Cycle => "cycle",
-            Self::NameConflict => "name_conflict",
-            Self::HiddenKey => "hidden_key",
-            Self::UnknownParent => "unknown_parent",
-            Self::SaltConflict => "salt_conflict",
-            Self::AdapterConflict => "adapter_conflict",
-            Self::NoContent => "no_content",
-            Self::ForeignChain => "foreign_chain",
-            Self::TableFull => "table_full",
-            Self::OutOfRange => "out_of_range",
-            Self::BlockSize => "block_size",
-            Self::OtherRank => "other_rank",
-            Self::Lookahead => "lookahead",
-            Self::Untold => "untold",
-            Self::LostBatches => "lost_batches",
-            Self::OtherEngine => "other_engine",
-            Self::Reported => "reported",
-            Self::PartOfBlock => "part_of_block",
-            Self::OtherGroup => "other_group",
-            Self::UnknownGroup => "unknown_group",
-            Self::UnplacedName => "unplaced_name",
-            Self::Remote => "remote",
-            Self::OtherOwner => "other_owner",
-            Self::UnknownMedium => "unknown_medium",
-            Self::Placeholder => "placeholder",
-            Self::UnnamedAdapter => "unnamed_adapter",
-            Self::NotHeld => "not_held",
-            Self::Ignored => "ignored",
-            Self::NoRemovals => "no_removals",
-            Self::UnclearTier => "unclear_tier",
-            Self::UnknownChunk => "unknown_chunk",
-            Self::Unjoined => "unjoined",
-        }
     }
 }
 

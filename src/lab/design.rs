@@ -3,6 +3,7 @@
 use std::io;
 
 use kvatlas_core::wire::WorkerName;
+use kvatlas_core::worded;
 
 use super::actor::Actor;
 use super::concurrent_radix::ConcurrentRadixTree;
@@ -14,50 +15,28 @@ use super::pool::ThreadPool;
 use super::prefix_index::PrefixIndex;
 use super::radix::RadixTree;
 
-/// One of the seven designs, in the order in which they came about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Design {
-    /// 1: [`NestedDictionary`].
-    NestedDictionary,
-    /// 2: [`Actor`] around the nested dictionary.
-    Actor,
-    /// 3: [`InvertedIndex`].
-    InvertedIndex,
-    /// 4: [`RadixTree`].
-    RadixTree,
-    /// 5: [`ConcurrentRadixTree`] in a thread pool.
-    ConcurrentRadixTree,
-    /// 6: [`JumpIndex`] in a thread pool.
-    JumpIndex,
-    /// 7: [`LineageIndex`], ours, in a thread pool.
-    LineageIndex,
+worded! {
+    /// One of the seven designs, in the order in which they came about.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Design {
+        /// 1: [`NestedDictionary`].
+        NestedDictionary => "nested dictionary",
+        /// 2: [`Actor`] around the nested dictionary.
+        Actor => "actor",
+        /// 3: [`InvertedIndex`].
+        InvertedIndex => "inverted index",
+        /// 4: [`RadixTree`].
+        RadixTree => "radix tree",
+        /// 5: [`ConcurrentRadixTree`] in a thread pool.
+        ConcurrentRadixTree => "concurrent radix tree",
+        /// 6: [`JumpIndex`] in a thread pool.
+        JumpIndex => "positional, jump search",
+        /// 7: [`LineageIndex`], ours, in a thread pool.
+        LineageIndex => "lineage (ours)",
+    }
 }
 
 impl Design {
-    /// All designs.
-    pub const ALL: [Self; 7] = [
-        Self::NestedDictionary,
-        Self::Actor,
-        Self::InvertedIndex,
-        Self::RadixTree,
-        Self::ConcurrentRadixTree,
-        Self::JumpIndex,
-        Self::LineageIndex,
-    ];
-
-    /// The usual name of the design.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NestedDictionary => "nested dictionary",
-            Self::Actor => "actor",
-            Self::InvertedIndex => "inverted index",
-            Self::RadixTree => "radix tree",
-            Self::ConcurrentRadixTree => "concurrent radix tree",
-            Self::JumpIndex => "positional, jump search",
-            Self::LineageIndex => "lineage (ours)",
-        }
-    }
-
     /// Whether the design's answers are exact. Designs that are not exact conflate blocks of equal content.
     pub fn is_exact(self) -> bool {
         match self {

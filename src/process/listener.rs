@@ -34,9 +34,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use kvatlas_telemetry::{ConnectionCounts, LogGate};
-
-static ACCEPT_GATE: LogGate = LogGate::new();
+use kvatlas_telemetry::{ConnectionCounts, log_gated};
 
 /// Pause after a connection that could not be accepted. Typically no file descriptor is left, and accepting again at
 /// once would only burn the processor.
@@ -147,9 +145,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
     }
 
     async fn accept_failed(&self, error: &io::Error) {
-        if let Some(suppressed) = ACCEPT_GATE.admit() {
-            tracing::warn!(%error, listener = self.name, suppressed, "a connection was not accepted");
-        }
+        log_gated!(warn "a connection was not accepted"; %error, listener = self.name);
         let pause = tokio::time::sleep(ACCEPT_PAUSE);
         self.stopping.run_until_cancelled(pause).await;
     }

@@ -9,18 +9,9 @@ use parking_lot::Mutex;
 
 use kvatlas_engines::Reason;
 
-use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{EngineSource, FrameFault, LabelValue, PerLabel, RepublishCut, RepublishOmission};
-
-static UNDECODABLE_GATE: LogGate = LogGate::new();
-static CUT_GATE: LogGate = LogGate::new();
-static LOST_GATE: LogGate = LogGate::new();
-static RESTART_GATE: LogGate = LogGate::new();
-static STATE_GATE: LogGate = LogGate::new();
-static REPUBLISH_FULL_GATE: LogGate = LogGate::new();
-static REPUBLISH_CUT_GATE: LogGate = LogGate::new();
-static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
+use super::labels::{EngineSource, FrameFault, PerLabel, RepublishCut, RepublishOmission, label_of};
+use super::log_gated;
 
 /// Largest number of engines that have series of their own at the same time.
 const ENGINES_MAX: usize = 1024;
@@ -69,9 +60,9 @@ metric_group! {
         /// Servers of engines that do not answer, or whose engines cannot be followed; `/workers` of the bridge says why.
         servers_troubled: Gauge = "kvatlas_bridge_servers_troubled", Count;
         /// Engines that were found, by where they were looked for.
-        discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
+        pub discovered: PerLabel<EngineSource, Gauge> = "kvatlas_bridge_discovered_engines", Count;
         /// Looks for engines that failed, by where they were looked for; those that are known stay.
-        discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
+        pub discovery_failures: PerLabel<EngineSource, Counter> = "kvatlas_bridge_discovery_failures_total", Count;
         /// Times that a part of the bridge's state could not be written or removed; it is tried again.
         state_failures: Counter = "kvatlas_bridge_state_failures_total", Count;
     }
@@ -100,45 +91,27 @@ impl BridgeMetrics {
     }
 
     /// Records how many servers are asked for their publishers, and how many of them have engines that are not followed.
-    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
     pub fn set_servers(&self, asked: usize, troubled: usize) {
         self.servers.set(asked as f64);
         self.servers_troubled.set(troubled as f64);
     }
 
-    /// Records how many engines all sources of one kind know together.
-    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
-    pub fn set_discovered(&self, source: EngineSource, engines: usize) {
-        self.discovered.get(source).set(engines as f64);
-    }
-
-    /// Counts a search for engines that failed.
-    pub fn discovery_failed(&self, source: EngineSource) {
-        self.discovery_failures.get(source).increment(1);
-    }
-
     /// Counts a part of the state that could not be written or removed, and logs it.
     pub fn state_failed(&self, file: &dyn Display, error: &dyn Display) {
         self.state_failures.increment(1);
-        if let Some(suppressed) = STATE_GATE.admit() {
-            tracing::error!(%file, %error, suppressed, "the bridge's state is not kept");
-        }
+        log_gated!(error "the bridge's state is not kept"; %file, %error);
     }
 
     /// Counts a payload that could not be decoded, and logs it.
     pub fn undecodable(&self, engine: &dyn Display, error: &dyn Display) {
         self.undecodable.increment(1);
-        if let Some(suppressed) = UNDECODABLE_GATE.admit() {
-            tracing::warn!(%engine, %error, suppressed, "a payload of an engine cannot be decoded");
-        }
+        log_gated!(warn "a payload of an engine cannot be decoded"; %engine, %error);
     }
 
     /// Counts a connection to an engine that was ended because the engine announced too much on it, and logs it.
     pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
         self.cut.get(fault).increment(1);
-        if let Some(suppressed) = CUT_GATE.admit() {
-            tracing::warn!(%endpoint, reason = %fault, suppressed, "a connection to an engine was ended");
-        }
+        log_gated!(warn "a connection to an engine was ended"; %endpoint, reason = %fault);
     }
 
     /// Counts blocks that are not published for routers once more. Logs it if the reason is full memory.
@@ -147,13 +120,10 @@ impl BridgeMetrics {
             return;
         }
         self.republish_left_out.get(reason).increment(blocks);
-        if reason == RepublishOmission::Full
-            && let Some(suppressed) = REPUBLISH_FULL_GATE.admit()
-        {
-            tracing::warn!(
-                blocks,
-                suppressed,
-                "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all"
+        if reason == RepublishOmission::Full {
+            log_gated!(
+                warn "an engine has more blocks than --republish-max-bytes has room for: routers are not told of all";
+                blocks
             );
         }
     }
@@ -161,35 +131,20 @@ impl BridgeMetrics {
     /// Counts a connection of a router that the bridge ended, and logs it.
     pub fn republish_cut(&self, reason: RepublishCut) {
         self.republish_cut.get(reason).increment(1);
-        if let Some(suppressed) = REPUBLISH_CUT_GATE.admit() {
-            tracing::warn!(%reason, suppressed, "a connection of a router was ended");
-        }
+        log_gated!(warn "a connection of a router was ended"; %reason);
     }
 
     /// Counts events of an engine, or blocks of them, that daemons are not told. Logs it at level debug.
     pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
         self.left_out.get(reason).increment(times);
-        let Some(suppressed) = LEFT_OUT_GATES[reason.index()].admit() else {
-            return;
-        };
-        let reason = reason.as_str();
-        tracing::debug!(%engine, reason, times, suppressed, "left out of an engine's events");
+        log_gated!(
+            debug "left out of an engine's events" per Reason(reason);
+            %engine, reason = reason.as_str(), times
+        );
     }
 }
 
-impl LabelValue for Reason {
-    const KEY: &'static str = "reason";
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn as_str(self) -> &'static str {
-        self.as_str()
-    }
-
-    fn index(self) -> usize {
-        // The variants are in the order of `ALL`; tests of the crate of [`Reason`] check this.
-        self as usize
-    }
-}
+label_of!(Reason: "reason");
 
 metric_group! {
     /// One engine that a bridge follows.
@@ -214,11 +169,11 @@ metric_group! {
         /// 1 while this bridge tells daemons of an engine, 0 while another one of its group does.
         speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
         /// Bytes of an engine's blocks that are kept with their tokens, to be published for routers once more.
-        republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
+        pub republished_bytes: Gauge = "kvatlas_bridge_republished_bytes", Bytes;
         /// Routers that follow what is published of an engine once more.
-        republish_subscribers: Gauge = "kvatlas_bridge_republish_subscribers", Count;
+        pub republish_subscribers: Gauge = "kvatlas_bridge_republish_subscribers", Count;
         /// Times that a router was given all of an engine's blocks.
-        republish_answers: Counter = "kvatlas_bridge_republish_answers_total", Count;
+        pub republish_answers: Counter = "kvatlas_bridge_republish_answers_total", Count;
     }
 }
 
@@ -242,39 +197,18 @@ impl EngineMetrics {
     /// Counts that batches are lost for good, because the engine cannot send them again, and logs it.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
-        if let Some(suppressed) = LOST_GATE.admit() {
-            tracing::warn!(%engine, suppressed, "batches of an engine are lost; in doubt until it clears or restarts");
-        }
+        log_gated!(warn "batches of an engine are lost; in doubt until it clears or restarts"; %engine);
     }
 
     /// Counts that the engine was found to be another process, and logs it.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
-        if let Some(suppressed) = RESTART_GATE.admit() {
-            tracing::info!(%engine, suppressed, "the engine is another process: nothing of the old one is left");
-        }
+        log_gated!(info "the engine is another process: nothing of the old one is left"; %engine);
     }
 
     /// Records whether the blocks of the engine are known for certain.
     pub fn set_exact(&self, is_exact: bool) {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
-    }
-
-    /// Records how many bytes of the engine's blocks are kept to be published for routers once more.
-    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
-    pub fn set_republished_bytes(&self, bytes: usize) {
-        self.republished_bytes.set(bytes as f64);
-    }
-
-    /// Records how many routers follow this second publication of the engine.
-    #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^53")]
-    pub fn set_republish_subscribers(&self, subscribers: usize) {
-        self.republish_subscribers.set(subscribers as f64);
-    }
-
-    /// Counts that a router was given all blocks of the engine.
-    pub fn republish_answered(&self) {
-        self.republish_answers.increment(1);
     }
 
     /// Records whether this bridge tells daemons of the engine.
@@ -300,8 +234,11 @@ mod tests {
             bridge.republish_left_out(RepublishOmission::Full, 5);
             bridge.republish_cut(RepublishCut::Slow);
             bridge.set_servers(7, 2);
-            bridge.set_discovered(EngineSource::Dns, 3);
-            bridge.discovery_failed(EngineSource::Kubernetes);
+            bridge.discovered.get(EngineSource::Dns).set(3.0);
+            bridge
+                .discovery_failures
+                .get(EngineSource::Kubernetes)
+                .increment(1);
             bridge.state_failed(&"registered", &"no space left");
             let engine = bridge.of_engine("m", "a/0");
             engine.received(7);
@@ -311,9 +248,9 @@ mod tests {
             engine.restarted(&"a/0");
             engine.set_exact(true);
             engine.set_speaks(true);
-            engine.set_republished_bytes(9);
-            engine.set_republish_subscribers(2);
-            engine.republish_answered();
+            engine.republished_bytes.set(9.0);
+            engine.republish_subscribers.set(2.0);
+            engine.republish_answers.increment(1);
             kept = Some(engine);
         });
         drop(kept);

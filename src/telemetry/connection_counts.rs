@@ -25,11 +25,8 @@ macro_rules! count_connections {
             }
 
             fn refused(&self, connections_max: usize) {
-                static GATE: $crate::LogGate = $crate::LogGate::new();
                 self.refused.increment(1);
-                if let Some(suppressed) = GATE.admit() {
-                    tracing::warn!(connections_max, suppressed, $refused);
-                }
+                $crate::log_gated!(warn $refused; connections_max);
             }
         }
     };

@@ -8,24 +8,10 @@ use metrics::{Counter, Histogram};
 use kvatlas_core::index::RejectReason;
 use kvatlas_core::wire::DegradedReason;
 
-use super::LogGate;
 use super::declare::{BATCH_BLOCKS, LAGS, LATENCIES, metric_group};
 use super::histograms::Samples;
-use super::labels::{DropReason, LabelValue, PerLabel, UNATTRIBUTED_NAMESPACE};
-
-/// One gate per reason for the whole process: thousands of namespaces must not multiply the lines.
-static DROP_GATES: [LogGate; DropReason::COUNT] = [const { LogGate::new() }; DropReason::COUNT];
-static REJECT_GATES: [LogGate; RejectReason::ALL.len()] = [const { LogGate::new() }; RejectReason::ALL.len()];
-static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
-    [const { LogGate::new() }; DegradedReason::ALL.len()];
-static GAP_GATE: LogGate = LogGate::new();
-static REMOVED_GATE: LogGate = LogGate::new();
-static EPOCH_GATE: LogGate = LogGate::new();
-static AHEAD_GATE: LogGate = LogGate::new();
-static CONTESTED_GATE: LogGate = LogGate::new();
-/// For later batches, and for first ones.
-static SETTINGS_GATES: [LogGate; 2] = [const { LogGate::new() }; 2];
-static SETTLED_GATE: LogGate = LogGate::new();
+use super::labels::{DropReason, PerLabel, UNATTRIBUTED_NAMESPACE};
+use super::log_gated;
 
 /// Effect of one applied batch on the index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -154,16 +140,15 @@ impl EventMetrics {
     /// redelivery, so their lines are at level debug.
     pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
         self.batches_dropped.get(reason).increment(1);
-        let Some(suppressed) = DROP_GATES[reason.index()].admit() else {
-            return;
-        };
         let namespace = &*self.namespace;
         let subject = subject.escape_debug();
         match reason {
             DropReason::Duplicate | DropReason::StaleEpoch => {
-                tracing::debug!(namespace, %reason, %subject, %detail, suppressed, "batch dropped");
+                log_gated!(debug "batch dropped" per DropReason(reason); namespace, %reason, %subject, %detail);
             }
-            _ => tracing::warn!(namespace, %reason, %subject, %detail, suppressed, "batch dropped"),
+            _ => {
+                log_gated!(warn "batch dropped" per DropReason(reason); namespace, %reason, %subject, %detail)
+            }
         }
     }
 
@@ -172,88 +157,48 @@ impl EventMetrics {
     /// After every gap, removals of blocks that the holder does not have are common. Their lines are therefore at level debug.
     pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
         self.blocks_rejected.get(reason).increment(blocks);
-        let Some(suppressed) = REJECT_GATES[reason.index()].admit() else {
-            return;
-        };
-        let namespace = &*self.namespace;
+        let (namespace, word) = (&*self.namespace, reason.as_str());
         match reason {
             RejectReason::UnknownBlock => {
-                tracing::debug!(
-                    namespace,
-                    reason = reason.as_str(),
-                    worker,
-                    blocks,
-                    suppressed,
-                    "blocks rejected"
-                );
+                log_gated!(debug "blocks rejected"; namespace, reason = word, worker, blocks);
             }
-            _ => tracing::warn!(
-                namespace,
-                reason = reason.as_str(),
-                worker,
-                blocks,
-                suppressed,
-                "blocks rejected"
-            ),
+            _ => {
+                log_gated!(warn "blocks rejected" per RejectReason(reason); namespace, reason = word, worker, blocks)
+            }
         }
     }
 
     /// Counts a gap in a publisher's sequence numbers, and logs it.
     pub fn sequence_gap(&self, worker: &str, expected: u64, received: u64) {
         self.sequence_gaps.increment(1);
-        if let Some(suppressed) = GAP_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::warn!(
-                namespace,
-                worker,
-                expected,
-                received,
-                suppressed,
-                "batches are missing"
-            );
-        }
+        log_gated!(warn "batches are missing"; namespace = &*self.namespace, worker, expected, received);
     }
 
     /// Counts a new incarnation of a publisher, and logs it.
     pub fn epoch_changed(&self, worker: &str, previous: &dyn Display, current: &dyn Display) {
         self.epoch_changes.increment(1);
-        if let Some(suppressed) = EPOCH_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::info!(namespace, worker, %previous, %current, suppressed, "publisher has a new epoch");
-        }
+        log_gated!(
+            info "publisher has a new epoch";
+            namespace = &*self.namespace, worker, %previous, %current
+        );
     }
 
     /// Logs that a holder's epoch lies `ahead_s` seconds ahead of the clock. If the publisher comes back with the right
     /// time, its lower epoch is taken for that of an older incarnation.
     pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
-        if let Some(suppressed) = AHEAD_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::warn!(
-                namespace,
-                worker,
-                epoch,
-                ahead_s,
-                suppressed,
-                "epoch lies ahead of the clock: see to the clock of the worker's machine"
-            );
-        }
+        log_gated!(
+            warn "epoch lies ahead of the clock: see to the clock of the worker's machine";
+            namespace = &*self.namespace, worker, epoch, ahead_s
+        );
     }
 
     /// Logs that a second publisher of the holder sends batches of a lower epoch (`lower`) than the one that is
     /// believed. Call it once per contest, which ends with [`Self::contest_ended`].
     pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
-        if let Some(suppressed) = CONTESTED_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::warn!(
-                namespace,
-                worker,
-                data_parallel_rank,
-                believed_epoch = believed,
-                lower_epoch = lower,
-                suppressed,
-                "two publishers claim a worker: batches of a lower epoch are dropped"
-            );
-        }
+        log_gated!(
+            warn "two publishers claim a worker: batches of a lower epoch are dropped";
+            namespace = &*self.namespace, worker, data_parallel_rank, believed_epoch = believed, lower_epoch = lower
+        );
     }
 
     /// Counts a batch that was dropped because of its settings. All later batches of its holder are, too, so only the first one is
@@ -267,39 +212,23 @@ impl EventMetrics {
     ) {
         let reason = DropReason::OtherSettings;
         self.batches_dropped.get(reason).increment(1);
-        let Some(suppressed) = SETTINGS_GATES[usize::from(is_first)].admit() else {
-            return;
-        };
         let namespace = &*self.namespace;
         if is_first {
-            tracing::warn!(
-                namespace,
-                %reason,
-                worker,
-                data_parallel_rank,
-                %detail,
-                suppressed,
-                "all batches of a worker are dropped: it has other settings"
+            log_gated!(
+                warn "all batches of a worker are dropped: it has other settings";
+                namespace, %reason, worker, data_parallel_rank, %detail
             );
         } else {
-            tracing::debug!(namespace, %reason, worker, data_parallel_rank, %detail, suppressed, "batch dropped");
+            log_gated!(debug "batch dropped"; namespace, %reason, worker, data_parallel_rank, %detail);
         }
     }
 
     /// Logs that only one publisher claims the holder again, and how many batches of lower epochs were dropped.
     pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
-        if let Some(suppressed) = SETTLED_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::info!(
-                namespace,
-                worker,
-                data_parallel_rank,
-                batches,
-                lower_epoch = lower,
-                suppressed,
-                "worker is claimed by one publisher again"
-            );
-        }
+        log_gated!(
+            info "worker is claimed by one publisher again";
+            namespace = &*self.namespace, worker, data_parallel_rank, batches, lower_epoch = lower
+        );
     }
 
     /// Counts the transition of a holder from exact to degraded, and logs it.
@@ -311,32 +240,19 @@ impl EventMetrics {
         if reason == DegradedReason::Resyncing {
             return;
         }
-        if let Some(suppressed) = DEGRADED_GATES[reason.index()].admit() {
-            let namespace = &*self.namespace;
-            tracing::warn!(
-                namespace,
-                reason = reason.as_str(),
-                worker,
-                data_parallel_rank,
-                suppressed,
-                "holder is degraded"
-            );
-        }
+        log_gated!(
+            warn "holder is degraded" per DegradedReason(reason);
+            namespace = &*self.namespace, reason = reason.as_str(), worker, data_parallel_rank
+        );
     }
 
     /// Counts a holder that was removed because it was silent for too long, and logs it.
     pub fn holder_removed(&self, worker: &str, data_parallel_rank: u32) {
         self.holders_removed.increment(1);
-        if let Some(suppressed) = REMOVED_GATE.admit() {
-            let namespace = &*self.namespace;
-            tracing::warn!(
-                namespace,
-                worker,
-                data_parallel_rank,
-                suppressed,
-                "holder removed: nothing was heard of it for too long"
-            );
-        }
+        log_gated!(
+            warn "holder removed: nothing was heard of it for too long";
+            namespace = &*self.namespace, worker, data_parallel_rank
+        );
     }
 }
 

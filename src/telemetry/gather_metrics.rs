@@ -2,12 +2,9 @@
 
 use metrics::Counter;
 
-use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{GatherOutcome, LabelValue, PerLabel};
-
-static MISSING_GATE: LogGate = LogGate::new();
-static OUTCOME_GATES: [LogGate; GatherOutcome::COUNT] = [const { LogGate::new() }; GatherOutcome::COUNT];
+use super::labels::{GatherOutcome, PerLabel};
+use super::log_gated;
 
 metric_group! {
     /// A shard: a daemon that takes a part of the workers.
@@ -43,9 +40,7 @@ impl GatherMetrics {
         if !matches!(outcome, GatherOutcome::Unanswered | GatherOutcome::Overloaded) {
             return;
         }
-        if let Some(suppressed) = OUTCOME_GATES[outcome.index()].admit() {
-            tracing::warn!(%outcome, suppressed, "a request could not be gathered");
-        }
+        log_gated!(warn "a request could not be gathered" per GatherOutcome(outcome); %outcome);
     }
 
     /// Counts a reply that a gateway gave without the shard `index`, and logs it. The caller bounds the number of shards.
@@ -53,9 +48,7 @@ impl GatherMetrics {
         MissingShardMetrics::for_shard(index as usize)
             .replies_missing
             .increment(1);
-        if let Some(suppressed) = MISSING_GATE.admit() {
-            tracing::warn!(shard = index, suppressed, "a shard did not answer in time");
-        }
+        log_gated!(warn "a shard did not answer in time"; shard = index);
     }
 }
 

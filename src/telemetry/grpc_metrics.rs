@@ -4,13 +4,10 @@ use std::fmt::Display;
 
 use metrics::{Counter, Gauge};
 
-use super::LogGate;
 use super::connection_counts::count_connections;
 use super::declare::metric_group;
-use super::labels::{GrpcMethod, GrpcOutcome, LabelValue, PerLabel, ReportLoss, ReportState};
-
-static ADDRESS_GATE: LogGate = LogGate::new();
-static LOSS_GATES: [LogGate; ReportLoss::COUNT] = [const { LogGate::new() }; ReportLoss::COUNT];
+use super::labels::{GrpcMethod, GrpcOutcome, PerLabel, ReportLoss, ReportState};
+use super::log_gated;
 
 metric_group! {
     /// Requests to a method of the listener for SGLang's routers.
@@ -57,13 +54,10 @@ impl GrpcMetrics {
     /// Counts a worker that is left out of an answer because its address is not known, and logs it.
     pub fn without_address(&self, worker: &dyn Display) {
         self.addresses.without_address.increment(1);
-        if let Some(suppressed) = ADDRESS_GATE.admit() {
-            tracing::warn!(
-                %worker,
-                suppressed,
-                "a worker is left out of answers to SGLang's routers: its address is not known; give it with the engine (address=URL)"
-            );
-        }
+        log_gated!(
+            warn "a worker is left out of answers to SGLang's routers: its address is not known; give it with the engine (address=URL)";
+            %worker
+        );
     }
 }
 
@@ -91,9 +85,10 @@ impl GrpcReportMetrics {
     /// Counts a worker whose reported blocks were forgotten until its next snapshot, and logs it.
     pub fn lost(&self, reason: ReportLoss, worker: &str) {
         self.lost.get(reason).increment(1);
-        if let Some(suppressed) = LOSS_GATES[reason.index()].admit() {
-            tracing::warn!(%reason, worker, suppressed, "a worker that is reported over gRPC is forgotten until its next snapshot");
-        }
+        log_gated!(
+            warn "a worker that is reported over gRPC is forgotten until its next snapshot" per ReportLoss(reason);
+            %reason, worker
+        );
     }
 }
 

@@ -4,11 +4,8 @@ use std::fmt::Display;
 
 use metrics::Counter;
 
-use super::LogGate;
 use super::declare::metric_group;
-
-static DROPPED_GATE: LogGate = LogGate::new();
-static FILE_GATE: LogGate = LogGate::new();
+use super::log_gated;
 
 metric_group! {
     /// The history of holders' states.
@@ -27,21 +24,13 @@ impl HistoryMetrics {
             return;
         }
         self.dropped.increment(states);
-        if let Some(suppressed) = DROPPED_GATE.admit() {
-            tracing::warn!(
-                states,
-                suppressed,
-                "the history of states has no room for more holders"
-            );
-        }
+        log_gated!(warn "the history of states has no room for more holders"; states);
     }
 
     /// Counts a failure to write or read a file of the history, and logs it.
     pub fn file_failed(&self, error: &dyn Display) {
         self.files_failed.increment(1);
-        if let Some(suppressed) = FILE_GATE.admit() {
-            tracing::warn!(%error, suppressed, "the history of states was not written to its file, or not read from it");
-        }
+        log_gated!(warn "the history of states was not written to its file, or not read from it"; %error);
     }
 }
 

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::LogGate;
 use super::connection_counts::count_connections;
 use super::declare::{LATENCIES, metric_group};
 use super::labels::{HttpOutcome, HttpRoute, PerLabel};
-
-static BODY_GATE: LogGate = LogGate::new();
+use super::log_gated;
 
 metric_group! {
     /// Requests to a route of the query listener.
@@ -51,13 +49,7 @@ impl HttpBodyMetrics {
     /// Counts a body that was given up because all bodies exceed the room that `setting` allows, and logs it.
     pub fn refused(&self, setting: &'static str) {
         self.refused.increment(1);
-        if let Some(suppressed) = BODY_GATE.admit() {
-            tracing::warn!(
-                suppressed,
-                setting,
-                "the body of a query was given up: all of them take too much room"
-            );
-        }
+        log_gated!(warn "the body of a query was given up: all of them take too much room"; setting);
     }
 }
 

@@ -60,11 +60,6 @@ macro_rules! label_values {
             $($(#[$attribute])* $variant,)+
         }
 
-        impl $enum_name {
-            /// Number of values.
-            pub const COUNT: usize = <Self as LabelValue>::ALL.len();
-        }
-
         impl LabelValue for $enum_name {
             const KEY: &'static str = $key;
             const ALL: &'static [Self] = &[$(Self::$variant,)+];
@@ -437,51 +432,29 @@ label_values! {
     }
 }
 
-impl LabelValue for RejectReason {
-    const KEY: &'static str = "reason";
-    const ALL: &'static [Self] = &Self::ALL;
+/// Makes an enum of another crate a label. Its discriminants may have gaps, so they are no positions.
+macro_rules! label_of {
+    ($enum_name:ident: $key:literal) => {
+        impl $crate::labels::LabelValue for $enum_name {
+            const KEY: &'static str = $key;
+            const ALL: &'static [Self] = &Self::ALL;
 
-    fn as_str(self) -> &'static str {
-        self.as_str()
-    }
+            fn as_str(self) -> &'static str {
+                self.as_str()
+            }
 
-    fn index(self) -> usize {
-        self as usize
-    }
+            fn index(self) -> usize {
+                let is_same = |value: &Self| *value == self;
+                Self::ALL.iter().position(is_same).unwrap_or_default()
+            }
+        }
+    };
 }
+pub(super) use label_of;
 
-impl LabelValue for DegradedReason {
-    const KEY: &'static str = "reason";
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn as_str(self) -> &'static str {
-        self.as_str()
-    }
-
-    fn index(self) -> usize {
-        // The discriminants are bits and may have gaps, so they are no positions.
-        Self::ALL
-            .iter()
-            .position(|reason| *reason == self)
-            .unwrap_or_default()
-    }
-}
-
-impl LabelValue for ErrorCode {
-    const KEY: &'static str = "code";
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn as_str(self) -> &'static str {
-        self.as_str()
-    }
-
-    fn index(self) -> usize {
-        Self::ALL
-            .iter()
-            .position(|code| *code == self)
-            .unwrap_or_default()
-    }
-}
+label_of!(RejectReason: "reason");
+label_of!(DegradedReason: "reason");
+label_of!(ErrorCode: "code");
 
 /// One metric handle for each value of a label, looked up by the value's index.
 pub struct PerLabel<L, M> {

@@ -11,8 +11,8 @@
 //!   under its configured limit. Events and queries without an admitted namespace are counted under [`labels::UNATTRIBUTED_NAMESPACE`].
 //! * Handles such as [`EventMetrics`] are looked up once and then held. Counting a message costs an atomic addition and
 //!   no lookup. Creating the handle creates all its series at zero, so a rate is right from the first drop on.
-//! * One method call counts and logs. A line that a client can provoke at will passes a [`LogGate`]: the gate lets one
-//!   line per reason and second through, with the number of suppressed lines.
+//! * One method call counts and logs. A line that a client can provoke at will is written by [`log_gated!`]: its gate
+//!   lets one line per reason and second through, with the number of suppressed lines.
 //!
 //! A series lives until the process ends, even when its namespace is forgotten. Set the gauges of a namespace to their
 //! defaults before dropping it. Only the series of an engine that a bridge follows, and of a holder's outcomes, end

@@ -70,6 +70,32 @@ impl LogGate {
     }
 }
 
+/// Writes a log line with the number of suppressed lines as last field, if the gate of this place in the code lets it pass. The gate is one
+/// for the whole process.
+///
+/// `log_gated!(warn "message"; fields)` lets one line pass per second, with `"message" up to N` bursts of `N`. With
+/// `"message" per Label(value)`, each value of the label has a gate.
+#[macro_export]
+macro_rules! log_gated {
+    ($level:ident $message:literal $(; $($fields:tt)+)?) => {
+        $crate::log_gated!($level $message up to 1 $(; $($fields)+)?)
+    };
+    ($level:ident $message:literal up to $lines:literal $(; $($fields:tt)+)?) => {{
+        static GATE: $crate::LogGate = $crate::LogGate::of_bursts($lines);
+        $crate::log_gated!(@line $level $message, GATE $(; $($fields)+)?)
+    }};
+    ($level:ident $message:literal per $label:ident($value:expr) $(; $($fields:tt)+)?) => {{
+        const VALUES: usize = <$label as $crate::labels::LabelValue>::ALL.len();
+        static GATES: [$crate::LogGate; VALUES] = [const { $crate::LogGate::new() }; VALUES];
+        $crate::log_gated!(@line $level $message, GATES[$crate::labels::LabelValue::index($value)] $(; $($fields)+)?)
+    }};
+    (@line $level:ident $message:literal, $gate:expr $(; $($fields:tt)+)?) => {
+        if let Some(suppressed) = $gate.admit() {
+            tracing::$level!($($($fields)+,)? suppressed, $message);
+        }
+    };
+}
+
 /// Returns the monotonic time since the first call, in nanoseconds.
 fn now_ns() -> u64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
+use kvatlas_core::worded;
 use thiserror::Error;
 use tracing::Subscriber;
 use tracing::subscriber::SetGlobalDefaultError;
@@ -14,13 +15,15 @@ use tracing_subscriber::fmt::format::debug_fn;
 
 use super::log_fields::write_field;
 
-/// Format of the log's lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One line of text, with the time in RFC 3339 (UTC); coloured if standard error is a terminal.
-    Text,
-    /// One JSON object a line, with the message and its fields at the top level.
-    Json,
+worded! {
+    /// Format of the log's lines.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum LogFormat {
+        /// One line of text, with the time in RFC 3339 (UTC); coloured if standard error is a terminal.
+        Text => "text",
+        /// One JSON object a line, with the message and its fields at the top level.
+        Json => "json",
+    }
 }
 
 /// Error of setting up the log, or of changing its filter.

@@ -4,11 +4,9 @@ use std::fmt::Display;
 
 use metrics::{Counter, Histogram};
 
-use super::LogGate;
 use super::declare::{SHARES, metric_group};
 use super::labels::{HolderState, OutcomeRefusal, PerLabel};
-
-static REFUSAL_GATES: [LogGate; OutcomeRefusal::COUNT] = [const { LogGate::new() }; OutcomeRefusal::COUNT];
+use super::log_gated;
 
 metric_group! {
     /// Promises of answers about a namespace, and what requests then found; routers tell it.
@@ -86,9 +84,7 @@ impl OutcomeErrorMetrics {
     /// Counts `times` outcomes that were not taken, and logs it at level debug.
     pub fn refused(&self, reason: OutcomeRefusal, times: u64, detail: &dyn Display) {
         self.refused.get(reason).increment(times);
-        if let Some(suppressed) = REFUSAL_GATES[reason as usize].admit() {
-            tracing::debug!(%reason, %detail, suppressed, "an outcome was not taken");
-        }
+        log_gated!(debug "an outcome was not taken" per OutcomeRefusal(reason); %reason, %detail);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Metrics and log lines about the process: its build, resources, lanes, broker connections and admin listener.
 
 use std::fmt::Display;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics::{Counter, Gauge};
 use rustix::param::page_size;
@@ -10,12 +10,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::declare::metric_group;
 use super::labels::{Connection, ConnectionEvent, LabelValue, LaneWork, PerLabel};
-use super::{ConnectionCounts, LogGate};
+use super::{ConnectionCounts, LogGate, log_gated};
 
 /// One gate for each pair of a connection and an event: `[connection][event]`.
-static CONNECTION_GATES: [[LogGate; ConnectionEvent::COUNT]; Connection::COUNT] =
-    [const { [const { LogGate::new() }; ConnectionEvent::COUNT] }; Connection::COUNT];
-static REFUSED_GATE: LogGate = LogGate::new();
+static CONNECTION_GATES: [[LogGate; ConnectionEvent::ALL.len()]; Connection::ALL.len()] =
+    [const { [const { LogGate::new() }; ConnectionEvent::ALL.len()] }; Connection::ALL.len()];
 
 /// Seconds since the Unix epoch, or 0 for a time before it.
 pub(crate) fn unix_seconds(time: SystemTime) -> f64 {
@@ -100,7 +99,7 @@ metric_group! {
         /// Messages that wait for a lane.
         queue_messages: Gauge = "kvatlas_lane_queue_messages", Count;
         /// Time that a lane has worked, in whole seconds, by what it did.
-        busy: PerLabel<LaneWork, Counter> = "kvatlas_lane_busy_seconds_total", Seconds;
+        pub busy: PerLabel<LaneWork, Counter> = "kvatlas_lane_busy_seconds_total", Seconds;
     }
 }
 
@@ -109,11 +108,6 @@ impl LaneMetrics {
     pub fn set_queue(&self, messages: u64, bytes: u64) {
         self.queue_messages.set(messages as f64);
         self.queue_bytes.set(bytes as f64);
-    }
-
-    /// Records the total time that the lane has spent on one kind of work so far.
-    pub fn set_busy(&self, work: LaneWork, time: Duration) {
-        self.busy.get(work).absolute(time.as_secs());
     }
 }
 
@@ -159,9 +153,7 @@ impl ConnectionCounts for AdminMetrics {
 
     fn refused(&self, limit: usize) {
         self.connections_refused.increment(1);
-        if let Some(suppressed) = REFUSED_GATE.admit() {
-            tracing::warn!(limit, suppressed, "admin connection closed: too many are open");
-        }
+        log_gated!(warn "admin connection closed: too many are open"; limit);
     }
 }
 

@@ -11,16 +11,12 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName};
 
-use super::LogGate;
 use super::declare::{DEPTHS, LATENCIES, SHARES, metric_group};
 use super::labels::{
-    AnswerState, LabelValue, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, ReplyDropReason,
-    UNATTRIBUTED_NAMESPACE, namespace_label,
+    AnswerState, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, ReplyDropReason, UNATTRIBUTED_NAMESPACE,
+    namespace_label,
 };
-
-static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() }; ErrorCode::ALL.len()];
-static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
-    [const { LogGate::new() }; ReplyDropReason::COUNT];
+use super::log_gated;
 
 /// Counts of blocks from the answer about one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +91,20 @@ impl QueryMetricsByNamespace {
         self.of_labelled(namespace, namespace_label)
     }
 
+    /// Counts answered queries about a namespace that exists, and how much of their prompts they found.
+    pub fn count(
+        &self,
+        namespace: &NamespaceName,
+        kind: QueryKind,
+        queries: usize,
+        elapsed: Duration,
+        prompts: impl Iterator<Item = AnsweredPrompt>,
+    ) {
+        let metrics = self.of(namespace);
+        (0..queries).for_each(|_| metrics.answered(kind, elapsed));
+        prompts.for_each(|prompt| metrics.found(prompt));
+    }
+
     fn of_labelled(&self, namespace: &NamespaceName, label: fn(&str) -> &str) -> Arc<QueryMetrics> {
         if let Some(found) = self.known.load().get(namespace) {
             return Arc::clone(found);
@@ -127,18 +137,13 @@ impl QueryErrorMetrics {
     /// Counts a query that was answered with an error, and logs it. The line is at level debug, since the client is told.
     pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
         self.errors.get(code).increment(1);
-        let Some(suppressed) = ERROR_GATES[code.index()].admit() else {
-            return;
-        };
-        tracing::debug!(code = code.as_str(), %detail, suppressed, "query refused");
+        log_gated!(debug "query refused" per ErrorCode(code); code = code.as_str(), %detail);
     }
 
     /// Counts a reply that was not sent, and logs it.
     pub fn reply_dropped(&self, reason: ReplyDropReason, detail: &dyn Display) {
         self.replies_dropped.get(reason).increment(1);
-        if let Some(suppressed) = REPLY_DROP_GATES[reason.index()].admit() {
-            tracing::warn!(%reason, %detail, suppressed, "reply to a query dropped");
-        }
+        log_gated!(warn "reply to a query dropped" per ReplyDropReason(reason); %reason, %detail);
     }
 }
 

@@ -4,12 +4,10 @@ use std::fmt::Display;
 
 use metrics::{Counter, Gauge};
 
-use super::LogGate;
 use super::connection_counts::count_connections;
 use super::declare::metric_group;
-use super::labels::{GuessDrop, LabelValue, PerLabel, RedisCommand, RedisRefusal};
-
-static REFUSED_GATES: [LogGate; RedisRefusal::COUNT] = [const { LogGate::new() }; RedisRefusal::COUNT];
+use super::labels::{GuessDrop, PerLabel, RedisCommand, RedisRefusal};
+use super::log_gated;
 
 metric_group! {
     /// Commands of llm-d's routers.
@@ -30,9 +28,10 @@ impl RedisMetrics {
     /// Counts a command that was refused, and logs it at level debug.
     pub fn refused(&self, reason: RedisRefusal, detail: &dyn Display) {
         self.refused.get(reason).increment(1);
-        if let Some(suppressed) = REFUSED_GATES[reason.index()].admit() {
-            tracing::debug!(%reason, %detail, suppressed, "a command of a router of llm-d was refused");
-        }
+        log_gated!(
+            debug "a command of a router of llm-d was refused" per RedisRefusal(reason);
+            %reason, %detail
+        );
     }
 }
 

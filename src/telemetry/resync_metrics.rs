@@ -5,13 +5,9 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::LogGate;
 use super::declare::{LONG_TIMES, metric_group};
-use super::labels::{LabelValue, PerLabel, ResyncFailure};
-
-/// Gates for the whole process, not for each namespace. Failures have one gate per reason.
-static UNANSWERED_GATE: LogGate = LogGate::new();
-static FAILURE_GATES: [LogGate; ResyncFailure::COUNT] = [const { LogGate::new() }; ResyncFailure::COUNT];
+use super::labels::{PerLabel, ResyncFailure};
+use super::log_gated;
 
 metric_group! {
     /// Resyncs of a namespace.
@@ -42,29 +38,25 @@ impl ResyncMetrics {
     /// Logs that nobody answers for a holder. A resync without an answer is tried again and again: call this once for
     /// each doubt of a holder, not for each try.
     pub fn unanswered(&self, holder: &dyn Display) {
-        if let Some(suppressed) = UNANSWERED_GATE.admit() {
-            let namespace = &*self.namespace;
-            let reason = ResyncFailure::NoResponder;
-            tracing::warn!(
-                namespace, %holder, %reason, suppressed,
-                "nobody answers for the holder; it is asked for again and again"
-            );
-        }
+        log_gated!(
+            warn "nobody answers for the holder; it is asked for again and again";
+            namespace = &*self.namespace, %holder, reason = %ResyncFailure::NoResponder
+        );
     }
 
     /// Counts a resync that failed, and logs it. The lines for `NoResponder` and `Superseded` are at level debug; for
     /// the former, see also [`Self::unanswered`].
     pub fn failed(&self, reason: ResyncFailure, holder: &dyn Display) {
         self.failed.get(reason).increment(1);
-        let Some(suppressed) = FAILURE_GATES[reason.index()].admit() else {
-            return;
-        };
         let namespace = &*self.namespace;
         match reason {
             ResyncFailure::NoResponder | ResyncFailure::Superseded => {
-                tracing::debug!(namespace, %holder, %reason, suppressed, "resync failed");
+                log_gated!(debug "resync failed" per ResyncFailure(reason); namespace, %holder, %reason);
             }
-            _ => tracing::warn!(namespace, %holder, %reason, suppressed, "resync failed; it is tried again"),
+            _ => log_gated!(
+                warn "resync failed; it is tried again" per ResyncFailure(reason);
+                namespace, %holder, %reason
+            ),
         }
     }
 }

@@ -7,12 +7,10 @@ use std::time::{Duration, SystemTime};
 use kvatlas_client::unix_us_of;
 use metrics::{Counter, Gauge, Histogram};
 
-use super::LogGate;
 use super::declare::{LONG_TIMES, metric_group};
 use super::labels::{PerLabel, SnapshotFailure, SnapshotRejection};
+use super::log_gated;
 use super::process_metrics::unix_seconds;
-
-static PASSED_OVER_GATE: LogGate = LogGate::new();
 
 metric_group! {
     /// Snapshots.
@@ -144,9 +142,7 @@ impl SnapshotMetrics {
     /// Counts an object of the Object Store that is passed over, and logs the reason. The other objects are still looked at.
     pub fn object_passed_over(&self, reason: &dyn Display) {
         self.objects_passed_over.increment(1);
-        if let Some(suppressed) = PASSED_OVER_GATE.admit() {
-            tracing::warn!(%reason, suppressed, "an object of the Object Store is passed over");
-        }
+        log_gated!(warn "an object of the Object Store is passed over"; %reason);
     }
 
     /// Publishes how old the newest snapshot is at `now`.

@@ -4,12 +4,9 @@ use std::fmt::Display;
 
 use metrics::{Counter, Gauge};
 
-use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{ConsumerReset, LabelValue, PerLabel};
-
-static LOST_GATE: LogGate = LogGate::new();
-static RESET_GATES: [LogGate; ConsumerReset::COUNT] = [const { LogGate::new() }; ConsumerReset::COUNT];
+use super::labels::{ConsumerReset, PerLabel};
+use super::log_gated;
 
 metric_group! {
     /// The events stream of JetStream.
@@ -36,23 +33,19 @@ impl StreamMetrics {
     /// first lost message.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
-        let Some(suppressed) = LOST_GATE.admit() else {
-            return;
-        };
-        tracing::warn!(
-            messages,
-            expected,
-            suppressed,
-            "messages are gone from the events stream; holders are unverified until their next batch"
+        log_gated!(
+            warn "messages are gone from the events stream; holders are unverified until their next batch";
+            messages, expected
         );
     }
 
     /// Counts that the consumer has to be made anew, and logs the reason.
     pub fn reset(&self, reason: ConsumerReset, detail: &dyn Display) {
         self.resets.get(reason).increment(1);
-        if let Some(suppressed) = RESET_GATES[reason.index()].admit() {
-            tracing::info!(%reason, %detail, suppressed, "the consumer of the events stream is made anew");
-        }
+        log_gated!(
+            info "the consumer of the events stream is made anew" per ConsumerReset(reason);
+            %reason, %detail
+        );
     }
 }
 

@@ -4,28 +4,21 @@ use std::fmt::Display;
 
 use metrics::Counter;
 
-use super::LogGate;
 use super::declare::metric_group;
 use super::labels::{PerLabel, SpanDropReason};
-
-static FAILED_GATE: LogGate = LogGate::new();
+use super::log_gated;
 
 metric_group! {
     /// Traces.
     TraceMetrics::new() {
         /// Spans that a collector has taken.
-        exported: Counter = "kvatlas_spans_exported_total", Count;
+        pub exported: Counter = "kvatlas_spans_exported_total", Count;
         /// Spans that no collector has, by reason.
         dropped: PerLabel<SpanDropReason, Counter> = "kvatlas_spans_dropped_total", Count;
     }
 }
 
 impl TraceMetrics {
-    /// Counts spans that a collector has taken.
-    pub fn exported(&self, spans: u64) {
-        self.exported.increment(spans);
-    }
-
     /// Counts a span that was dropped because the queue of spans was full.
     pub fn queue_full(&self) {
         self.dropped.get(SpanDropReason::QueueFull).increment(1);
@@ -34,8 +27,6 @@ impl TraceMetrics {
     /// Counts spans that a collector has not taken, and logs it.
     pub fn export_failed(&self, spans: u64, error: &dyn Display) {
         self.dropped.get(SpanDropReason::ExportFailed).increment(spans);
-        if let Some(suppressed) = FAILED_GATE.admit() {
-            tracing::warn!(spans, %error, suppressed, "spans are not exported (traces.endpoint)");
-        }
+        log_gated!(warn "spans are not exported (traces.endpoint)"; spans, %error);
     }
 }

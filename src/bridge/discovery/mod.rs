@@ -32,7 +32,7 @@ use tokio::sync::watch;
 
 use kvatlas_process::registry::{Discovered, GivenEngine, NewServer};
 use kvatlas_telemetry::labels::EngineSource;
-use kvatlas_telemetry::{BridgeMetrics, LogGate};
+use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::engines::Bridge;
 use super::http::authority;
@@ -41,11 +41,6 @@ use super::spec::EngineDefaults;
 pub use labels::{PodLabels, PodLabelsError};
 use spec::Place;
 pub use spec::{Discover, DiscoverError};
-
-/// Log gate that lets bursts through: each of several sources is worth a line.
-static TROUBLE_GATE: LogGate = LogGate::of_bursts(16);
-static FOUND_GATE: LogGate = LogGate::of_bursts(16);
-static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
 
 /// Most engines of one source. Further engines are not followed, and an error says so.
 const FOUND_MAX: usize = 16_384;
@@ -133,7 +128,7 @@ impl Reports {
 
     /// Reports that the source cannot look just now. The engines that it has known stay.
     fn fail(&self, error: &dyn Display) {
-        self.metrics.discovery_failed(self.kind);
+        self.metrics.discovery_failures.get(self.kind).increment(1);
         self.set_trouble(Some(format!("{error}")));
     }
 
@@ -143,19 +138,13 @@ impl Reports {
         let source = &*self.source;
         match trouble {
             Some(error) if before.as_ref() != Some(&error) => {
-                if let Some(suppressed) = TROUBLE_GATE.admit() {
-                    tracing::warn!(
-                        source,
-                        error,
-                        suppressed,
-                        "engines cannot be looked for; those that are known stay"
-                    );
-                }
+                log_gated!(
+                    warn "engines cannot be looked for; those that are known stay" up to 16;
+                    source, error
+                );
             }
             None if before.is_some() => {
-                if let Some(suppressed) = FOUND_GATE.admit() {
-                    tracing::info!(source, suppressed, "engines are looked for again");
-                }
+                log_gated!(info "engines are looked for again" up to 16; source);
             }
             _ => {}
         }
@@ -248,12 +237,10 @@ async fn apply(bridge: Bridge, reports: Reports) {
         let source = &*reports.source;
         let refused = bridge.replace(source, &engines).err().unwrap_or_default();
         let found = bridge.found_by(|other| other.kind == reports.kind);
-        reports.metrics.set_discovered(reports.kind, found);
+        reports.metrics.discovered.get(reports.kind).set(found as f64);
         is_refused = !refused.is_empty();
         for refusal in refused {
-            if let Some(suppressed) = REFUSED_GATE.admit() {
-                tracing::warn!(source, %refusal, suppressed, "an engine that was found is not followed");
-            }
+            log_gated!(warn "an engine that was found is not followed" up to 16; source, %refusal);
         }
     }
 }

@@ -27,7 +27,7 @@ use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format, Reason};
 use xxhash_rust::xxh3::xxh3_128;
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::follower::FollowOptions;
 use super::holders::Holders;
@@ -47,9 +47,6 @@ use courses::Courses;
 pub(super) use courses::PlaneAddress;
 pub use ports::AnswerPorts;
 pub(super) use records::{CHANNELS, Pair, RecordReaders, Records, RecordsError, look_at};
-
-static UNDECODABLE_GATE: LogGate = LogGate::new();
-static FULL_GATE: LogGate = LogGate::new();
 
 /// Most publishers that are told apart. Workers that further publishers report are in doubt.
 const PUBLISHERS_MAX: usize = 4096;
@@ -165,9 +162,7 @@ impl PlaneEvents {
         let applied = match decoded {
             Ok(()) => self.apply_batch(&batch, payload, is_behind).await,
             Err(error) => {
-                if let Some(suppressed) = UNDECODABLE_GATE.admit() {
-                    tracing::warn!(%error, suppressed, "a message of the event plane cannot be decoded");
-                }
+                log_gated!(warn "a message of the event plane cannot be decoded"; %error);
                 // Nobody knows which publisher's message it was.
                 self.lose_all().await
             }
@@ -193,13 +188,7 @@ impl PlaneEvents {
         }
         let is_new = !self.publishers.contains_key(&publisher);
         if is_new && self.publishers.len() >= PUBLISHERS_MAX {
-            if let Some(suppressed) = FULL_GATE.admit() {
-                tracing::warn!(
-                    publisher,
-                    suppressed,
-                    "too many publishers on the event plane; this one is not followed"
-                );
-            }
+            log_gated!(warn "too many publishers on the event plane; this one is not followed"; publisher);
             return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();

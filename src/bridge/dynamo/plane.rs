@@ -12,15 +12,13 @@ use tokio::sync::mpsc;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_process::broker::round_trip;
 use kvatlas_process::registry::NewEngine;
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::super::holders::Holders;
 use super::super::sockets::Subscription;
 use super::super::sources::{Quiet, Source, SourceError, SourceTask};
 use super::healing::{Healing, News};
 use super::{PlaneEvents, parse_plane_message};
-
-static UNHEARD_GATE: LogGate = LogGate::new();
 
 /// Longest time for the NATS server to confirm a subscription.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
@@ -103,9 +101,7 @@ impl PlaneEvents {
                 confirmed = &mut confirmation => {
                     if let Err(error) = confirmed {
                         let engine = &task.engine.key;
-                        if let Some(suppressed) = UNHEARD_GATE.admit() {
-                            tracing::warn!(%engine, %error, suppressed, "nothing shows that the event plane is heard");
-                        }
+                        log_gated!(warn "nothing shows that the event plane is heard"; %engine, %error);
                     }
                     self.connected(Some(Instant::now()));
                     is_confirmed = true;

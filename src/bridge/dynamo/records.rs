@@ -26,9 +26,7 @@ use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 
 use kvatlas_config::Discovery;
 use kvatlas_process::dynamo::{EtcdError, ask_etcd};
-use kvatlas_telemetry::LogGate;
-
-static UNREADABLE_GATE: LogGate = LogGate::new();
+use kvatlas_telemetry::log_gated;
 
 const SOURCES: &str = "v1/event_sources/";
 pub(in super::super) const CHANNELS: &str = "v1/event_channels/";
@@ -228,14 +226,7 @@ fn read_records(sources: Vec<Pair>, channels: Vec<Pair>, before: &Records) -> Re
     let read = |(key, value): Pair| match read_source(&key, &value) {
         Ok(record) => record,
         Err(error) => {
-            if let Some(suppressed) = UNREADABLE_GATE.admit() {
-                tracing::warn!(
-                    key,
-                    error,
-                    suppressed,
-                    "a record of Dynamo's discovery cannot be read"
-                );
-            }
+            log_gated!(warn "a record of Dynamo's discovery cannot be read"; key, error);
             // A record that cannot be read may be half written just now.
             let publisher = u64::from_str_radix(key.rsplit_once('/')?.1, 16).ok()?;
             Some((publisher, before.sources.get(&publisher)?.clone()))

@@ -5,14 +5,12 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::super::continuity::{Heard, Replayed};
 use super::super::frames::{Numbered, ReplayMessage};
 use super::super::sockets::Replay;
 use super::{FollowError, Follower};
-
-static SHORT_GATE: LogGate = LogGate::new();
 
 /// The outcome of a replay.
 pub(super) enum Verified {
@@ -107,10 +105,10 @@ impl Follower {
         }
         let needed = self.continuity.last().map_or(0, |last| last.saturating_add(1));
         let text = format!("the replay begins at {begins}, needed {needed}: raise buffer_steps");
-        if let Some(suppressed) = SHORT_GATE.admit() {
-            let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-            tracing::warn!(endpoint, begins, needed, suppressed, "{text}");
-        }
+        log_gated!(
+            warn "{text}";
+            endpoint = self.replay_endpoint.as_deref().unwrap_or_default(), begins, needed
+        );
         self.short_replay = Some(text);
     }
 

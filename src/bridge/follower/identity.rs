@@ -9,11 +9,9 @@ use std::time::Duration;
 
 use kvatlas_engines::Reason;
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::{FollowError, Follower};
-
-static STRANGER_GATE: LogGate = LogGate::of_bursts(64);
 
 /// Knowledge of the process that answers at the sockets of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,15 +65,10 @@ impl Follower {
             "silent for {silence:?}, and another process by now: whether it is still this engine is not known. It counts when it clears \
              its cache (kvatlas admin reset), or is unregistered and registered again"
         );
-        if let Some(suppressed) = STRANGER_GATE.admit() {
-            let endpoint = self.replay_endpoint.as_deref();
-            tracing::warn!(
-                engine = self.relay.name(),
-                replay = endpoint,
-                suppressed,
-                "{text}"
-            );
-        }
+        log_gated!(
+            warn "{text}" up to 64;
+            engine = self.relay.name(), replay = self.replay_endpoint.as_deref()
+        );
         self.stranger = Some(text);
         Ok(self.relay.note_doubt(Reason::OtherEngine).await?)
     }

@@ -12,13 +12,11 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::super::continuity::Heard;
 use super::super::frames::Numbered;
 use super::{FollowError, Follower, REPLAY_BACKOFF, UselessReplay};
-
-static CONTRADICTED_GATE: LogGate = LogGate::new();
 
 impl Follower {
     /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either both are
@@ -103,13 +101,10 @@ impl Follower {
         let pause = REPLAY_BACKOFF.pause(self.replay_failures);
         if self.replay_failures == 1 {
             let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-            if let Some(suppressed) = CONTRADICTED_GATE.admit() {
-                tracing::warn!(
-                    endpoint,
-                    suppressed,
-                    "the replay socket has other batches than the engine publishes: followed without it"
-                );
-            }
+            log_gated!(
+                warn "the replay socket has other batches than the engine publishes: followed without it";
+                endpoint
+            );
         }
         if let Some(useless) = &mut self.useless_replay {
             useless.ask_at = Instant::now() + pause;

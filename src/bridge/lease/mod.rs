@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use kvatlas_client::publish::{PublishedHolder, Voice};
 
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use beat::Beat;
 use table::Table;
@@ -33,9 +33,6 @@ pub use table::Times;
 const LOOK: Duration = Duration::from_millis(25);
 /// Pause before the next attempt to subscribe, after one failed.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
-
-static CHANGED_GATE: LogGate = LogGate::of_bursts(8);
-static FAILED_GATE: LogGate = LogGate::new();
 
 /// Settings of the lease that the bridges of a group share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,16 +185,8 @@ impl Task {
     fn decide(&self) {
         let decided = self.table.lock().decide(Instant::now());
         let (begun, ended, has_lapsed) = (decided.begun, decided.ended, decided.has_lapsed);
-        if (begun + ended > 0 || has_lapsed)
-            && let Some(suppressed) = CHANGED_GATE.admit()
-        {
-            tracing::info!(
-                begun,
-                ended,
-                has_lapsed,
-                suppressed,
-                "the bridge speaks for other holders than before"
-            );
+        if begun + ended > 0 || has_lapsed {
+            log_gated!(info "the bridge speaks for other holders than before" up to 8; begun, ended, has_lapsed);
         }
     }
 
@@ -209,9 +198,9 @@ impl Task {
     }
 
     fn log_failure(&self, error: &dyn std::fmt::Display) {
-        if let Some(suppressed) = FAILED_GATE.admit() {
-            let subject = &self.subject;
-            tracing::error!(subject, %error, suppressed, "the lease of the bridges cannot be kept: this one is silent");
-        }
+        log_gated!(
+            error "the lease of the bridges cannot be kept: this one is silent";
+            subject = &self.subject, %error
+        );
     }
 }

@@ -152,7 +152,8 @@ impl Stream {
             .retain(|subscriber| subscriber.send(message, &self.metrics));
         if inner.subscribers.len() < before {
             self.engine_metrics
-                .set_republish_subscribers(inner.subscribers.len());
+                .republish_subscribers
+                .set(inner.subscribers.len() as f64);
         }
     }
 
@@ -176,7 +177,9 @@ impl Stream {
     /// Sends the changes since the last call to all subscribers.
     fn publish(&self, inner: &mut Inner) {
         let changes = inner.mirror.take_changes();
-        self.engine_metrics.set_republished_bytes(inner.mirror.bytes());
+        self.engine_metrics
+            .republished_bytes
+            .set(inner.mirror.bytes() as f64);
         let omissions = inner.mirror.take_omissions();
         for (reason, blocks) in [
             (RepublishOmission::Full, omissions.full),
@@ -232,7 +235,8 @@ impl Stream {
             .retain(|subscriber| !subscriber.messages.is_closed());
         inner.subscribers.push(subscriber);
         self.engine_metrics
-            .set_republish_subscribers(inner.subscribers.len());
+            .republish_subscribers
+            .set(inner.subscribers.len() as f64);
         Waiting { messages, bytes }
     }
 
@@ -279,7 +283,7 @@ impl Stream {
 
     /// Counts an answer to a question for a replay.
     pub(super) fn answered(&self) {
-        self.engine_metrics.republish_answered();
+        self.engine_metrics.republish_answers.increment(1);
     }
 }
 

@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_process::registry::{Discovered, EngineKey, NewEngine, NewServer, RegisterRefusal};
-use kvatlas_telemetry::{BridgeMetrics, LogGate};
+use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::discovery::LookError;
 use super::engines::Bridge;
@@ -44,10 +44,6 @@ use super::http::ServerAddress;
 use super::sockets::SocketError;
 use ask::{AskError, Described, ask};
 use size::{SizeError, first_size};
-
-/// Log gate that lets bursts through: each of many servers is worth a line at a start.
-static TROUBLE_GATE: LogGate = LogGate::of_bursts(64);
-static TOLD_GATE: LogGate = LogGate::of_bursts(64);
 
 /// Longest time for all answers of a server together: a server that handles requests may be busy.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
@@ -377,27 +373,16 @@ impl ServerTask {
         let logged = std::mem::replace(&mut *self.logged.lock(), trouble.clone());
         match (trouble, logged) {
             (Some(error), logged) if logged.as_ref() != Some(&error) => {
-                if let Some(suppressed) = TROUBLE_GATE.admit() {
-                    let (engine, url) = (&server.instance, &server.url);
-                    tracing::warn!(
-                        engine,
-                        url,
-                        error,
-                        suppressed,
-                        "an engine's server does not tell how to follow it"
-                    );
-                }
+                log_gated!(
+                    warn "an engine's server does not tell how to follow it" up to 64;
+                    engine = &server.instance, url = &server.url, error
+                );
             }
             (None, Some(_)) => {
-                if let Some(suppressed) = TOLD_GATE.admit() {
-                    let (engine, url) = (&server.instance, &server.url);
-                    tracing::info!(
-                        engine,
-                        url,
-                        suppressed,
-                        "the engine's server tells how to follow it"
-                    );
-                }
+                log_gated!(
+                    info "the engine's server tells how to follow it" up to 64;
+                    engine = &server.instance, url = &server.url
+                );
             }
             _ => {}
         }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::super::failure::Failure;
 use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
-use super::super::table::{Side, Table};
+use super::super::table::Table;
 use super::super::text::{counted, printable};
 use super::files::{cannot_open, file_limits, snapshots_in};
 use kvatlas_client::rfc3339;
@@ -86,14 +86,14 @@ fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
     let content = &summary.content;
     let totals = content.totals;
     let mut table = Table::new(&[
-        ("NAMESPACE", Side::Left),
-        ("WORKER", Side::Left),
-        ("RANK", Side::Right),
-        ("EPOCH", Side::Right),
-        ("SEQ", Side::Right),
-        ("BLOCKS", Side::Right),
-        ("BATCHES", Side::Right),
-        ("STATE", Side::Left),
+        "NAMESPACE",
+        "WORKER",
+        ">RANK",
+        ">EPOCH",
+        ">SEQ",
+        ">BLOCKS",
+        ">BATCHES",
+        "STATE",
     ]);
     for holder in &summary.holders {
         let (frame, degraded) = (
@@ -156,14 +156,7 @@ fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)]) ->
     if checked.is_empty() {
         return "there are no snapshots in the directory\n".to_owned();
     }
-    let mut table = Table::new(&[
-        ("SNAPSHOT", Side::Left),
-        ("BEGUN", Side::Left),
-        ("NAMESPACES", Side::Right),
-        ("HOLDERS", Side::Right),
-        ("BLOCKS", Side::Right),
-        ("STATE", Side::Left),
-    ]);
+    let mut table = Table::new(&["SNAPSHOT", "BEGUN", ">NAMESPACES", ">HOLDERS", ">BLOCKS", "STATE"]);
     for (path, checked) in checked {
         let name = path
             .file_name()

@@ -136,11 +136,9 @@ pub(super) fn merge_statuses(
         merged.refused_holders = merged.refused_holders.saturating_add(status.refused_holders);
         merged.holders.extend(status.holders);
     }
-    merged.holders.sort_by(|one, other| {
-        one.worker
-            .cmp(&other.worker)
-            .then_with(|| one.rank.cmp(&other.rank))
-    });
+    merged
+        .holders
+        .sort_by(|one, other| (&one.worker, one.rank).cmp(&(&other.worker, other.rank)));
     merged.gathered = Some(gathered.clone());
     Ok(merged)
 }

@@ -3,26 +3,19 @@
 use serde::{Deserialize, Serialize};
 
 use crate::hash::BlockSize;
+use crate::worded;
 
-/// The chain that the index is keyed by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Hashing {
-    /// The sequence hashes in events. They are the contract's chain, or queries use the same foreign chain.
-    #[default]
-    Engine,
-    /// The chain that is computed from the block hashes or tokens in events. The sequence hashes beside them are opaque
-    /// names.
-    Recompute,
-}
-
-impl Hashing {
-    /// Returns the word for it in the configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Engine => "engine",
-            Self::Recompute => "recompute",
-        }
+worded! {
+    /// The chain that the index is keyed by.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Hashing {
+        /// The sequence hashes in events. They are the contract's chain, or queries use the same foreign chain.
+        #[default]
+        Engine => "engine",
+        /// The chain that is computed from the block hashes or tokens in events. The sequence hashes beside them are opaque
+        /// names.
+        Recompute => "recompute",
     }
 }
 

@@ -7,46 +7,22 @@ use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
 use super::subject::{NamespaceName, Rank, WorkerName};
+use crate::worded;
 
-/// A command that an operator can give a daemon or a bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum AdminCommand {
-    /// Forget a holder, including its epoch and batch numbers. Its next batch begins anew.
-    Forget,
-    /// Mark a holder as doubtful, and ask its publisher for the full state.
-    Resync,
-    /// Write a snapshot now.
-    Snapshot,
-    /// Stop in good order.
-    Drain,
-    /// Make an engine drop its prefix cache. Bridges carry the command out.
-    Reset,
-}
-
-impl AdminCommand {
-    /// All commands.
-    pub const ALL: [Self; 5] = [
-        Self::Forget,
-        Self::Resync,
-        Self::Snapshot,
-        Self::Drain,
-        Self::Reset,
-    ];
-
-    /// The last token of the subject.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Forget => "forget",
-            Self::Resync => "resync",
-            Self::Snapshot => "snapshot",
-            Self::Drain => "drain",
-            Self::Reset => "reset",
-        }
-    }
-
-    /// The command whose token is `token`. `None` if there is no such command.
-    pub fn of_token(token: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|command| command.as_str() == token)
+worded! {
+    /// A command that an operator can give a daemon or a bridge.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum AdminCommand {
+        /// Forget a holder, including its epoch and batch numbers. Its next batch begins anew.
+        Forget => "forget",
+        /// Mark a holder as doubtful, and ask its publisher for the full state.
+        Resync => "resync",
+        /// Write a snapshot now.
+        Snapshot => "snapshot",
+        /// Stop in good order.
+        Drain => "drain",
+        /// Make an engine drop its prefix cache. Bridges carry the command out.
+        Reset => "reset",
     }
 }
 
@@ -168,8 +144,8 @@ mod tests {
         }
         assert!(AdminRequest::decode(b"garbage").is_err());
         for command in AdminCommand::ALL {
-            assert_eq!(AdminCommand::of_token(command.as_str()), Some(command));
+            assert_eq!(AdminCommand::of_word(command.as_str()), Some(command));
         }
-        assert_eq!(AdminCommand::of_token("stop"), None);
+        assert_eq!(AdminCommand::of_word("stop"), None);
     }
 }

@@ -1,6 +1,7 @@
 //! The errors of a payload, and the mapping from errors to error replies.
 
 use crate::hash::{LineageError, Position, PositionError};
+use crate::worded;
 
 use super::profile::ProfileError;
 use super::subject::NameError;
@@ -212,50 +213,30 @@ pub enum PositionsError {
     OutOfRange(#[from] PositionError),
 }
 
-/// The numbers of error replies, modelled on HTTP. They are part of the contract and never change meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum ErrorCode {
-    /// The request cannot be decoded or contradicts itself.
-    BadRequest = 400,
-    /// No worker of this namespace has been heard of, and the configuration does not name it.
-    UnknownNamespace = 404,
-    /// The request, or the reply to it, exceeds a limit.
-    TooLarge = 413,
-    /// More large requests wait on the connection than are allowed. Ask again later, or for less at once.
-    TooManyRequests = 429,
-    /// The daemon is starting or draining, or drops the namespace's events. Ask again or ask another replica.
-    Unavailable = 503,
-    /// The request has another version of the contract.
-    UnsupportedVersion = 505,
+worded! {
+    /// The numbers of error replies, modelled on HTTP. They are part of the contract and never change meaning.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u16)]
+    pub enum ErrorCode {
+        /// The request cannot be decoded or contradicts itself.
+        BadRequest = 400 => "bad_request",
+        /// No worker of this namespace has been heard of, and the configuration does not name it.
+        UnknownNamespace = 404 => "unknown_namespace",
+        /// The request, or the reply to it, exceeds a limit.
+        TooLarge = 413 => "too_large",
+        /// More large requests wait on the connection than are allowed. Ask again later, or for less at once.
+        TooManyRequests = 429 => "too_many_requests",
+        /// The daemon is starting or draining, or drops the namespace's events. Ask again or ask another replica.
+        Unavailable = 503 => "unavailable",
+        /// The request has another version of the contract.
+        UnsupportedVersion = 505 => "unsupported_version",
+    }
 }
 
 impl ErrorCode {
-    /// All codes.
-    pub const ALL: [Self; 6] = [
-        Self::BadRequest,
-        Self::UnknownNamespace,
-        Self::TooLarge,
-        Self::TooManyRequests,
-        Self::Unavailable,
-        Self::UnsupportedVersion,
-    ];
-
     /// The number on the wire.
     pub fn as_u16(self) -> u16 {
         self as u16
-    }
-
-    /// A stable word for metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::BadRequest => "bad_request",
-            Self::UnknownNamespace => "unknown_namespace",
-            Self::TooLarge => "too_large",
-            Self::TooManyRequests => "too_many_requests",
-            Self::Unavailable => "unavailable",
-            Self::UnsupportedVersion => "unsupported_version",
-        }
     }
 }
 

@@ -8,116 +8,69 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Tier;
 use super::query::QueryKey;
+use crate::worded;
 
 /// Whether a text enters the hashes: it is there and not empty.
 fn is_named(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
 
-/// Reason for which a holder's state is not certain. The words are part of the wire contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum DegradedReason {
-    /// Batches were lost: numbers are missing.
-    Gap = 1 << 0,
-    /// A batch could not be decoded.
-    Undecodable = 1 << 1,
-    /// An event could not be applied (a position out of range, no content in a namespace that recomputes).
-    Rejected = 1 << 2,
-    /// Stored blocks were dropped because their parent never came.
-    UnknownParent = 1 << 3,
-    /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the reported blocks.
-    Capacity = 1 << 4,
-    /// Batches may have been lost since the last batch that continued the count. The connection broke, messages were
-    /// dropped, or the state comes from a snapshot.
-    Unverified = 1 << 5,
-    /// The publisher has been asked for the missing batches, and the answer is not applied yet.
-    Resyncing = 1 << 6,
-    /// Nothing has been heard of the holder for a while, not even a heartbeat.
-    Stale = 1 << 7,
-    /// The publisher itself has missed events of the engine, and cannot get them again. The reason stays until the
-    /// engine clears its cache or restarts.
-    UpstreamGap = 1 << 8,
-    /// The publisher itself has lost sight of the engine: the connection broke, or the engine is silent.
-    UpstreamLost = 1 << 9,
-    /// Events that have been received, or that may have been sent, are not applied yet. The oldest of them has waited
-    /// for a long time.
-    Behind = 1 << 10,
-    /// A batch that must be seen whole was being applied while the query was answered.
-    Changing = 1 << 11,
-    /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the holder
-    /// has.
-    Contested = 1 << 12,
-    /// The publisher does not know all groups of layers of the engine. Known is what full attention has; unknown is what a request can
-    /// reuse.
-    UnknownGroups = 1 << 13,
-    /// The engine's events do not tell salts, so nothing is certain for a query with a salt.
-    UntoldSalts = 1 << 14,
-    /// The engine's events do not tell for certain which adapter a block belongs to. So nothing is certain for a
-    /// query with an adapter.
-    UntoldAdapters = 1 << 15,
-    /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by hashes find them only
-    /// if the hashes are computed in the same way.
-    LooksAhead = 1 << 16,
-    /// The publisher does not know everything that the engine has on the host. It knows what the device has.
-    HostGap = 1 << 17,
-    /// Like [`Self::HostGap`], for a local disk. What the device and the host have is known.
-    DiskGap = 1 << 18,
-    /// Like [`Self::HostGap`], for remote storage. What nearer tiers have is known.
-    ExternalGap = 1 << 19,
+worded! {
+    /// Reason for which a holder's state is not certain. The words are part of the wire contract.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u32)]
+    pub enum DegradedReason {
+        /// Batches were lost: numbers are missing.
+        Gap = 1 << 0 => "gap",
+        /// A batch could not be decoded.
+        Undecodable = 1 << 1 => "undecodable",
+        /// An event could not be applied (a position out of range, no content in a namespace that recomputes).
+        Rejected = 1 << 2 => "rejected",
+        /// Stored blocks were dropped because their parent never came.
+        UnknownParent = 1 << 3 => "unknown_parent",
+        /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the reported blocks.
+        Capacity = 1 << 4 => "capacity",
+        /// Batches may have been lost since the last batch that continued the count. The connection broke, messages were
+        /// dropped, or the state comes from a snapshot.
+        Unverified = 1 << 5 => "unverified",
+        /// The publisher has been asked for the missing batches, and the answer is not applied yet.
+        Resyncing = 1 << 6 => "resyncing",
+        /// Nothing has been heard of the holder for a while, not even a heartbeat.
+        Stale = 1 << 7 => "stale",
+        /// The publisher itself has missed events of the engine, and cannot get them again. The reason stays until the
+        /// engine clears its cache or restarts.
+        UpstreamGap = 1 << 8 => "upstream_gap",
+        /// The publisher itself has lost sight of the engine: the connection broke, or the engine is silent.
+        UpstreamLost = 1 << 9 => "upstream_lost",
+        /// Events that have been received, or that may have been sent, are not applied yet. The oldest of them has waited
+        /// for a long time.
+        Behind = 1 << 10 => "behind",
+        /// A batch that must be seen whole was being applied while the query was answered.
+        Changing = 1 << 11 => "changing",
+        /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the holder
+        /// has.
+        Contested = 1 << 12 => "contested",
+        /// The publisher does not know all groups of layers of the engine. Known is what full attention has; unknown is what a request can
+        /// reuse.
+        UnknownGroups = 1 << 13 => "unknown_groups",
+        /// The engine's events do not tell salts, so nothing is certain for a query with a salt.
+        UntoldSalts = 1 << 14 => "untold_salts",
+        /// The engine's events do not tell for certain which adapter a block belongs to. So nothing is certain for a
+        /// query with an adapter.
+        UntoldAdapters = 1 << 15 => "untold_adapters",
+        /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by hashes find them only
+        /// if the hashes are computed in the same way.
+        LooksAhead = 1 << 16 => "looks_ahead",
+        /// The publisher does not know everything that the engine has on the host. It knows what the device has.
+        HostGap = 1 << 17 => "host_gap",
+        /// Like [`Self::HostGap`], for a local disk. What the device and the host have is known.
+        DiskGap = 1 << 18 => "disk_gap",
+        /// Like [`Self::HostGap`], for remote storage. What nearer tiers have is known.
+        ExternalGap = 1 << 19 => "external_gap",
+    }
 }
 
 impl DegradedReason {
-    /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 20] = [
-        Self::Gap,
-        Self::Undecodable,
-        Self::Rejected,
-        Self::UnknownParent,
-        Self::Capacity,
-        Self::Unverified,
-        Self::Resyncing,
-        Self::Stale,
-        Self::UpstreamGap,
-        Self::UpstreamLost,
-        Self::Behind,
-        Self::Changing,
-        Self::Contested,
-        Self::UnknownGroups,
-        Self::UntoldSalts,
-        Self::UntoldAdapters,
-        Self::LooksAhead,
-        Self::HostGap,
-        Self::DiskGap,
-        Self::ExternalGap,
-    ];
-
-    /// The word on the wire and in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Gap => "gap",
-            Self::Undecodable => "undecodable",
-            Self::Rejected => "rejected",
-            Self::UnknownParent => "unknown_parent",
-            Self::Capacity => "capacity",
-            Self::Unverified => "unverified",
-            Self::Resyncing => "resyncing",
-            Self::Stale => "stale",
-            Self::UpstreamGap => "upstream_gap",
-            Self::UpstreamLost => "upstream_lost",
-            Self::Behind => "behind",
-            Self::Changing => "changing",
-            Self::Contested => "contested",
-            Self::UnknownGroups => "unknown_groups",
-            Self::UntoldSalts => "untold_salts",
-            Self::UntoldAdapters => "untold_adapters",
-            Self::LooksAhead => "looks_ahead",
-            Self::HostGap => "host_gap",
-            Self::DiskGap => "disk_gap",
-            Self::ExternalGap => "external_gap",
-        }
-    }
-
     /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; all other reasons describe
     /// the moment.
     pub fn is_lasting(self) -> bool {
@@ -342,9 +295,7 @@ impl<'de> Deserialize<'de> for DegradedReasons {
                 while let Some(word) = list.next_element::<std::borrow::Cow<'de, str>>()? {
                     // A later daemon may have reasons that this client does not know. Then `exact` still tells that
                     // the state is uncertain.
-                    let known = DegradedReason::ALL
-                        .into_iter()
-                        .find(|reason| reason.as_str() == word);
+                    let known = DegradedReason::of_word(&word);
                     reasons = known.map_or(reasons, |reason| reasons.with(reason));
                 }
                 Ok(reasons)

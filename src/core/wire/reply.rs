@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use serde::Deserialize;
 
 use crate::hash::PositionalLineageHash;
+use crate::worded;
 
 use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
@@ -28,36 +29,24 @@ pub struct DropOut {
     pub other_holders: u32,
 }
 
-/// The reason why a request can reuse no more blocks of a holder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limit {
-    /// Full attention: the holder lacks the next block.
-    FullAttention,
-    /// A sliding window, whose blocks at that place are gone.
-    Window,
-    /// A recurrent state, which the holder does not have at that place.
-    State,
-    /// A sliding window or a recurrent state: the model has both, or its layers are not known.
-    WindowOrState,
-    /// The last token of the prompt, which a request always computes.
-    LastToken,
-    /// A reason that this release does not know.
-    #[serde(other)]
-    Other,
-}
-
-impl Limit {
-    /// The word on the wire.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::FullAttention => "full_attention",
-            Self::Window => "window",
-            Self::State => "state",
-            Self::WindowOrState => "window_or_state",
-            Self::LastToken => "last_token",
-            Self::Other => "other",
-        }
+worded! {
+    /// The reason why a request can reuse no more blocks of a holder.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Limit {
+        /// Full attention: the holder lacks the next block.
+        FullAttention => "full_attention",
+        /// A sliding window, whose blocks at that place are gone.
+        Window => "window",
+        /// A recurrent state, which the holder does not have at that place.
+        State => "state",
+        /// A sliding window or a recurrent state: the model has both, or its layers are not known.
+        WindowOrState => "window_or_state",
+        /// The last token of the prompt, which a request always computes.
+        LastToken => "last_token",
+        /// A reason that this release does not know.
+        #[serde(other)]
+        Other => "other",
     }
 }
 

@@ -15,6 +15,7 @@ use super::limits::WireLimits;
 use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
 use super::writer::encode;
+use crate::worded;
 
 /// A daemon's request for everything that has come after `cursor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,25 +71,19 @@ impl Message for ResyncRequest {
     }
 }
 
-/// The kind of an answer, that is, of all its chunks together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ResyncAnswerKind {
-    /// The batches after the request's cursor, in order. No batches if the daemon has missed nothing.
-    Missing,
-    /// The holder's full state, parents before children. It replaces the state that the daemon had.
-    Full,
+worded! {
+    /// The kind of an answer, that is, of all its chunks together.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum ResyncAnswerKind {
+        /// The batches after the request's cursor, in order. No batches if the daemon has missed nothing.
+        Missing => "missing",
+        /// The holder's full state, parents before children. It replaces the state that the daemon had.
+        Full => "full",
+    }
 }
 
 impl ResyncAnswerKind {
     const EXPECTED: &'static str = "missing, full";
-
-    /// The word on the wire.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Full => "full",
-        }
-    }
 }
 
 /// A part of a publisher's answer.

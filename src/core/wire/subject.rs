@@ -253,7 +253,7 @@ impl Subjects {
     /// The command that `subject` is for. `None` if it is not a subject of a command.
     pub fn parse_admin(&self, subject: &str) -> Option<AdminCommand> {
         let token = subject.strip_prefix(&self.root)?.strip_prefix("admin.")?;
-        AdminCommand::of_token(token)
+        AdminCommand::of_word(token)
     }
 
     /// The subject on which `worker` publishes its batches for `namespace`.

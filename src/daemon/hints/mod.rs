@@ -85,7 +85,7 @@ impl Hints {
         self.make_room(&mut tables, cost);
         let table = tables.entry(name.clone()).or_default();
         table.add(holder, blocks, now + self.time_to_live);
-        self.metrics.taken();
+        self.metrics.taken.increment(1);
         self.show(&tables);
         true
     }
@@ -128,7 +128,7 @@ impl Hints {
             for hint in hints {
                 if has_all(&name, &hint) {
                     hint.fulfil();
-                    self.metrics.fulfilled();
+                    self.metrics.fulfilled.increment(1);
                 }
             }
         }
@@ -137,7 +137,7 @@ impl Hints {
     fn expire(&self, tables: &mut HashMap<NamespaceName, Table>, now: Instant) {
         let before: usize = tables.values().map(Table::len).sum();
         let unfulfilled: u64 = tables.values_mut().map(|table| table.expire(now)).sum();
-        self.metrics.expired(unfulfilled);
+        self.metrics.expired.increment(unfulfilled);
         if tables.values().map(Table::len).sum::<usize>() < before {
             tables.retain(|_, table| table.len() > 0);
             self.show(tables);
@@ -160,7 +160,7 @@ impl Hints {
 
     fn show(&self, tables: &HashMap<NamespaceName, Table>) {
         let bytes: usize = tables.values().map(Table::bytes).sum();
-        self.metrics.show_bytes(bytes);
+        self.metrics.bytes.set(bytes as f64);
     }
 }
 

@@ -187,7 +187,9 @@ pub(super) async fn query(
         .await;
     let reply = reply.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
     let (kind, queries) = described(&request);
-    index.count(&namespace, kind, queries, started.elapsed(), reply.prompts());
+    index
+        .metrics
+        .count(&namespace, kind, queries, started.elapsed(), reply.prompts());
     Ok(match &reply {
         AnyReply::Single(reply) => json_response(reply, Some(reply.is_exact())),
         AnyReply::Batch(reply) => {

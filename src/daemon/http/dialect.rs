@@ -227,13 +227,8 @@ pub(super) async fn find(
     check_texts(key, &index.source.limits())?;
     match index.source.find(namespace, key, worker).await {
         Ok(found) => {
-            index.count(
-                namespace,
-                kind,
-                1,
-                started.elapsed(),
-                std::iter::once(found.prompt()),
-            );
+            let prompt = std::iter::once(found.prompt());
+            index.metrics.count(namespace, kind, 1, started.elapsed(), prompt);
             Ok(found)
         }
         Err(error) => {

@@ -20,15 +20,12 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
 
 use crate::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
-use kvatlas_telemetry::LogGate;
+use kvatlas_telemetry::log_gated;
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
 use super::shared::HttpShared;
 use super::source::IndexHere;
-
-static CUT_GATE: LogGate = LogGate::new();
-static WAITING_GATE: LogGate = LogGate::new();
 
 /// Most pieces that wait to be sent.
 const PIECES_MAX: usize = 4;
@@ -141,18 +138,13 @@ impl Writer {
         };
         match self.write_all(&mut output).await {
             Err(Ended::LanesStopped) => {
-                if let Some(suppressed) = CUT_GATE.admit() {
-                    tracing::warn!(suppressed, "a dump was cut short: the lanes have stopped");
-                }
+                log_gated!(warn "a dump was cut short: the lanes have stopped");
             }
             Err(Ended::ClientWaits) => {
                 let patience = self.patience;
-                if let Some(suppressed) = WAITING_GATE.admit() {
-                    tracing::warn!(
-                        suppressed,
-                        "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
-                    );
-                }
+                log_gated!(
+                    warn "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
+                );
             }
             Ok(()) | Err(Ended::ClientLeft) => {}
         }
@@ -211,9 +203,7 @@ impl Writer {
         lane: usize,
         after: Option<DumpPosition>,
     ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
-        self.pool
-            .dump_next_with_blocks(lane, after, self.generation)
-            .await
+        self.pool.dump_next(lane, after, true, self.generation).await
     }
 }
 

@@ -60,5 +60,5 @@ pub(crate) use bodies::{Bodies, BodyLimits};
 pub(crate) use error::HttpError;
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;
-pub(crate) use shared::IndexParts;
+pub(crate) use shared::Index;
 pub(crate) use source::{IndexHere, Shards, Source};

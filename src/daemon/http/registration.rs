@@ -171,7 +171,7 @@ fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
         return Ok(Format::Vllm);
     };
     Format::from_word(word).ok_or_else(|| {
-        let known = Format::ALL.map(Format::as_str).join(", ");
+        let known = Format::WORDS.join(", ");
         HttpError::BadRequest(format!("type is {word:?}; known are {known}"))
     })
 }

@@ -12,15 +12,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use kvatlas_core::index::NearBlocks;
-use kvatlas_core::wire::{ModelKey, NamespaceName};
+use kvatlas_core::wire::ModelKey;
 
 use crate::outcomes::Outcomes;
 use crate::queries::Found;
 use crate::traces::Tracer;
 use kvatlas_config::Secret;
 use kvatlas_process::admin::{AdminSource, Readiness};
-use kvatlas_telemetry::labels::{HttpRoute, PerLabel, QueryKind};
-use kvatlas_telemetry::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
+use kvatlas_telemetry::labels::{HttpRoute, PerLabel};
+use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::bodies::{Bodies, BodyLimits, Received};
 use super::error::HttpError;
@@ -32,22 +32,10 @@ use kvatlas_process::registry::EngineRegistry;
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The parts from which queries are answered.
-pub(crate) struct IndexParts {
-    /// The index or the shards that answer.
-    pub(crate) source: Source,
-    /// Whether queries are answered yet.
-    pub(crate) readiness: Arc<Readiness>,
-    /// Reports of two numbers for each request: the cached blocks that it found, and the blocks that an answer had promised.
-    pub(crate) outcomes: Arc<Outcomes>,
-    /// The daemon's shard (its part of the workers), as text. `None` if the daemon knows all workers.
-    pub(crate) shard: Option<String>,
-}
-
 /// The parts that the routes serve.
 pub struct HttpParts {
     /// The index. `None` in a process that only runs a bridge.
-    pub(crate) index: Option<IndexParts>,
+    pub(crate) index: Option<Index>,
     /// The bridge. `None` if no bridge runs in this process.
     pub engines: Option<Arc<dyn EngineRegistry>>,
     /// Source of the metrics that `/metrics` answers with.
@@ -85,43 +73,38 @@ impl HttpParts {
 }
 
 /// The index, and the metrics of its queries.
-pub(super) struct Index {
+pub(crate) struct Index {
+    /// The index or the shards that answer.
     pub(super) source: Source,
     pub(super) errors: QueryErrorMetrics,
+    /// Whether queries are answered yet.
     pub(super) readiness: Arc<Readiness>,
+    /// Reports of two numbers for each request: the cached blocks that it found, and the blocks that an answer had promised.
     pub(super) outcomes: Arc<Outcomes>,
+    /// The daemon's shard (its part of the workers). `None` if the daemon knows all workers.
     pub(super) shard: Option<HeaderValue>,
     /// Metrics of each namespace that was asked about.
-    metrics: QueryMetricsByNamespace,
+    pub(super) metrics: QueryMetricsByNamespace,
     /// Lets one dump run at a time, because a dump takes up turns of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
 
 impl Index {
-    fn new(parts: IndexParts) -> Self {
+    pub(crate) fn new(
+        source: Source,
+        readiness: Arc<Readiness>,
+        outcomes: Arc<Outcomes>,
+        shard: Option<String>,
+    ) -> Self {
         Self {
-            source: parts.source,
+            source,
             errors: QueryErrorMetrics::new(),
-            readiness: parts.readiness,
-            outcomes: parts.outcomes,
-            shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
+            readiness,
+            outcomes,
+            shard: shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
             metrics: QueryMetricsByNamespace::default(),
             dumps: Arc::new(tokio::sync::Semaphore::new(1)),
         }
-    }
-
-    /// Counts answered queries, and how much of their prompts they found.
-    pub(super) fn count(
-        &self,
-        namespace: &NamespaceName,
-        kind: QueryKind,
-        queries: usize,
-        elapsed: Duration,
-        prompts: impl Iterator<Item = AnsweredPrompt>,
-    ) {
-        let metrics = self.metrics.of(namespace);
-        (0..queries).for_each(|_| metrics.answered(kind, elapsed));
-        prompts.for_each(|prompt| metrics.found(prompt));
     }
 }
 
@@ -140,7 +123,7 @@ pub(super) struct HttpShared {
 impl HttpShared {
     pub(super) fn new(parts: HttpParts) -> Self {
         Self {
-            index: parts.index.map(Index::new),
+            index: parts.index,
             engines: parts.engines,
             metrics_source: parts.metrics,
             metrics: PerLabel::new(HttpMetrics::of_route),

@@ -64,6 +64,29 @@ struct Worker {
 }
 
 impl Worker {
+    /// Makes the entry of an instance of which no rank is noted yet.
+    fn new(
+        (model, instance): (&ModelKey, &str),
+        source: &'static str,
+        status: &'static str,
+        block_size: u32,
+    ) -> Self {
+        Self {
+            instance_id: Instance::of_text(instance),
+            source,
+            status,
+            model_name: model.model.clone(),
+            routing_group: model.tenant.clone(),
+            scheme: model.scheme.as_ref().map(Scheme::to_string),
+            block_size,
+            endpoints: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            exact: None,
+            addresses: BTreeMap::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+
     fn note_profile(&mut self, rank: Rank, profile: Profile) {
         let Profile { address, labels } = profile;
         self.addresses.extend(address.map(|address| (rank, address)));
@@ -125,19 +148,9 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         last_error,
     } = state;
     let key = (engine.key.model.clone(), engine.key.instance.clone());
-    let worker = workers.entry(key).or_insert_with(|| Worker {
-        instance_id: Instance::of_text(&engine.key.instance),
-        source: source_of(&engine.endpoint),
-        status: status.as_str(),
-        model_name: engine.key.model.model.clone(),
-        routing_group: engine.key.model.tenant.clone(),
-        scheme: engine.key.model.scheme.as_ref().map(Scheme::to_string),
-        block_size: engine.block_size,
-        endpoints: BTreeMap::new(),
-        listeners: BTreeMap::new(),
-        exact: None,
-        addresses: BTreeMap::new(),
-        labels: BTreeMap::new(),
+    let worker = workers.entry(key).or_insert_with_key(|(model, instance)| {
+        let source = source_of(&engine.endpoint);
+        Worker::new((model, instance), source, status.as_str(), engine.block_size)
     });
     worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
@@ -167,20 +180,10 @@ fn add_server(workers: &mut Workers, state: ServerState) {
         status,
         last_error,
     };
-    let mut worker = Worker {
-        instance_id: Instance::of_text(&server.instance),
-        source: source_of(&server.url),
-        status,
-        model_name: model.model.clone(),
-        routing_group: model.tenant.clone(),
-        scheme: model.scheme.as_ref().map(Scheme::to_string),
-        block_size: server.block_size.unwrap_or_default(),
-        endpoints: BTreeMap::from([(0, server.url)]),
-        listeners: BTreeMap::from([(0, listener)]),
-        exact: None,
-        addresses: BTreeMap::new(),
-        labels: BTreeMap::new(),
-    };
+    let (source, size) = (source_of(&server.url), server.block_size.unwrap_or_default());
+    let mut worker = Worker::new((&model, &server.instance), source, status, size);
+    worker.endpoints.insert(0, server.url);
+    worker.listeners.insert(0, listener);
     worker.note_profile(0, server.profile);
     workers.entry((model, server.instance)).or_insert(worker);
 }
@@ -227,21 +230,8 @@ fn add_rank<'w>(
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(_) if !has_room => return None,
         Entry::Vacant(place) => {
-            let instance_id = Instance::of_text(&place.key().1);
-            place.insert(Worker {
-                instance_id,
-                source: "nats",
-                status: "active",
-                model_name: model.model.clone(),
-                routing_group: model.tenant.clone(),
-                scheme: model.scheme.as_ref().map(Scheme::to_string),
-                block_size,
-                endpoints: BTreeMap::new(),
-                listeners: BTreeMap::new(),
-                exact: None,
-                addresses: BTreeMap::new(),
-                labels: BTreeMap::new(),
-            })
+            let worker = Worker::new((model, &place.key().1), "nats", "active", block_size);
+            place.insert(worker)
         }
     };
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);

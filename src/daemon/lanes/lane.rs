@@ -94,7 +94,7 @@ impl Job {
 
 /// The time that a lane has spent on each kind of work, in microseconds.
 #[derive(Debug, Default)]
-pub(crate) struct LaneTimes([AtomicU64; LaneWork::COUNT]);
+pub(crate) struct LaneTimes([AtomicU64; LaneWork::ALL.len()]);
 
 impl LaneTimes {
     fn spend(&self, work: LaneWork, elapsed: Duration) {
@@ -279,8 +279,8 @@ impl Lane {
     /// Works until the queue's sending end is gone and the queue is empty.
     pub(crate) fn run(mut self, queue: &JobReceiver<Job>, times: &LaneTimes) {
         let mut jobs = Vec::new();
-        let mut next = queue.next(&mut jobs);
-        while let Some(turn) = next {
+        let mut done = None;
+        while let Some(turn) = queue.next(done, &mut jobs) {
             self.clock.begin_turn();
             let mut since = Duration::ZERO;
             let mut rest = jobs.drain(..).peekable();
@@ -296,7 +296,7 @@ impl Lane {
             }
             drop(rest);
             self.tally.count();
-            next = queue.next_after(turn, since, &mut jobs);
+            done = Some((turn, since));
         }
     }
 

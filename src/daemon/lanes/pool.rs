@@ -13,7 +13,7 @@ use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, namespace_label};
-use kvatlas_telemetry::{EventMetrics, LaneMetrics, LogGate, ShardMetrics};
+use kvatlas_telemetry::{EventMetrics, LaneMetrics, ShardMetrics, log_gated};
 
 use super::absent::Absent;
 use super::flow::Flows;
@@ -126,10 +126,7 @@ pub struct LanePool {
 
 /// Logs that messages for a stopped lane are lost. Called with each such message; the rate of log lines is bounded.
 pub(crate) fn log_lane_stopped() {
-    static GATE: LogGate = LogGate::new();
-    if let Some(suppressed) = GATE.admit() {
-        tracing::error!(suppressed, "a lane has stopped; its workers' events are lost");
-    }
+    log_gated!(error "a lane has stopped; its workers' events are lost");
 }
 
 impl LanePool {
@@ -484,7 +481,10 @@ impl LanePool {
             lane.metrics
                 .set_queue(messages, backlog.bytes.load(Ordering::Relaxed) as u64);
             for work in LaneWork::ALL {
-                lane.metrics.set_busy(*work, lane.times.spent(*work));
+                lane.metrics
+                    .busy
+                    .get(*work)
+                    .absolute(lane.times.spent(*work).as_secs());
             }
         }
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 use super::line::Line;
@@ -540,27 +540,13 @@ impl<J> Drop for JobSender<J> {
 }
 
 impl<J: LineJob> JobReceiver<J> {
-    /// Waits for the next turn, begins it, and moves its jobs to `jobs`. Returns `None` when the sender is gone and the queue is empty.
-    pub(crate) fn next(&self, jobs: &mut Vec<J>) -> Option<Turn> {
+    /// Ends the turn that is `done`, which took the time beside it. Waits for the next turn, begins it, and moves its jobs to `jobs`.
+    /// Returns `None` when the sender is gone and the queue is empty.
+    pub(crate) fn next(&self, done: Option<(Turn, Duration)>, jobs: &mut Vec<J>) -> Option<Turn> {
         let mut state = self.0.state.lock();
-        self.begin_turn(&mut state, jobs)
-    }
-
-    /// Ends a turn, which took `elapsed`, and begins the next one as [`Self::next`] does.
-    pub(crate) fn next_after(&self, turn: Turn, elapsed: Duration, jobs: &mut Vec<J>) -> Option<Turn> {
-        let mut state = self.0.state.lock();
-        self.end_turn(&mut state, turn, elapsed);
-        self.begin_turn(&mut state, jobs)
-    }
-
-    /// Ends a turn, which took `elapsed`.
-    #[cfg(test)]
-    fn done(&self, turn: Turn, elapsed: Duration) {
-        let mut state = self.0.state.lock();
-        self.end_turn(&mut state, turn, elapsed);
-    }
-
-    fn begin_turn(&self, state: &mut MutexGuard<'_, QueueState<J>>, jobs: &mut Vec<J>) -> Option<Turn> {
+        if let Some((turn, elapsed)) = done {
+            self.end_turn(&mut state, turn, elapsed);
+        }
         loop {
             if let Some(turn) = state.take(jobs, self.0.turn_messages_max) {
                 return Some(turn);
@@ -568,7 +554,7 @@ impl<J: LineJob> JobReceiver<J> {
             if state.is_closed {
                 return None;
             }
-            self.0.work.wait(state);
+            self.0.work.wait(&mut state);
         }
     }
 

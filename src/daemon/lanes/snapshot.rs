@@ -158,27 +158,8 @@ impl LanePool {
     ///
     /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different instants.
     /// - A holder that no batch has confirmed in `generation` is dumped as unverified.
-    /// - A regular holder is dumped without its blocks: a walk over the index finds them.
+    /// - Unless `with_blocks` is set, a regular holder is dumped without its blocks: a walk over the index finds them.
     pub async fn dump_next(
-        &self,
-        lane: usize,
-        after: Option<DumpPosition>,
-        generation: StreamGeneration,
-    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
-        self.dump(lane, after, false, generation).await
-    }
-
-    /// Dumps as [`Self::dump_next`] does, but with the blocks of every holder.
-    pub async fn dump_next_with_blocks(
-        &self,
-        lane: usize,
-        after: Option<DumpPosition>,
-        generation: StreamGeneration,
-    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
-        self.dump(lane, after, true, generation).await
-    }
-
-    async fn dump(
         &self,
         lane: usize,
         after: Option<DumpPosition>,

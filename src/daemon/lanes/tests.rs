@@ -208,7 +208,7 @@ async fn a_foreign_chain_is_still_known_after_a_restart() {
         .unwrap();
     pool.drain().await.unwrap();
     for lane in 0..pool.lane_count() {
-        if let Some((_, dump)) = pool.dump_next(lane, None, never()).await.unwrap() {
+        if let Some((_, dump)) = pool.dump_next(lane, None, false, never()).await.unwrap() {
             assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
             restarted
                 .restore(&dump.frame, Frame::Holder(dump.frame.clone()), never())

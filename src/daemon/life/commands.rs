@@ -13,13 +13,8 @@ use crate::snapshots::SnapshotKeeper;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
 use kvatlas_process::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
 use kvatlas_process::instance_name;
-use kvatlas_telemetry::LogGate;
 use kvatlas_telemetry::labels::Connection;
-
-static UNREADABLE_GATE: LogGate = LogGate::new();
-/// Allows bursts of log lines: operators are few, but may have scripts.
-static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
-static UNANSWERED_GATE: LogGate = LogGate::new();
+use kvatlas_telemetry::log_gated;
 
 /// Most commands that may wait. They are carried out one after the other.
 const CAPACITY: usize = 64;
@@ -96,9 +91,7 @@ impl Commands {
         let request = match AdminRequest::decode(&message.payload) {
             Ok(request) if message.payload.len() <= COMMAND_BYTES_MAX => request,
             _ => {
-                if let Some(suppressed) = UNREADABLE_GATE.admit() {
-                    tracing::warn!(command = command.as_str(), suppressed, "a command cannot be read");
-                }
+                log_gated!(warn "a command cannot be read"; command = command.as_str());
                 return;
             }
         };
@@ -111,16 +104,10 @@ impl Commands {
             Ok(holders) => (holders, None),
             Err(error) => (0, Some(error)),
         };
-        if let Some(suppressed) = COMMAND_GATE.admit() {
-            tracing::info!(
-                command = command.as_str(),
-                ?request,
-                holders,
-                error,
-                suppressed,
-                "a command of an operator"
-            );
-        }
+        log_gated!(
+            info "a command of an operator" up to 16;
+            command = command.as_str(), ?request, holders, error
+        );
         let reply = AdminReply {
             v: PROTOCOL_VERSION,
             instance: self.instance.clone(),
@@ -130,8 +117,8 @@ impl Commands {
         if let Some(subject) = message.reply {
             let sent = self.client.publish(subject, reply.encode().into()).await;
             let is_lost = sent.is_err() || self.client.flush().await.is_err();
-            if is_lost && let Some(suppressed) = UNANSWERED_GATE.admit() {
-                tracing::warn!(suppressed, "the reply to a command could not be sent");
+            if is_lost {
+                log_gated!(warn "the reply to a command could not be sent");
             }
         }
         if command == AdminCommand::Drain && reply.error.is_none() {

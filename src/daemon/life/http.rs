@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{HttpLimits, HttpParts, HttpServer, IndexHere, IndexParts, Shards, Source, read_token};
+use crate::http::{HttpLimits, HttpParts, HttpServer, Index, IndexHere, Shards, Source, read_token};
 use crate::queries::{connect_to_shards, query_limits, shard_asker};
 use crate::shared::Shared;
 use kvatlas_config::Config;
@@ -54,13 +54,14 @@ pub(super) async fn start_http(
     let token = token
         .map(|path| read_token("http.token_file", path))
         .transpose()?;
+    let index = Index::new(
+        source(shared).await?,
+        Arc::clone(&shared.readiness),
+        Arc::clone(&shared.outcomes),
+        shared.config.sharding.shard.map(|shard| shard.to_string()),
+    );
     let parts = HttpParts {
-        index: Some(IndexParts {
-            source: source(shared).await?,
-            readiness: Arc::clone(&shared.readiness),
-            outcomes: Arc::clone(&shared.outcomes),
-            shard: shared.config.sharding.shard.map(|shard| shard.to_string()),
-        }),
+        index: Some(index),
         engines,
         metrics,
         token,

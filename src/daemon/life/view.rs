@@ -25,14 +25,12 @@ use kvatlas_process::admin::{
 };
 use kvatlas_process::setup::Setup;
 use kvatlas_telemetry::labels::{HolderState, namespace_label};
-use kvatlas_telemetry::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
+use kvatlas_telemetry::{MetricsHandle, NamespaceGauges, ProcessMetrics, log_gated};
 
 use crate::snapshots::{SnapshotFailing, SnapshotKeeper};
 use crate::troubles::Troubles;
 
 use super::memory::ShrinkWatch;
-
-static FORGOTTEN_GATE: LogGate = LogGate::new();
 
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
@@ -103,10 +101,7 @@ impl DaemonView {
     /// Forgets namespaces that have been empty for long. Their gauges are brought up to date for the last time.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
-            if let Some(suppressed) = FORGOTTEN_GATE.admit() {
-                let namespace = namespace.name.as_str();
-                tracing::info!(namespace, suppressed, "a namespace without holders is forgotten");
-            }
+            log_gated!(info "a namespace without holders is forgotten"; namespace = namespace.name.as_str());
             if let Some(gauges) = self.gauges.lock().remove(&namespace.name) {
                 self.publish_sizes(&namespace, &gauges, |_, _, _| {});
             }

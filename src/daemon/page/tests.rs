@@ -56,7 +56,10 @@ fn world() -> World {
             },
             MetricsHandle::empty(),
         )),
-        sampled: answerer.sampled_by(&sample),
+        sampled: Answerer {
+            sample: Some(sample),
+            ..answerer
+        },
         readiness,
     }
 }

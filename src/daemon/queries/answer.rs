@@ -48,16 +48,19 @@ use unlisted::{Listed, count_doubtful};
 /// Answers requests from the index.
 #[derive(Debug, Clone)]
 pub(crate) struct Answerer {
-    namespaces: Arc<Namespaces>,
-    trust: Arc<StreamTrust>,
-    freshness: Arc<Freshness>,
-    subjects: Subjects,
-    limits: Live<WireLimits>,
-    sample: Option<Arc<QuerySample>>,
-    dialect_depth: Depth,
-    heavy_turns: Arc<HeavyTurns>,
+    pub(crate) namespaces: Arc<Namespaces>,
+    pub(crate) trust: Arc<StreamTrust>,
+    pub(crate) freshness: Arc<Freshness>,
+    pub(crate) subjects: Subjects,
+    pub(crate) limits: Live<WireLimits>,
+    /// Sample in which answers are counted and some of the queries kept.
+    pub(crate) sample: Option<Arc<QuerySample>>,
+    /// The depth that [`Self::find`] reports.
+    pub(crate) dialect_depth: Depth,
+    /// Turns of heavy requests.
+    pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Hints of routers; `None` if hints are not taken.
-    hints: Option<Arc<Hints>>,
+    pub(crate) hints: Option<Arc<Hints>>,
 }
 
 impl Answerer {
@@ -79,22 +82,6 @@ impl Answerer {
             dialect_depth: Depth::default(),
             heavy_turns: Arc::default(),
             hints: None,
-        }
-    }
-
-    /// Returns the same answerer, which counts its answers in `sample` and keeps some of the queries there.
-    pub(crate) fn sampled_by(self, sample: &Arc<QuerySample>) -> Self {
-        Self {
-            sample: Some(Arc::clone(sample)),
-            ..self
-        }
-    }
-
-    /// Returns the same answerer, with the depth that [`Self::find`] reports.
-    pub(crate) fn deep_as(self, dialect_depth: Depth) -> Self {
-        Self {
-            dialect_depth,
-            ..self
         }
     }
 

@@ -17,12 +17,11 @@ use tokio_util::task::TaskTracker;
 use crate::responder::{Responder, check_size, check_status_size};
 use kvatlas_client::ClientError;
 use kvatlas_config::Live;
-use kvatlas_core::wire::{NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
+use kvatlas_core::wire::{QueryRequest, Subjects, WireError, WireLimits};
 use kvatlas_process::broker::SubscribeError;
-use kvatlas_telemetry::AnsweredPrompt;
 use kvatlas_telemetry::labels::{QueryKind, ReplyDropReason};
 
-use super::answer::{described, encode_status};
+use super::answer::{Answer, encode_status};
 use super::missing::MissingShards;
 use super::observed::Observers;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
@@ -58,14 +57,6 @@ struct Parts {
     responder: Responder,
     subjects: Subjects,
     settings: GatewaySettings,
-}
-
-/// A reply, and how it is counted.
-struct Reply {
-    payload: Vec<u8>,
-    namespace: NamespaceName,
-    kind: QueryKind,
-    prompts: Vec<AnsweredPrompt>,
 }
 
 impl Gateway {
@@ -164,22 +155,20 @@ impl Parts {
         let observers = &self.settings.observers;
         let span = observers.begin(asked, &message);
         let headers = observers.passed_on(span.as_ref(), &message);
-        let reply = match asked {
+        let answer = match asked {
             Asked::Query => self.query(&message, headers).await,
             Asked::Status => self.status(&message, headers).await,
         };
-        let reply = reply.map(|reply| {
-            let prompts = reply.prompts.into_iter();
-            self.asker
-                .count_answered(&reply.namespace, reply.kind, started.elapsed(), prompts);
-            reply.payload
+        let reply = answer.map(|answer| {
+            answer.count(&self.asker.namespaces, started.elapsed());
+            answer.payload
         });
         observers.end(asked, span, started.elapsed(), reply.as_ref().err());
         self.responder.send(reply_to, reply.map(Bytes::from)).await;
         drop(permit);
     }
 
-    async fn query(&self, message: &Message, headers: HeaderMap) -> Result<Reply, WireError> {
+    async fn query(&self, message: &Message, headers: HeaderMap) -> Result<Answer, WireError> {
         let limits = WireLimits::clone(&self.settings.limits.now());
         let namespace = self
             .subjects
@@ -187,27 +176,26 @@ impl Parts {
         // A wrong request is refused here, and does not trouble the shards.
         let request = QueryRequest::decode(&message.payload, &limits)?;
         let asked = message.payload.clone();
-        let mut reply = self.asker.ask(&namespace, &request, asked, headers).await?;
+        let reply = self.asker.ask(&namespace, &request, asked, headers).await?;
         let bytes_max = self.responder.reply_bytes_max();
-        Ok(Reply {
-            payload: check_size(reply.encode_within(bytes_max), bytes_max)?,
-            namespace,
-            kind: described(&request).0,
-            prompts: reply.prompts().collect(),
+        let answer = Answer::to_query(namespace, &request, reply, bytes_max);
+        Ok(Answer {
+            payload: check_size(answer.payload, bytes_max)?,
+            ..answer
         })
     }
 
-    async fn status(&self, message: &Message, headers: HeaderMap) -> Result<Reply, WireError> {
+    async fn status(&self, message: &Message, headers: HeaderMap) -> Result<Answer, WireError> {
         let name_bytes_max = self.settings.limits.now().name_bytes_max;
         let namespace = self.subjects.parse_status(&message.subject, name_bytes_max)?;
         let mut status = self.asker.status(&namespace, headers).await?;
         let bytes_max = self.responder.reply_bytes_max();
         let payload = encode_status(&mut status, bytes_max);
-        Ok(Reply {
+        Ok(Answer {
             payload: check_status_size(payload, bytes_max)?,
             namespace,
             kind: QueryKind::Status,
-            prompts: Vec::new(),
+            reply: None,
         })
     }
 }

@@ -36,10 +36,7 @@ pub(super) async fn start_hints(
         subjects: shared.subjects.all_hints(),
         group: None,
     };
-    let (looking, stop) = (answerer.clone(), stage.stop.clone());
-    stage
-        .tasks
-        .spawn(async move { stop.run_until_cancelled(look(looking)).await });
+    stage.spawn(look(answerer.clone()));
     let (subjects, limits) = (shared.subjects.clone(), shared.query_limits.clone());
     let take = move |message: &Message| hear(&answerer, &hints, &subjects, &limits, message);
     start_reports(shared, stage, told, take).await

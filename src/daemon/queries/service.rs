@@ -1,6 +1,5 @@
 //! Serving queries from the index, on one connection.
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +17,10 @@ use crate::responder::{Responder, check_size, check_status_size};
 use crate::traces::OpenSpan;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
 use kvatlas_process::broker::SubscribeError;
-use kvatlas_telemetry::QueryMetrics;
-use kvatlas_telemetry::labels::{NAMESPACE_LABELS_MAX, ReplyDropReason, namespace_label};
+use kvatlas_telemetry::QueryMetricsByNamespace;
+use kvatlas_telemetry::labels::ReplyDropReason;
 
-use super::answer::{Answer, Answerer, AnyReply};
+use super::answer::{Answer, Answerer};
 use super::heavy::HeavyRequest;
 use super::observed::Observers;
 use super::reply_memory::ReplyMemory;
@@ -52,7 +51,7 @@ pub(crate) struct QueryService {
 struct Answering {
     answerer: Answerer,
     pool: Arc<LanePool>,
-    metrics: HashMap<NamespaceName, QueryMetrics>,
+    metrics: QueryMetricsByNamespace,
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
@@ -177,7 +176,7 @@ impl QueryService {
             ),
             answerer,
             pool,
-            metrics: HashMap::new(),
+            metrics: QueryMetricsByNamespace::default(),
             replies: ReplyMemory::new(),
             observers,
             room: Room::new(waiting_bytes_max),
@@ -293,7 +292,7 @@ impl Answering {
             responder: self.responder.again(),
             answerer: self.answerer.clone(),
             pool: Arc::clone(&self.pool),
-            metrics: HashMap::new(),
+            metrics: QueryMetricsByNamespace::default(),
             replies: ReplyMemory::new(),
             observers: self.observers.clone(),
             room: self.room.clone(),
@@ -386,7 +385,7 @@ impl Answering {
     async fn finish(&mut self, answer: Result<Answer, WireError>, begun: Begun) {
         let (elapsed, bytes_max) = (begun.started.elapsed(), self.responder.reply_bytes_max());
         let reply = answer.and_then(|answer| {
-            self.count(&answer, elapsed);
+            answer.count(&self.metrics, elapsed);
             match begun.asked {
                 Asked::Query => check_size(answer.payload, bytes_max),
                 Asked::Status => check_status_size(answer.payload, bytes_max),
@@ -405,26 +404,6 @@ impl Answering {
             self.responder.send(reply_to, reply.map(Bytes::from)).await;
         }
     }
-
-    fn count(&mut self, answer: &Answer, elapsed: Duration) {
-        if let Some(metrics) = self.metrics.get(&answer.namespace) {
-            return note(metrics, answer, elapsed);
-        }
-        // Only namespaces that exist are answered, but some of them have gone since.
-        if self.metrics.len() >= NAMESPACE_LABELS_MAX {
-            self.metrics.clear();
-        }
-        let metrics = QueryMetrics::for_namespace(namespace_label(answer.namespace.as_str()));
-        note(&metrics, answer, elapsed);
-        self.metrics.insert(answer.namespace.clone(), metrics);
-    }
-}
-
-/// Counts an answer that took `elapsed`.
-fn note(metrics: &QueryMetrics, answer: &Answer, elapsed: Duration) {
-    metrics.answered(answer.kind, elapsed);
-    let prompts = answer.reply.iter().flat_map(AnyReply::prompts);
-    prompts.for_each(|prompt| metrics.found(prompt));
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use kvatlas_core::wire::{
     ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryRequest, StatusReply, Subjects,
     WireError,
 };
-use kvatlas_telemetry::labels::{GatherOutcome, QueryKind};
-use kvatlas_telemetry::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
+use kvatlas_telemetry::labels::GatherOutcome;
+use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
 
 use super::answer::AnyReply;
 use super::missing::MissingShards;
@@ -32,7 +32,7 @@ pub(crate) struct ShardAsker {
     metrics: GatherMetrics,
     missing: Arc<MissingShards>,
     /// Metrics of the namespaces that some shard knew.
-    namespaces: QueryMetricsByNamespace,
+    pub(super) namespaces: QueryMetricsByNamespace,
 }
 
 impl ShardAsker {
@@ -226,19 +226,6 @@ impl ShardAsker {
         let missing = gathered.missing_in_words();
         let text = format!("{missing} did not answer, and may know other workers; ask again");
         Err(WireError::new(ErrorCode::Unavailable, text))
-    }
-
-    /// Counts an answered request, and the blocks found of its prompts.
-    pub(crate) fn count_answered(
-        &self,
-        namespace: &NamespaceName,
-        kind: QueryKind,
-        elapsed: Duration,
-        prompts: impl Iterator<Item = AnsweredPrompt>,
-    ) {
-        let metrics = self.namespaces.of(namespace);
-        metrics.answered(kind, elapsed);
-        prompts.for_each(|prompt| metrics.found(prompt));
     }
 
     fn count(&self, gathered: &Gathered) {

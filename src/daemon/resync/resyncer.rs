@@ -66,11 +66,8 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
         refusals: refusals_seen,
         losses: losses_seen,
     };
-    let (stop, watching) = (events.stop.clone(), intake.watch(client.clone()));
-    events
-        .tasks
-        .spawn(stop.clone().run_until_cancelled_owned(watching));
-    events.tasks.spawn(stop.run_until_cancelled_owned(source.run()));
+    events.spawn(intake.watch(client.clone()));
+    events.spawn(source.run());
     let parts = ResyncerParts {
         client,
         answers,

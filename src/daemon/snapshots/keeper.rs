@@ -21,7 +21,7 @@ use kvatlas_process::instance_name;
 use kvatlas_telemetry::SnapshotMetrics;
 use kvatlas_telemetry::labels::{Connection, SnapshotFailure};
 
-use super::claim::Deployment;
+use super::claim::{Claim, Deployment};
 use super::directory::{DirectoryError, SnapshotDirectory};
 use super::failing::SnapshotFailing;
 use super::object_store::{ObjectStoreError, SnapshotStore};
@@ -138,14 +138,13 @@ async fn connect_store(
         prefix: shared.config.subjects.prefix.clone(),
         shard: shared.config.sharding.shard,
     };
-    let keep = shared.config.snapshots.keep;
-    Ok(SnapshotStore::new(
-        client,
-        config.clone(),
-        keep,
+    Ok(SnapshotStore {
+        jetstream: async_nats::jetstream::new(client),
+        config: config.clone(),
+        keep: shared.config.snapshots.keep.max(1),
+        claim: Claim::new(&config.bucket, &deployment, instance),
         deployment,
-        instance,
-    ))
+    })
 }
 
 /// Reads the file with the history of states, if there is one.
@@ -268,7 +267,7 @@ impl SnapshotKeeper {
     /// Sends the newest snapshot to the Object Store, unless one was sent a short time ago.
     async fn upload_if_due(&self) {
         let Some(store) = &self.store else { return };
-        let is_due = |last: &Instant| last.elapsed() >= store.config().interval;
+        let is_due = |last: &Instant| last.elapsed() >= store.config.interval;
         if !self.last_upload.lock().as_ref().is_none_or(is_due) {
             return;
         }

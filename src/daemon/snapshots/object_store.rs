@@ -12,11 +12,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use async_nats::Client;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::object_store::{self, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::stream::StorageType;
-use async_nats::jetstream::{self, Context, ErrorCode};
+use async_nats::jetstream::{Context, ErrorCode};
 use futures_util::StreamExt;
 use tokio::io::AsyncReadExt;
 
@@ -110,37 +109,15 @@ pub enum ObjectStoreError {
 
 /// The bucket as one daemon uses it.
 pub struct SnapshotStore {
-    jetstream: Context,
-    config: ObjectStoreConfig,
-    keep: usize,
-    deployment: Deployment,
-    claim: Claim,
+    pub(super) jetstream: Context,
+    pub(super) config: ObjectStoreConfig,
+    /// Number of the newest snapshots that are kept, at least 1.
+    pub(super) keep: usize,
+    pub(super) deployment: Deployment,
+    pub(super) claim: Claim,
 }
 
 impl SnapshotStore {
-    /// Makes the bucket of `config`, in which the newest `keep` snapshots of `deployment` are kept. `instance` is the daemon's name. Asks
-    /// the server nothing yet.
-    pub fn new(
-        client: Client,
-        config: ObjectStoreConfig,
-        keep: usize,
-        deployment: Deployment,
-        instance: String,
-    ) -> Self {
-        Self {
-            jetstream: jetstream::new(client),
-            claim: Claim::new(&config.bucket, &deployment, instance),
-            deployment,
-            config,
-            keep: keep.max(1),
-        }
-    }
-
-    /// How the bucket is configured.
-    pub fn config(&self) -> &ObjectStoreConfig {
-        &self.config
-    }
-
     /// Sends a file under its name, and removes outdated objects. Returns the file's bytes. A file that was sent only in part does not
     /// become an object.
     pub async fn upload(&self, path: &Path, metrics: &SnapshotMetrics) -> Result<u64, ObjectStoreError> {

@@ -137,7 +137,7 @@ impl Snapshotter {
         for lane in 0..self.pool.lane_count() {
             let mut position = None;
             loop {
-                let dumping = self.pool.dump_next(lane, position.take(), generation);
+                let dumping = self.pool.dump_next(lane, position.take(), false, generation);
                 let Some((next, mut dump)) = runtime.block_on(dumping)? else {
                     break;
                 };

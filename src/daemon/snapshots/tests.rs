@@ -315,7 +315,7 @@ async fn save_with(
             for lane in 0..world.pool.lane_count() {
                 let mut position = None;
                 loop {
-                    let dumping = world.pool.dump_next(lane, position.take(), generation);
+                    let dumping = world.pool.dump_next(lane, position.take(), false, generation);
                     let Some((next, mut dump)) = runtime.block_on(dumping)? else {
                         break;
                     };

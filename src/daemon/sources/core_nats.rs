@@ -53,28 +53,17 @@ const RETRIES: Backoff = Backoff {
 
 /// Receives events by a subscription, and hands them to the lanes.
 pub(crate) struct CoreNatsSource {
-    client: Client,
-    subject: String,
-    pool: Arc<LanePool>,
-    trust: Arc<StreamTrust>,
-    /// Counts the incidents that may have lost messages.
-    incidents: watch::Receiver<u64>,
-    /// Counts the refusals of the subscription.
-    refusals: watch::Receiver<u64>,
-    subscribed: watch::Sender<bool>,
-    /// Most messages that the client buffers.
-    buffered_max: usize,
-    intake: Arc<Intake>,
-    /// Opens trace spans; `None` without a collector.
-    tracer: Option<Tracer>,
-}
-
-/// News of its connection that a [`CoreNatsSource`] gets, and the settings of that connection.
-pub(super) struct Notices {
+    pub(super) client: Client,
+    /// The subject of all events.
+    pub(super) subject: String,
+    pub(super) pool: Arc<LanePool>,
+    pub(super) trust: Arc<StreamTrust>,
     /// Counts the incidents that may have lost messages. The sender doubts the stream before it changes the count.
     pub(super) incidents: watch::Receiver<u64>,
     /// Counts the refusals of the subscription. Each is an incident, too.
     pub(super) refusals: watch::Receiver<u64>,
+    /// Becomes true whenever the server has confirmed a subscription. The handler of the connection's notices makes it false at a refusal.
+    pub(super) subscribed: watch::Sender<bool>,
     /// Most messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
     /// Count of the messages that the connection has received and the source has not taken. The source reports here each message that it
@@ -93,32 +82,6 @@ struct Confirmed {
 type Pending<'a> = Pin<Box<dyn Future<Output = Result<Confirmed, SubscribeError>> + Send + 'a>>;
 
 impl CoreNatsSource {
-    /// A source on `client`, for the messages on `subject`.
-    ///
-    /// `subscribed` becomes true whenever the server has confirmed a subscription. The handler of the connection's notices makes it false
-    /// at a refusal.
-    pub(super) fn new(
-        client: Client,
-        subject: String,
-        pool: Arc<LanePool>,
-        trust: Arc<StreamTrust>,
-        notices: Notices,
-        subscribed: watch::Sender<bool>,
-    ) -> Self {
-        Self {
-            client,
-            subject,
-            pool,
-            trust,
-            incidents: notices.incidents,
-            refusals: notices.refusals,
-            buffered_max: notices.buffered_max,
-            intake: notices.intake,
-            tracer: notices.tracer,
-            subscribed,
-        }
-    }
-
     /// Receives until `stop` is cancelled, then hands over the buffered messages.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
         let mut incidents = self.incidents.clone();

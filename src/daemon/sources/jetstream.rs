@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream::consumer::{Consumer, pull};
-use async_nats::jetstream::{self, Context, Message};
+use async_nats::jetstream::{Context, Message};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
@@ -60,26 +60,8 @@ const RETRIES: Backoff = Backoff {
 
 /// Reads the events stream, and hands its messages to the lanes.
 pub(crate) struct JetStreamSource {
-    jetstream: Context,
-    client: Client,
-    subject: String,
-    pool: Arc<LanePool>,
-    config: StreamConfig,
-    /// Messages that may wait in the stream while holders still count as exact.
-    lag_max: u64,
-    trust: Arc<StreamTrust>,
-    position: Arc<StreamPosition>,
-    incidents: watch::Receiver<u64>,
-    attached: watch::Sender<bool>,
-    caught_up: watch::Sender<bool>,
-    /// Number of the stream's last message, if it was waited for in vain.
-    not_come: Option<u64>,
-    metrics: StreamMetrics,
-    tracer: Option<Tracer>,
-}
-
-/// The parts that a [`JetStreamSource`] works with, beside the connection.
-pub(super) struct JetStreamParts {
+    pub(super) jetstream: Context,
+    pub(super) client: Client,
     /// The subject of all events.
     pub(super) subject: String,
     /// The lanes that messages go to.
@@ -87,7 +69,7 @@ pub(super) struct JetStreamParts {
     /// The stream.
     pub(super) config: StreamConfig,
     /// Messages that may wait in the stream while holders still count as exact. At most half as many are pulled at once.
-    pub(super) lag_max: usize,
+    pub(super) lag_max: u64,
     /// Says which holders are verified. A stall must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
     /// The position behind which to go on reading; kept up to date.
@@ -98,6 +80,9 @@ pub(super) struct JetStreamParts {
     pub(super) attached: watch::Sender<bool>,
     /// Becomes true when the stream has been read up to its end for the first time.
     pub(super) caught_up: watch::Sender<bool>,
+    /// Number of the stream's last message, if it was waited for in vain.
+    pub(super) not_come: Option<u64>,
+    pub(super) metrics: StreamMetrics,
     /// Opens trace spans; `None` without a collector.
     pub(super) tracer: Option<Tracer>,
 }
@@ -149,26 +134,6 @@ enum Detached {
 }
 
 impl JetStreamSource {
-    /// A source on `client`.
-    pub(super) fn new(client: Client, parts: JetStreamParts) -> Self {
-        Self {
-            jetstream: jetstream::new(client.clone()),
-            client,
-            subject: parts.subject,
-            pool: parts.pool,
-            config: parts.config,
-            lag_max: parts.lag_max as u64,
-            trust: parts.trust,
-            position: parts.position,
-            incidents: parts.incidents,
-            attached: parts.attached,
-            caught_up: parts.caught_up,
-            not_come: None,
-            metrics: StreamMetrics::new(),
-            tracer: parts.tracer,
-        }
-    }
-
     /// Reads until `stop` is cancelled. Tries for ever, since a daemon outlives its broker. Unread messages stay in the stream.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         loop {

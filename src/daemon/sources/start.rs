@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_nats::jetstream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -11,10 +12,11 @@ use kvatlas_process::admin::{Latch, Readiness};
 use kvatlas_process::broker::{
     Buffer, ConnectError, ConnectionNotice, Refusal, SubscribeError, connect_counted, follow_connection,
 };
+use kvatlas_telemetry::StreamMetrics;
 use kvatlas_telemetry::labels::Connection;
 
-use super::core_nats::{CoreNatsSource, Notices};
-use super::jetstream::{JetStreamParts, JetStreamSource};
+use super::core_nats::CoreNatsSource;
+use super::jetstream::JetStreamSource;
 
 pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
     let (incidents, incidents_seen) = watch::channel(0_u64);
@@ -41,24 +43,19 @@ pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Re
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
     let stage = Stage::default();
-    let (stop, watching) = (stage.stop.clone(), Arc::clone(&intake).watch(client.clone()));
-    stage
-        .tasks
-        .spawn(async move { stop.run_until_cancelled(watching).await });
-    let source = CoreNatsSource::new(
+    stage.spawn(Arc::clone(&intake).watch(client.clone()));
+    let source = CoreNatsSource {
         client,
-        shared.subjects.all_events(),
-        Arc::clone(&shared.pool),
-        Arc::clone(&shared.trust),
-        Notices {
-            incidents: incidents_seen,
-            refusals: refusals_seen,
-            buffered_max: config.subscription_capacity,
-            intake,
-            tracer: shared.tracer.clone(),
-        },
+        subject: shared.subjects.all_events(),
+        pool: Arc::clone(&shared.pool),
+        trust: Arc::clone(&shared.trust),
+        incidents: incidents_seen,
+        refusals: refusals_seen,
         subscribed,
-    );
+        buffered_max: config.subscription_capacity,
+        intake,
+        tracer: shared.tracer.clone(),
+    };
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
     stage.tasks.spawn(async move {
         let ended = source.run(stop.clone()).await;
@@ -95,22 +92,26 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     let buffer = Buffer::of_messages(capacity);
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
-    let parts = JetStreamParts {
+    let source = JetStreamSource {
+        jetstream: jetstream::new(client.clone()),
+        client,
         subject: shared.subjects.all_events(),
         pool: Arc::clone(&shared.pool),
         config: config.stream.clone(),
-        lag_max: capacity,
+        lag_max: capacity as u64,
         trust: Arc::clone(&shared.trust),
         position: Arc::clone(&shared.position),
         incidents: incidents_seen,
         attached,
         caught_up,
+        not_come: None,
+        metrics: StreamMetrics::new(),
         tracer: shared.tracer.clone(),
     };
     let stage = Stage::default();
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
     stage.tasks.spawn(async move {
-        JetStreamSource::new(client, parts).run(stop.clone()).await;
+        source.run(stop.clone()).await;
         note_ended(Ok(()), &stop, &trust);
     });
     follow_subscription(shared, &stage, is_attached);
@@ -148,9 +149,9 @@ fn is_refused(notice: &ConnectionNotice, concerns_us: impl Fn(&Refusal) -> bool)
 /// Keeps the readiness latch of the subscription to events equal to `is_subscribed`: the server may take the right to subscribe away, and
 /// give it back.
 fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch::Receiver<bool>) {
-    let (readiness, stop) = (Arc::clone(&shared.readiness), stage.stop.clone());
+    let readiness = Arc::clone(&shared.readiness);
     let latch = Latch::EventsSubscribed;
-    let following = async move {
+    stage.spawn(async move {
         loop {
             if *is_subscribed.borrow_and_update() {
                 readiness.set_trouble(latch, None);
@@ -162,40 +163,14 @@ fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch:
                 return;
             }
         }
-    };
-    stage
-        .tasks
-        .spawn(async move { stop.run_until_cancelled(following).await });
-}
-
-fn set_when_true(shared: &Shared, stage: &Stage, mut is_met: watch::Receiver<bool>, latch: Latch) {
-    let (readiness, stop) = (Arc::clone(&shared.readiness), stage.stop.clone());
-    stage.tasks.spawn(async move {
-        tokio::select! {
-            met = is_met.wait_for(|met| *met) => {
-                if met.is_ok() {
-                    readiness.set(latch);
-                }
-            }
-            () = stop.cancelled() => {}
-        }
     });
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_follows_no_events_any_more_calls_nobody_exact() {
-        let (stop, trust) = (CancellationToken::new(), StreamTrust::default());
-        let before = trust.generation();
-        note_ended(Ok(()), &stop, &trust);
-        assert!(trust.generation() > before);
-        // A daemon that stops has followed to the end.
-        let before = trust.generation();
-        stop.cancel();
-        note_ended(Ok(()), &stop, &trust);
-        assert_eq!(trust.generation(), before);
-    }
+fn set_when_true(shared: &Shared, stage: &Stage, mut is_met: watch::Receiver<bool>, latch: Latch) {
+    let readiness = Arc::clone(&shared.readiness);
+    stage.spawn(async move {
+        if is_met.wait_for(|met| *met).await.is_ok() {
+            readiness.set(latch);
+        }
+    });
 }

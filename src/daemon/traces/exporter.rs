@@ -107,7 +107,7 @@ impl Exporter {
         let body = otlp::request(&self.instance, spans).to_string();
         let sent = timeout(TIMEOUT, self.post(body.into())).await;
         match sent.unwrap_or(Err(ExportError::TimedOut(TIMEOUT))) {
-            Ok(()) => self.metrics.exported(spans.len() as u64),
+            Ok(()) => self.metrics.exported.increment(spans.len() as u64),
             Err(error) => self.metrics.export_failed(spans.len() as u64, &error),
         }
         spans.clear();

@@ -1,55 +1,34 @@
 //! Readiness as a set of latches: one latch for each precondition of serving.
 
+use kvatlas_core::worded;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use serde_json::json;
 
-/// A latch: a precondition of serving, which is set when it is met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Latch {
-    /// A connection to NATS stands: the connection that brings the events, or a gateway's.
-    Connected,
-    /// The snapshot is loaded, or it is certain that there is no snapshot to load.
-    SnapshotLoaded,
-    /// The broker has the subscription to events.
-    EventsSubscribed,
-    /// The broker has the subscription to queries.
-    QueriesSubscribed,
-    /// Events that were published before the start are applied.
-    CaughtUp,
-    /// The index knows as much as a serving replica does, or has had the time to learn it. Also set if no replica serves.
-    Settled,
-    /// All engines that a bridge in this process follows are known with their blocks, or have had the time to be seen.
-    /// Also set if there is no bridge.
-    EnginesFollowed,
+worded! {
+    /// A latch: a precondition of serving, which is set when it is met.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Latch {
+        /// A connection to NATS stands: the connection that brings the events, or a gateway's.
+        Connected => "connected",
+        /// The snapshot is loaded, or it is certain that there is no snapshot to load.
+        SnapshotLoaded => "snapshot_loaded",
+        /// The broker has the subscription to events.
+        EventsSubscribed => "events_subscribed",
+        /// The broker has the subscription to queries.
+        QueriesSubscribed => "queries_subscribed",
+        /// Events that were published before the start are applied.
+        CaughtUp => "caught_up",
+        /// The index knows as much as a serving replica does, or has had the time to learn it. Also set if no replica serves.
+        Settled => "settled",
+        /// All engines that a bridge in this process follows are known with their blocks, or have had the time to be seen.
+        /// Also set if there is no bridge.
+        EnginesFollowed => "engines_followed",
+    }
 }
 
 impl Latch {
-    /// Every latch, in the usual order of a start.
-    pub const ALL: [Self; 7] = [
-        Self::Connected,
-        Self::SnapshotLoaded,
-        Self::EventsSubscribed,
-        Self::QueriesSubscribed,
-        Self::CaughtUp,
-        Self::Settled,
-        Self::EnginesFollowed,
-    ];
-
-    /// Returns the name of the latch in reports.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connected => "connected",
-            Self::SnapshotLoaded => "snapshot_loaded",
-            Self::EventsSubscribed => "events_subscribed",
-            Self::QueriesSubscribed => "queries_subscribed",
-            Self::CaughtUp => "caught_up",
-            Self::Settled => "settled",
-            Self::EnginesFollowed => "engines_followed",
-        }
-    }
-
     /// Returns the event that the daemon waits for while the latch is not set, in words for people.
     const fn awaited(self) -> &'static str {
         match self {

@@ -118,7 +118,7 @@ pub(super) enum WorkersQueryError {
 }
 
 fn reasons() -> String {
-    DegradedReason::ALL.map(DegradedReason::as_str).join(", ")
+    DegradedReason::WORDS.join(", ")
 }
 
 impl WorkersQuery {
@@ -192,9 +192,7 @@ fn parse_state(value: &str) -> Result<StateFilter, WorkersQueryError> {
 }
 
 fn parse_reason(value: &str) -> Result<DegradedReason, WorkersQueryError> {
-    let mut all = DegradedReason::ALL.into_iter();
-    all.find(|reason| reason.as_str() == value)
-        .ok_or(WorkersQueryError::Reason)
+    DegradedReason::of_word(value).ok_or(WorkersQueryError::Reason)
 }
 
 fn parse_limit(value: &str) -> Result<usize, WorkersQueryError> {

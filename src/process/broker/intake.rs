@@ -14,9 +14,7 @@ use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
 use tokio::sync::Notify;
 
-use kvatlas_telemetry::LogGate;
-
-static ENDED_GATE: LogGate = LogGate::new();
+use kvatlas_telemetry::log_gated;
 
 /// Interval between two looks at the waiting bytes. The bytes that arrive within it can exceed the bound.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -119,13 +117,10 @@ impl Intake {
             if waiting <= self.bytes_max {
                 continue;
             }
-            if let Some(suppressed) = ENDED_GATE.admit() {
-                tracing::warn!(
-                    waiting,
-                    suppressed,
-                    "more bytes than events.subscription_bytes have been received and not taken; the connection ends until half of them have been"
-                );
-            }
+            log_gated!(
+                warn "more bytes than events.subscription_bytes have been received and not taken; the connection ends until half of them have been";
+                waiting
+            );
             if client.force_reconnect().await.is_err() {
                 return;
             }

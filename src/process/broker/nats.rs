@@ -13,12 +13,10 @@ use crate::admin::Readiness;
 use kvatlas_client::{Backoff, Refusal};
 use kvatlas_config::{Authentication, NatsConfig};
 use kvatlas_telemetry::labels::{Connection, ConnectionEvent};
-use kvatlas_telemetry::{ConnectionMetrics, LogGate};
+use kvatlas_telemetry::{ConnectionMetrics, log_gated};
 
 use super::credentials;
 use super::intake::Intake;
-
-static UNCONFIRMED_GATE: LogGate = LogGate::new();
 
 /// Pauses between attempts to connect. The first are short, because in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
@@ -422,9 +420,7 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
-            if let Some(suppressed) = UNCONFIRMED_GATE.admit() {
-                tracing::warn!(%error, name, suppressed, "the subscription is not confirmed yet");
-            }
+            log_gated!(warn "the subscription is not confirmed yet"; %error, name);
             if !intake.has_room() {
                 return false;
             }

@@ -1,6 +1,7 @@
 //! The policies, and the load of workers as a router knows it.
 
 use fastrand::Rng;
+use kvatlas_core::worded;
 
 /// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
@@ -11,70 +12,38 @@ const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 /// blocks hash to. If the home has more load, the next worker is tried.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
-/// Rule by which a router picks a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
-    ExactWithLoad,
-    /// The worker with the most blocks to reuse, by the index.
-    Exact,
-    /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first blocks.
-    ExactWithHome,
-    /// As `ExactWithLoad`, but all blocks that full attention has count as reusable.
-    MatchedWithLoad,
-    /// As `Exact`, but all blocks that full attention has count as reusable.
-    Matched,
-    /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
-    GuessWithLoad,
-    /// The worker with the most blocks to reuse, by the router's guesses.
-    Guess,
-    /// The worker that the first blocks hash to, or the next worker whose load is not far above the mean.
-    AffinityWithLoad,
-    /// The worker that the first blocks hash to.
-    Affinity,
-    /// The worker with the least load: the weighted sum of its blocks to compute and its blocks in flight, without regard to the prompt.
-    LeastLoaded,
-    /// The workers one after the other.
-    RoundRobin,
-    /// A worker drawn at random.
-    Random,
+worded! {
+    /// Rule by which a router picks a worker.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Policy {
+        /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
+        ExactWithLoad => "exact answers, with load",
+        /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first blocks.
+        ExactWithHome => "exact answers, load, home",
+        /// The worker with the most blocks to reuse, by the index.
+        Exact => "exact answers",
+        /// As `ExactWithLoad`, but all blocks that full attention has count as reusable.
+        MatchedWithLoad => "matched only, with load",
+        /// As `Exact`, but all blocks that full attention has count as reusable.
+        Matched => "matched only",
+        /// The worker with the least cost, as `ExactWithLoad`, but by the router's guesses instead of the index.
+        GuessWithLoad => "own guesses, with load",
+        /// The worker with the most blocks to reuse, by the router's guesses.
+        Guess => "own guesses",
+        /// The worker that the first blocks hash to, or the next worker whose load is not far above the mean.
+        AffinityWithLoad => "first blocks, with load",
+        /// The worker that the first blocks hash to.
+        Affinity => "first blocks",
+        /// The worker with the least load: the weighted sum of its blocks to compute and its blocks in flight, without regard to the prompt.
+        LeastLoaded => "least loaded",
+        /// The workers one after the other.
+        RoundRobin => "round robin",
+        /// A worker drawn at random.
+        Random => "random",
+    }
 }
 
 impl Policy {
-    /// All policies, in the order of tables.
-    pub const ALL: [Self; 12] = [
-        Self::ExactWithLoad,
-        Self::ExactWithHome,
-        Self::Exact,
-        Self::MatchedWithLoad,
-        Self::Matched,
-        Self::GuessWithLoad,
-        Self::Guess,
-        Self::AffinityWithLoad,
-        Self::Affinity,
-        Self::LeastLoaded,
-        Self::RoundRobin,
-        Self::Random,
-    ];
-
-    /// Returns the policy's name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ExactWithLoad => "exact answers, with load",
-            Self::ExactWithHome => "exact answers, load, home",
-            Self::Exact => "exact answers",
-            Self::MatchedWithLoad => "matched only, with load",
-            Self::Matched => "matched only",
-            Self::GuessWithLoad => "own guesses, with load",
-            Self::Guess => "own guesses",
-            Self::AffinityWithLoad => "first blocks, with load",
-            Self::Affinity => "first blocks",
-            Self::LeastLoaded => "least loaded",
-            Self::RoundRobin => "round robin",
-            Self::Random => "random",
-        }
-    }
-
     /// Whether the policy asks an index.
     pub(super) fn asks_the_index(self) -> bool {
         matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()

@@ -68,7 +68,9 @@ pub(super) fn run(
     while let Some(((now_us, _), happening)) = run.plan.pop_first() {
         run.happen(now_us, happening)?;
     }
-    Ok(run.counts.outcome(scenario.name, comparison.cache, policy.name()))
+    Ok(run
+        .counts
+        .outcome(scenario.name, comparison.cache, policy.as_str()))
 }
 
 impl<'a> Run<'a> {

@@ -6,6 +6,7 @@ mod hugging_face;
 mod tekken;
 mod tiktoken;
 
+use kvatlas_core::worded;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -22,29 +23,16 @@ use super::tokens::Vocabulary;
 /// The largest file that is read, in bytes. The largest met so far has 35 MB.
 pub const VOCABULARY_FILE_BYTES_MAX: u64 = 1 << 29;
 
-/// The formats that can be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VocabularyFormat {
-    /// Hugging Face `tokenizer.json`.
-    HuggingFace,
-    /// Files of tiktoken: each line has a token in base64 and its rank.
-    Tiktoken,
-    /// Mistral's `tekken.json`.
-    Tekken,
-}
-
-impl VocabularyFormat {
-    /// All formats.
-    pub const ALL: [Self; 3] = [Self::HuggingFace, Self::Tiktoken, Self::Tekken];
-
-    /// The format's name on the command line.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::HuggingFace => "hugging-face",
-            Self::Tiktoken => "tiktoken",
-            Self::Tekken => "tekken",
-        }
+worded! {
+    /// The formats that can be read.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum VocabularyFormat {
+        /// Hugging Face `tokenizer.json`.
+        HuggingFace => "hugging-face",
+        /// Files of tiktoken: each line has a token in base64 and its rank.
+        Tiktoken => "tiktoken",
+        /// Mistral's `tekken.json`.
+        Tekken => "tekken",
     }
 }
 
@@ -52,8 +40,7 @@ impl FromStr for VocabularyFormat {
     type Err = LoadError;
 
     fn from_str(text: &str) -> Result<Self, LoadError> {
-        let found = Self::ALL.into_iter().find(|format| format.as_str() == text);
-        found.ok_or(LoadError::UnknownFormat)
+        Self::of_word(text).ok_or(LoadError::UnknownFormat)
     }
 }
 

@@ -36,39 +36,24 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{BlockSize, Token};
 use super::sequence::SequenceHash;
+use crate::worded;
 
-/// Algorithms that compute the hashes of a scheme.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum SchemeAlgorithm {
-    /// `hashAlgorithm: xxh64` of llm-d.
-    LlmdXxh64,
-    /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
-    LlmdCborFnv,
-    /// Pages of SGLang.
-    Sglang,
-    /// Blocks of vLLM with `--prefix-caching-hash-algo sha256_cbor`.
-    VllmSha256Cbor,
+worded! {
+    /// Algorithms that compute the hashes of a scheme.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    pub enum SchemeAlgorithm {
+        /// `hashAlgorithm: xxh64` of llm-d.
+        LlmdXxh64 => "llm-d-xxh64",
+        /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
+        LlmdCborFnv => "llm-d-cbor-fnv",
+        /// Pages of SGLang.
+        Sglang => "sglang",
+        /// Blocks of vLLM with `--prefix-caching-hash-algo sha256_cbor`.
+        VllmSha256Cbor => "vllm-sha256-cbor",
+    }
 }
 
 impl SchemeAlgorithm {
-    /// All algorithms.
-    pub const ALL: [Self; 4] = [
-        Self::LlmdXxh64,
-        Self::LlmdCborFnv,
-        Self::Sglang,
-        Self::VllmSha256Cbor,
-    ];
-
-    /// Stable name of the algorithm, which is part of the names of namespaces.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::LlmdXxh64 => "llm-d-xxh64",
-            Self::LlmdCborFnv => "llm-d-cbor-fnv",
-            Self::Sglang => "sglang",
-            Self::VllmSha256Cbor => "vllm-sha256-cbor",
-        }
-    }
-
     /// Whether llm-d's router uses the algorithm.
     pub fn is_of_llmd(self) -> bool {
         matches!(self, Self::LlmdXxh64 | Self::LlmdCborFnv)
@@ -103,8 +88,7 @@ impl FromStr for Scheme {
             Some((word, seed)) => (word, seed),
             None => (text, ""),
         };
-        let mut all = SchemeAlgorithm::ALL.into_iter();
-        let algorithm = all.find(|known| known.as_str() == word).ok_or(UnknownScheme)?;
+        let algorithm = SchemeAlgorithm::of_word(word).ok_or(UnknownScheme)?;
         if !seed.is_empty() && algorithm == SchemeAlgorithm::Sglang {
             return Err(UnknownScheme);
         }

@@ -1,66 +1,39 @@
 //! The outcome of applying events.
 
 use crate::wire::{DegradedReason, DegradedReasons};
+use crate::worded;
 
-/// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum RejectReason {
-    /// A removed block was not held; nothing is lost by that.
-    UnknownBlock,
-    /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
-    /// Nobody can tell whether the engine still has the first block.
-    Moved,
-    /// A position beyond what a lineage hash can carry.
-    PositionOutOfRange,
-    /// The holder is full. Or the blocks follow a block that was left out because the holder or the index was full.
-    Capacity,
-    /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
-    MissingContent,
-    /// The tokens do not make whole blocks of the namespace's size.
-    ContentMismatch,
-    /// The engine's hashes are not the contract's chain. The blocks are held, but only under the engine's hashes.
-    ForeignChain,
-    /// Blocks whose parent had not come were dropped to make room.
-    ParkingFull,
-    /// Blocks were dropped because their parent did not come in time.
-    ParkingExpired,
-    /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
-    /// placed behind another block.
-    AmbiguousParent,
+worded! {
+    /// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(usize)]
+    pub enum RejectReason {
+        /// A removed block was not held; nothing is lost by that.
+        UnknownBlock => "unknown_block",
+        /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
+        /// Nobody can tell whether the engine still has the first block.
+        Moved => "moved",
+        /// A position beyond what a lineage hash can carry.
+        PositionOutOfRange => "position_out_of_range",
+        /// The holder is full. Or the blocks follow a block that was left out because the holder or the index was full.
+        Capacity => "capacity",
+        /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
+        MissingContent => "missing_content",
+        /// The tokens do not make whole blocks of the namespace's size.
+        ContentMismatch => "content_mismatch",
+        /// The engine's hashes are not the contract's chain. The blocks are held, but only under the engine's hashes.
+        ForeignChain => "foreign_chain",
+        /// Blocks whose parent had not come were dropped to make room.
+        ParkingFull => "parking_full",
+        /// Blocks were dropped because their parent did not come in time.
+        ParkingExpired => "parking_expired",
+        /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
+        /// placed behind another block.
+        AmbiguousParent => "ambiguous_parent",
+    }
 }
 
 impl RejectReason {
-    /// All reasons, by their number.
-    pub const ALL: [Self; 10] = [
-        Self::UnknownBlock,
-        Self::Moved,
-        Self::PositionOutOfRange,
-        Self::Capacity,
-        Self::MissingContent,
-        Self::ContentMismatch,
-        Self::ForeignChain,
-        Self::ParkingFull,
-        Self::ParkingExpired,
-        Self::AmbiguousParent,
-    ];
-
-    /// Returns a stable word for metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::UnknownBlock => "unknown_block",
-            Self::Moved => "moved",
-            Self::PositionOutOfRange => "position_out_of_range",
-            Self::Capacity => "capacity",
-            Self::MissingContent => "missing_content",
-            Self::ContentMismatch => "content_mismatch",
-            Self::ForeignChain => "foreign_chain",
-            Self::ParkingFull => "parking_full",
-            Self::ParkingExpired => "parking_expired",
-            Self::AmbiguousParent => "ambiguous_parent",
-        }
-    }
-
     /// Returns the doubt about the holder that follows; `None` if nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {

@@ -446,10 +446,7 @@ impl Segment {
     /// maps have more free room.
     #[inline]
     fn is_full(&self) -> bool {
-        let eighths = match self.depth {
-            ..5 => 6,
-            _ => 7,
-        };
+        let eighths = if self.depth < 5 { 6 } else { 7 };
         self.len * 8 >= self.homes * WIDTH * eighths
     }
 
@@ -551,21 +548,11 @@ mod tests {
                 assert!(!map.remove(name, place));
             }
             assert_eq!(map.len(), model.len());
-            if step % 200_000 == 119_999 {
-                assert!(
-                    map.bytes() < 20 * map.len() as u64,
-                    "{} for {}",
-                    map.bytes(),
-                    map.len()
-                );
-            }
+            let (bytes, len) = (map.bytes(), map.len() as u64);
+            assert!(step % 200_000 != 119_999 || bytes < 20 * len, "{bytes} for {len}");
         }
-        assert!(
-            map.bytes() < 40 * map.len() as u64,
-            "{} for {}",
-            map.bytes(),
-            map.len()
-        );
+        let (bytes, len) = (map.bytes(), map.len() as u64);
+        assert!(bytes < 40 * len, "{bytes} for {len}");
         for (name, place) in &model {
             assert!(places(&map, *name).contains(place));
         }

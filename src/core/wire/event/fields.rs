@@ -271,11 +271,8 @@ impl Doubts {
     }
 
     fn of_word(word: &str) -> Result<DegradedReason, DecodeError> {
-        let upstream = DegradedReason::ALL
-            .into_iter()
-            .filter(|reason| reason.is_upstream());
-        let mut named = upstream.filter(|reason| reason.as_str() == word);
-        named.next().ok_or(DecodeError::UnknownWord {
+        let named = DegradedReason::of_word(word).filter(|reason| reason.is_upstream());
+        named.ok_or(DecodeError::UnknownWord {
             field: "reasons",
             expected: DOUBTS,
         })

@@ -51,6 +51,11 @@ struct World {
     flow: Arc<super::super::flow::NamespaceFlow>,
 }
 
+/// Ends a turn, which took `micros`.
+fn done(receiver: &JobReceiver<Work>, turn: Turn, micros: u64) {
+    receiver.end_turn(&mut receiver.0.state.lock(), turn, Duration::from_micros(micros));
+}
+
 /// Room for `messages` messages without a payload, of which each is a turn.
 fn world(messages: usize) -> World {
     world_of_turns(messages, 1)
@@ -94,8 +99,8 @@ impl World {
     /// Does the jobs of the next turn, which takes `micros`.
     fn turn(&self, micros: u64) -> Vec<Work> {
         let mut jobs = Vec::new();
-        let turn = self.receiver.next(&mut jobs).unwrap();
-        self.receiver.done(turn, Duration::from_micros(micros));
+        let turn = self.receiver.next(None, &mut jobs).unwrap();
+        done(&self.receiver, turn, micros);
         jobs
     }
 
@@ -103,8 +108,8 @@ impl World {
     fn rest(self) -> Vec<Work> {
         drop(self.sender);
         let mut rest = Vec::new();
-        while let Some(turn) = self.receiver.next(&mut rest) {
-            self.receiver.done(turn, Duration::from_micros(1));
+        while let Some(turn) = self.receiver.next(None, &mut rest) {
+            done(&self.receiver, turn, 1);
         }
         rest
     }
@@ -256,9 +261,9 @@ fn the_age_of_what_waits_is_that_of_the_oldest_message() {
     world.send_at(0, Work::Message(0), 100);
     world.send_at(1, Work::Message(1), 200);
     assert_eq!(world.flow.oldest_us(), Some(100));
-    let turn = world.receiver.next(&mut Vec::new()).unwrap();
+    let turn = world.receiver.next(None, &mut Vec::new()).unwrap();
     assert_eq!(world.flow.oldest_us(), Some(100), "it is not applied yet");
-    world.receiver.done(turn, Duration::from_micros(5));
+    done(&world.receiver, turn, 5);
     assert_eq!(world.flow.oldest_us(), Some(200));
     world.work(1);
     assert_eq!(world.flow.oldest_us(), None);

@@ -231,7 +231,7 @@ impl World {
 
     async fn write(&mut self) {
         let generation = self.scene.trust.generation();
-        let dumped = self.scene.pool.dump_next_with_blocks(0, None, generation).await;
+        let dumped = self.scene.pool.dump_next(0, None, true, generation).await;
         let Some((_, dump)) = dumped.unwrap() else {
             return;
         };

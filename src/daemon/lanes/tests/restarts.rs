@@ -80,7 +80,7 @@ async fn a_dump_without_held_batches_is_not_certain() {
     scene.ask().await;
     scene.hear(2, stores(10)).await;
     let generation = scene.trust.generation();
-    let dumped = scene.pool.dump_next(0, None, generation).await.unwrap();
+    let dumped = scene.pool.dump_next(0, None, false, generation).await.unwrap();
     let (_, dump) = dumped.unwrap();
     assert_eq!(dump.frame.seq, 1);
     // The stream is read on behind the second batch.

@@ -127,7 +127,7 @@ async fn a_told_block_size_outlasts_a_restart() {
     let (before, after) = (pool(), pool());
     send(&before, stores("a", 1, Some(64), 10)).await;
     for lane in 0..before.lane_count() {
-        if let Some((_, dump)) = before.dump_next_with_blocks(lane, None, never()).await.unwrap() {
+        if let Some((_, dump)) = before.dump_next(lane, None, true, never()).await.unwrap() {
             assert_eq!((dump.frame.block_size, dump.frame.is_size_told), (64, true));
             let holder = dump.frame.clone();
             after

@@ -1,9 +1,11 @@
 //! Replies of both kinds: to one query, and to several.
 
+use std::time::Duration;
+
 use kvatlas_core::wire::{BatchReply, NamespaceName, QueryReply, QueryRequest};
 
-use kvatlas_telemetry::AnsweredPrompt;
 use kvatlas_telemetry::labels::QueryKind;
+use kvatlas_telemetry::{AnsweredPrompt, QueryMetricsByNamespace};
 
 use super::super::prompts::{prompt_of, prompts_of};
 use super::described;
@@ -45,6 +47,12 @@ impl Answer {
             namespace,
             reply: Some(reply),
         }
+    }
+
+    /// Counts the answer, which took `elapsed`.
+    pub(in super::super) fn count(&self, metrics: &QueryMetricsByNamespace, elapsed: Duration) {
+        let prompts = self.reply.iter().flat_map(AnyReply::prompts);
+        metrics.count(&self.namespace, self.kind, 1, elapsed, prompts);
     }
 }
 

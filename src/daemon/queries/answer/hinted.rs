@@ -1,6 +1,5 @@
 //! Hints of routers: taking them, and the holders that they predict beside an answer.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use kvatlas_core::index::{Match, Namespace, PositionalIndexer, QueryChain, Search};
@@ -13,14 +12,6 @@ use super::{Answerer, profile_of, saturating_u32};
 use crate::hints::{Hints, KeptHint};
 
 impl Answerer {
-    /// Returns the same answerer, which keeps hints of routers in `hints`. With `None`, hints are refused.
-    pub(crate) fn hinted_by(self, hints: Option<&Arc<Hints>>) -> Self {
-        Self {
-            hints: hints.map(Arc::clone),
-            ..self
-        }
-    }
-
     /// Keeps hints about the namespace `name`, from `now` on. Returns how many it has kept: hints about other shards' workers are left
     /// out.
     ///

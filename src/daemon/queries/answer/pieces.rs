@@ -1,6 +1,5 @@
 //! Estimating the work of a request, and answering heavy requests in pieces.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::responder::reply_too_large;
@@ -9,7 +8,7 @@ use kvatlas_core::wire::{
     BatchReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
 };
 
-use super::super::heavy::{HeavyRequest, HeavyTurns, PIECE};
+use super::super::heavy::{HeavyRequest, PIECE};
 use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 
 #[cfg(test)]
@@ -23,14 +22,6 @@ const PREPARED_PER_LOOK: u64 = 4;
 const RANKS: usize = 8;
 
 impl Answerer {
-    /// Returns the same answerer, whose heavy requests wait for their turns in `turns`.
-    pub(crate) fn taking_turns(self, turns: &Arc<HeavyTurns>) -> Self {
-        Self {
-            heavy_turns: Arc::clone(turns),
-            ..self
-        }
-    }
-
     /// Takes a place among the heavy requests of the namespace, if the request is heavy. Returns `None` if it is not, or if its namespace
     /// is unknown.
     ///

@@ -111,7 +111,10 @@ fn an_explanation_names_what_limits_a_holder() {
 fn dialects_answer_what_a_request_reuses_or_what_full_attention_has() {
     let usable = answerer();
     partly_resumable(&usable);
-    let matched = usable.clone().deep_as(Depth::Matched);
+    let matched = Answerer {
+        dialect_depth: Depth::Matched,
+        ..usable.clone()
+    };
     let name = NamespaceName::new("n").unwrap();
     let key = QueryKey::SequenceHashes((100..107).map(SequenceHash).collect());
     let depths = |answerer: &Answerer| {

@@ -1,0 +1,37 @@
+//! Enums whose values have stable words.
+
+/// Declares an enum whose values have stable words, each variant beside its word: `Variant => "word"`, or
+/// `Variant = NUMBER => "word"`.
+///
+/// `ALL` has all values in this order, and `WORDS` their words. `as_str` gives the word of a value, and `of_word` the value of a word.
+#[macro_export]
+macro_rules! worded {
+    ($(#[$enum_attribute:meta])* $visibility:vis enum $name:ident {
+        $($(#[$attribute:meta])* $variant:ident $(= $number:expr)? => $word:literal,)+
+    }) => {
+        $(#[$enum_attribute])*
+        $visibility enum $name {
+            $($(#[$attribute])* $variant $(= $number)?,)+
+        }
+
+        impl $name {
+            /// All values, in the order of their declaration.
+            pub const ALL: [Self; Self::WORDS.len()] = [$(Self::$variant),+];
+
+            /// The words of all values, in the same order.
+            pub const WORDS: [&'static str; [$($word),+].len()] = [$($word),+];
+
+            /// Returns the stable word of the value.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+
+            /// Returns the value with this word. `None` if there is no such value.
+            pub fn of_word(word: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|value| value.as_str() == word)
+            }
+        }
+    };
+}
