@@ -3,8 +3,9 @@
 use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
 
 use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, GroupKind, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Span,
 };
+use crate::facts::GroupKind;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 

@@ -14,9 +14,10 @@ use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber, Group,
-    GroupKind, Mark, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber, Group, Mark,
+    Span,
 };
+use crate::facts::GroupKind;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 

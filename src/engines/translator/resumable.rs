@@ -16,8 +16,9 @@ use kvatlas_core::hash::HashSeed;
 
 use crate::batch::{
     BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
-    Group, GroupKind,
+    Group,
 };
+use crate::facts::GroupKind;
 use crate::reason::Reason;
 
 use super::chain::Slot;
