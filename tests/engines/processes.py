@@ -195,7 +195,6 @@ class Daemon(Process):
                     raise
         return None
 
-
     def metric(self, name: str, label: str) -> float:
         """The sum of the series of a counter that have a label; 0 where there is none yet."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)

@@ -160,6 +160,30 @@ def evidence(world: World, seeded: random.Random, rounds: int) -> None:
     world.ancestors_are_proven()
 
 
+def learnt(world: World, seeded: random.Random, rounds: int) -> None:
+    """Replays don't reach back and nothing was kept: names are learnt from an engine that stores the prefixes anew."""
+    systems = world.chats.systems()
+    for _ in range(rounds):
+        world.serve(150)
+        world.serve_behind(systems)
+        world.bridge.kill()
+        world.serve(300)
+        world.bridge.start()
+        number = seeded.randrange(len(world.holders))
+        teacher = world.holders[number]
+        world.reset(number)
+        wait_until("the bridge has asked", lambda: world.differences(systems)[0] > 0 == world.differences(systems)[1])
+        world.serve_behind(systems, teacher)
+        wait_until("one engine is known", lambda: world.differences(systems, teacher) == (0, 0))
+        world.serve_behind(systems)
+        wait_until("prefixes are known again", lambda: world.differences(systems) == (0, 0))
+        world.compare(20, behind=5)
+        for other in range(len(world.holders)):
+            world.reset(other)
+        world.serve(40)
+        world.settles(20)
+
+
 def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:
     """An engine is killed and starts again on the same ports, empty; before and after its first event."""
     for _ in range(rounds):
@@ -428,6 +452,8 @@ SCENARIOS = [
     Scenario("bridge upgrades, state", bridge_upgrades, replace(MIXED, keeps_state=True, buffer_steps=100), rounds=4),
     Scenario("two bridges", two_bridges, replace(MIXED, has_spare=True), rounds=2),
     *(Scenario(f"evidence, {name}", evidence, replace(layout, **FORGETFUL), rounds=1 if layout.model else 3) for name, layout in PROVERS.items()),
+    Scenario("names learnt", learnt, Layout(buffer_steps=20)),
+    Scenario("names learnt, SGLang", learnt, Layout(kinds=("sglang",), buffer_steps=20)),
     Scenario("engine restarts", engine_restarts, MIXED, rounds=6),
     Scenario("engine restarts, no replay", blind, replace(MIXED, has_replay=False)),
     Scenario("engine restarts, four ranks", engine_restarts, replace(MIXED, ranks=4, engines=2)),
