@@ -74,14 +74,6 @@ def kvatlas() -> str:
     return _binary("KVATLAS_BIN", str(REPOSITORY / "target/debug/kvatlas"))
 
 
-def metric(port: int, name: str, label: str = "") -> float:
-    """The sum of the series of a metric that have a label, as a process tells them at its port; 0 where there is none yet."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
-        lines = answer.read().decode().splitlines()
-    series = [line for line in lines if line.startswith(f"{name}{{") and label in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in series)
-
-
 class Process:
     """A process that can be started again with the same command."""
 
@@ -205,22 +197,20 @@ class Daemon(Process):
 
     def metric(self, name: str, label: str) -> float:
         """The sum of the series of a counter that have a label; 0 where there is none yet."""
-        return metric(self._port, f"kvatlas_{name}_total", label)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        series = [line for line in lines if line.startswith(f"kvatlas_{name}_total{{") and label in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in series)
 
 
 class Bridge(Process):
     """`kvatlas bridge`."""
 
     def __init__(self, folder: Path, nats_port: int, arguments: list[str]) -> None:
-        [self._admin_port] = free_ports(1)
-        command = [kvatlas(), "bridge", "--nats-url", f"nats://127.0.0.1:{nats_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]
+        command = [kvatlas(), "bridge", "--nats-url", f"nats://127.0.0.1:{nats_port}", "--admin-listen", "off"]
         super().__init__([*command, *arguments], folder / "bridge.log")
-
-    def speaks(self) -> float:
-        """For how many engines it speaks, of those that several bridges follow; none where it does not run."""
-        with contextlib.suppress(OSError):
-            return metric(self._admin_port, "kvatlas_bridge_engine_speaks")
-        return 0.0
 
 
 class Host:

@@ -352,6 +352,11 @@ class World:
         listed = answer["holders"] if answer else []
         return {(holder["worker"], holder.get("rank", 0)): holder["exact"] for holder in listed}
 
+    def epochs(self) -> dict[tuple[str, int], int]:
+        """In which epoch of its publisher each holder is."""
+        answer = self.daemon.ask(f"/v1/status?{urlencode(self.about)}")
+        return {(holder["worker"], holder.get("rank", 0)): holder["epoch"] for holder in answer["holders"]}
+
     def are_exact(self) -> bool:
         """Whether all holders are called exact."""
         status = self.status()

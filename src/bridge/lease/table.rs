@@ -5,7 +5,7 @@
 //! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
 //! | its term, for which it may speak | [`Times::term`] from the sending of the last of its own beats that it has heard |
 //! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
-//! | a bridge listens before it speaks, if it has begun or was cut off | [`Times::listen`] from the first own beat that it has heard |
+//! | a bridge that has begun, or was cut off, listens before it speaks | [`Times::silence`] from the first own beat that it has heard; [`Times::listen`] if it was the last to speak |
 //!
 //! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
 //! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
@@ -36,7 +36,8 @@ pub struct Times {
     pub term: Duration,
     /// Time for which a beat that was heard keeps other bridges from speaking.
     pub silence: Duration,
-    /// Time for which a bridge that has begun, or was cut off, listens before it speaks: two beats of a bridge that speaks.
+    /// Time for which the last bridge that spoke listens before it speaks again, if it was cut off: two beats of another that speaks. Bridges
+    /// that are back together then do not begin together.
     pub listen: Duration,
     /// Extra time that each bridge waits for every bridge that is to speak before it.
     pub step: Duration,
@@ -67,6 +68,8 @@ struct Own {
     added: Instant,
     /// Highest epoch that another bridge's beats have told for the holder.
     heard_epoch: u64,
+    /// Whether this bridge was the last that is known to have spoken for the holder.
+    spoke_last: bool,
     /// Time since which no bridge is known to speak for the holder; `None` if one speaks.
     free_since: Option<Instant>,
     /// Time since which another bridge has seen the holder better, while this one speaks for it.
@@ -152,6 +155,7 @@ impl Table {
             sight: Arc::clone(&sight),
             added: now,
             heard_epoch: 0,
+            spoke_last: false,
             free_since: None,
             worse_since: None,
         };
@@ -266,6 +270,7 @@ impl Table {
                 (None, true) => {
                     let known = own.heard_epoch.max(own.epoch.load(Ordering::Acquire));
                     own.turn.send_replace(Some(known));
+                    own.spoke_last = true;
                     decided.begun += 1;
                 }
                 (Some(_), false) => {
@@ -329,13 +334,19 @@ impl Own {
         times: &Times,
         now: Instant,
     ) -> bool {
+        self.spoke_last &= others.claim.is_none();
         let Some(listening) = listening.filter(|_| others.claim.is_none()) else {
             self.free_since = None;
             return false;
         };
         let free = *self.free_since.get_or_insert(now);
+        let listens = if self.spoke_last {
+            times.listen
+        } else {
+            times.silence
+        };
         // By that time the bridge has heard of every bridge that speaks. If beats are late, the epochs decide.
-        let listened = listening.max(self.added) + times.listen;
+        let listened = listening.max(self.added) + listens;
         now >= listened.max(free) + times.step * others.before
     }
 }

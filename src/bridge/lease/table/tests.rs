@@ -103,8 +103,8 @@ impl Group {
 fn one_speaks_after_it_has_listened_and_alone_as_well() {
     for count in 1..4 {
         let mut group = Group::new(count);
-        assert!(group.run(500).is_empty(), "nobody has listened for long enough");
-        assert_eq!(group.run(100), [0]);
+        assert!(group.run(1200).is_empty(), "nobody has listened for long enough");
+        assert_eq!(group.run(300), [0]);
         assert_eq!(group.run(5000), [0]);
     }
 }
@@ -153,6 +153,24 @@ fn one_that_stood_still_or_was_cut_off_is_silent_before_another_speaks_and_when_
             "silent before it has looked"
         );
         assert_eq!(group.run(5000), [1]);
+    }
+}
+
+#[test]
+fn when_all_were_cut_off_the_last_that_spoke_goes_on_whoever_is_back_first() {
+    for (first, later) in [(0, 1), (1, 0)] {
+        let mut group = Group::new(2);
+        assert_eq!(group.run(2000), [0]);
+        group
+            .bridges
+            .iter_mut()
+            .for_each(|member| member.is_connected = false);
+        assert!(group.run(2000).is_empty());
+        group.bridges[first].is_connected = true;
+        group.run(200);
+        group.bridges[later].is_connected = true;
+        assert_eq!(group.run(900), [0]);
+        assert_eq!(group.run(3000), [0]);
     }
 }
 
