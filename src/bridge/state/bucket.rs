@@ -20,8 +20,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_nats::jetstream::Context;
-use async_nats::jetstream::kv::{self, Store};
+use async_nats::jetstream::kv::Store;
 use async_nats::jetstream::object_store::{self, DeleteErrorKind, GetErrorKind, Object, ObjectStore};
+use async_nats::jetstream::stream::{self, DiscardPolicy};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
@@ -124,15 +125,9 @@ impl Bucket {
         let keys = match jetstream.get_key_value(name).await {
             Ok(keys) => keys,
             Err(_) => {
-                let config = kv::Config {
-                    bucket: name.clone(),
-                    description: DESCRIPTION.to_owned(),
-                    max_value_size: VALUE_BYTES_MAX,
-                    max_bytes: KEYS_BYTES_MAX,
-                    ..kv::Config::default()
-                };
-                let made = jetstream.create_key_value(config).await;
-                made.map_err(io::Error::other)?
+                let made = jetstream.create_stream(keys_config(name)).await;
+                made.map_err(io::Error::other)?;
+                jetstream.get_key_value(name).await.map_err(io::Error::other)?
             }
         };
         let stores = Stores { objects, keys };
@@ -217,6 +212,23 @@ impl Bucket {
     fn object(&self, path: &Path) -> String {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         format!("{}/{file}", self.set)
+    }
+}
+
+/// Returns the stream behind a key-value bucket. The client's own call for that cannot read an answer of servers before 2.10.
+fn keys_config(name: &str) -> stream::Config {
+    stream::Config {
+        name: format!("KV_{name}"),
+        description: Some(DESCRIPTION.to_owned()),
+        subjects: vec![format!("$KV.{name}.>")],
+        max_messages_per_subject: 1,
+        max_message_size: VALUE_BYTES_MAX,
+        max_bytes: KEYS_BYTES_MAX,
+        discard: DiscardPolicy::New,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        ..stream::Config::default()
     }
 }
 
