@@ -9,6 +9,7 @@ use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{Rank, Tier};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use crate::facts::GroupKind;
 use crate::reason::{Reason, ReasonCounts};
 
 /// A part of one of the lists of an [`EngineBatch`].
@@ -36,19 +37,6 @@ impl Span {
     pub(crate) fn of<T>(self, list: &[T]) -> &[T] {
         list.get(self.start..self.end).unwrap_or_default()
     }
-}
-
-/// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum GroupKind {
-    /// Main attention: all blocks of the prefix.
-    Main,
-    /// A sliding window of this many tokens: the blocks of the last tokens.
-    Window(u32),
-    /// A recurrent state: the block that ends where the request continues.
-    State,
-    /// A kind that kvatlas does not know.
-    Other,
 }
 
 /// The group of layers that an event is about. Engines with several kinds of attention keep one cache for each group.

@@ -12,24 +12,40 @@
 //!
 //! `deploy/engines.md` lists formats, versions, and the inputs of a block hash.
 
+#[cfg(feature = "translate")]
 mod batch;
+#[cfg(feature = "translate")]
 mod decoder;
+#[cfg(feature = "translate")]
 pub mod described;
+mod facts;
+mod format;
+#[cfg(feature = "translate")]
 mod limits;
+#[cfg(feature = "translate")]
 mod mirror;
 mod reason;
+#[cfg(feature = "translate")]
 pub mod subscribe;
+#[cfg(feature = "translate")]
 mod translator;
 
+#[cfg(feature = "translate")]
 pub use batch::{
     BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
-    Envelope, EventNumber, Group, GroupKind, PlacedDoubt, Span, Untold,
+    Envelope, EventNumber, Group, PlacedDoubt, Span, Untold,
 };
-pub use decoder::{BatchError, Decoder, Format};
+#[cfg(feature = "translate")]
+pub use decoder::{BatchError, Decoder};
+pub use facts::{GroupFacts, GroupKind};
+pub use format::Format;
+#[cfg(feature = "translate")]
 pub use limits::DecodeLimits;
+#[cfg(feature = "translate")]
 pub use mirror::{EventList, Mirror, MirrorOmissions, MirrorSettings};
 pub use reason::{Reason, ReasonCounts};
+#[cfg(feature = "translate")]
 pub use translator::{
-    GroupFacts, HashMode, NamedBlocks, SavedError, SavedTranslator, Translation, TranslationPart, Translator,
+    HashMode, NamedBlocks, SavedError, SavedTranslator, Translation, TranslationPart, Translator,
     TranslatorSettings, content_hashes,
 };

@@ -17,7 +17,6 @@ mod beside;
 mod beyond;
 mod chain;
 mod content;
-mod facts;
 mod groups;
 mod lane;
 mod output;
@@ -55,7 +54,6 @@ use tiers::TierIndex;
 use windows::Windows;
 
 pub use content::content_hashes;
-pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
 pub use recalled::NamedBlocks;
 pub use saved::{SavedError, SavedTranslator};

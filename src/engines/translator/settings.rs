@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use kvatlas_core::hash::{BlockSize, SchemeChains};
 use kvatlas_core::wire::Tier;
 
-use crate::decoder::Format;
-
-use super::facts::GroupFacts;
+use crate::facts::GroupFacts;
+use crate::format::Format;
 
 /// The hashes by which a holder's blocks are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -2,10 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::GroupKind;
-
 /// Most groups that can be stated.
 const GROUPS_MAX: usize = 256;
+
+/// Kinds of groups of layers, by the blocks that a request needs in the group's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum GroupKind {
+    /// Main attention: all blocks of the prefix.
+    Main,
+    /// A sliding window of this many tokens: the blocks of the last tokens.
+    Window(u32),
+    /// A recurrent state: the block that ends where the request continues.
+    State,
+    /// A kind that kvatlas does not know.
+    Other,
+}
 
 /// Facts about an engine's groups of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -27,6 +38,7 @@ impl GroupFacts {
     }
 
     /// Least number of groups beside main attention, in an engine that tells of several groups: one if nothing is stated.
+    #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;
         match self.kinds.is_empty() {
