@@ -5,7 +5,8 @@
 //! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
 //! | its term, for which it may speak | [`Times::term`] from the sending of the last of its own beats that it has heard |
 //! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
-//! | a bridge that has begun, or was cut off, listens before it speaks | [`Times::silence`] from the first own beat that it has heard; [`Times::listen`] if it was the last to speak |
+//! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
+//! | …, if it was the last to speak | [`Times::listen`] |
 //!
 //! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
 //! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
