@@ -389,6 +389,8 @@ impl Relay {
         }
         self.translation.clear();
         drop(untold);
+        // The turn may have come or gone while the engine was in sight.
+        self.engine_metrics.set_speaks(self.speaks());
         self.tell_doubts_if_new().await?;
         self.tell_profile_if_new().await
     }
@@ -516,7 +518,6 @@ impl Relay {
             return self.tell_profile_if_new().await;
         }
         self.tell().await?;
-        self.engine_metrics.set_speaks(self.speaks());
         match self.was_seen {
             true => self.publisher.set_heartbeats(false).await,
             false => self.publisher.heartbeat_for(PENDING_TOLD_FOR).await,

@@ -37,8 +37,8 @@ class Chats:
 
     def longer(self, prompt: Prompt) -> Prompt:
         """A request that nobody has made, behind a prompt."""
-        tokens, *more = prompt
-        return (tokens + self._tokens(2), *more)
+        tokens, salt, adapter = prompt
+        return tokens + self._tokens(2), salt, adapter
 
     def prompt(self) -> Prompt:
         """The next request."""
