@@ -9,7 +9,7 @@ use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{Rank, Tier};
 use serde::{Deserialize, Serialize};
 
-use crate::facts::GroupKind;
+pub(crate) use crate::facts::GroupKind;
 use crate::reason::{Reason, ReasonCounts};
 
 /// A part of one of the lists of an [`EngineBatch`].

@@ -4,8 +4,7 @@
 //! main attention have it. Of sliding windows and state-space layers, a request needs only the prefix's end: see
 //! [`super::windows`].
 
-use crate::batch::Group;
-use crate::facts::GroupKind;
+use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
 use super::chain::{Block, Chain, Slot};

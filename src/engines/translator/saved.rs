@@ -9,8 +9,7 @@ use std::num::NonZeroU64;
 use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::Untold;
-use crate::facts::GroupKind;
+use crate::batch::{GroupKind, Untold};
 use crate::reason::Reason;
 
 use super::Translator;

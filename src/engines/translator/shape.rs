@@ -1,6 +1,6 @@
 //! The blocks that a request needs of a group of layers beside main attention.
 
-use crate::facts::GroupKind;
+use crate::batch::GroupKind;
 
 use super::spots::Spots;
 

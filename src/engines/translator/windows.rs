@@ -13,7 +13,7 @@ use hashbrown::{HashMap, HashSet};
 
 use kvatlas_core::hash::Token;
 
-use crate::facts::GroupKind;
+use crate::batch::GroupKind;
 use crate::reason::Reason;
 
 use super::chain::{Chain, Slot};
