@@ -53,7 +53,7 @@ pub(crate) struct Found {
     pub(crate) doubtful_holders: u32,
 }
 
-#[cfg(any(feature = "redis", test))]
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis", test))]
 impl FoundHolder {
     /// Returns the holder as far as it is certain, for protocols without a word for doubt: a doubt about a far tier leaves the blocks on
     /// nearer tiers. `None` if nothing is certain.
