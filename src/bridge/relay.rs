@@ -312,9 +312,8 @@ impl Relay {
         self.tell().await?;
         let known = self.kin.ask(&self.blocks, strange).await;
         let mut untold = self.take_untold().await;
-        for named in known {
-            untold.blocks.0.learn_names(named);
-        }
+        let learn = |named| untold.blocks.0.learn_names(named);
+        known.into_iter().for_each(learn);
         self.keep(untold);
         Ok(())
     }
