@@ -46,14 +46,23 @@ impl Prints {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "halves of words are meant")]
     fn sum<W: Copy>(&self, hashes: &[W; CHUNK], of: impl Fn(W) -> u64) -> u64 {
-        // Two sums, so that neither waits for the other.
-        let mut sums = [0_u128; 2];
-        for (hashes, keys) in hashes.chunks_exact(4).zip(self.keys.chunks_exact(4)) {
-            let word = |index: usize| of(hashes[index]).wrapping_add(keys[index]);
-            sums[0] = sums[0].wrapping_add(u128::from(word(0)) * u128::from(word(1)));
-            sums[1] = sums[1].wrapping_add(u128::from(word(2)) * u128::from(word(3)));
-        }
-        let sum = sums[0].wrapping_add(sums[1]);
+        let sum = sum_of_products(&self.keys, hashes, of);
         sum as u64 ^ fold((sum >> 64) as u64, self.last)
     }
+}
+
+/// Sums up the products of pairs of words, each word with a key added. Both lists have a multiple of four words.
+///
+/// Its own function, and on slices: of a loop of known length the compiler loads all words before it multiplies, and has too few
+/// registers for them.
+#[inline(never)]
+fn sum_of_products<W: Copy>(keys: &[u64], words: &[W], of: impl Fn(W) -> u64) -> u128 {
+    // Two sums, so that neither waits for the other.
+    let mut sums = [0_u128; 2];
+    for (words, keys) in words.chunks_exact(4).zip(keys.chunks_exact(4)) {
+        let word = |index: usize| of(words[index]).wrapping_add(keys[index]);
+        sums[0] = sums[0].wrapping_add(u128::from(word(0)) * u128::from(word(1)));
+        sums[1] = sums[1].wrapping_add(u128::from(word(2)) * u128::from(word(3)));
+    }
+    sums[0].wrapping_add(sums[1])
 }

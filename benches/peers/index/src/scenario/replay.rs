@@ -6,7 +6,7 @@
 //!
 //! One thread applies events and one asks, each operation no earlier than the offered rate says. A rate is valid only if
 //! at least 99 % of it was reached, refused events not counted, and 99 % of the queries were answered within a millisecond of when they
-//! were due: a query that waits for the one before it counts as slow. A rate that fails is tried once more. Bisection goes on until the
+//! were due: a query that waits for the one before it counts as slow. A rate that fails is tried up to three times more. Bisection goes on until the
 //! highest valid rate and the lowest that is not are within 10 %. kvatlas is there twice: what lies between its two rows is noise.
 
 use std::cmp::Reverse;
@@ -47,6 +47,8 @@ const STEPS_MAX: usize = 16;
 /// Rates that are tried, each three quarters of the one before, until one is valid. An index that is too slow for its locks and not for its
 /// rate is as slow at any.
 const FALLS_MAX: usize = 5;
+/// Times that a rate is tried. A replay lasts some tenths of a second: one pause of the machine would decide.
+const TRIES: usize = 4;
 /// The name of the control's row.
 const CONTROL: &str = "kvatlas, again";
 
@@ -426,17 +428,14 @@ fn bisect(script: &Script, replay: Replay, unpaced: f64) -> Option<(f64, Reached
         if valid.is_none() && step > FALLS_MAX {
             break;
         }
-        let mut reached = replay(script, offered, None);
-        trim_memory();
-        // A replay lasts some tenths of a second: one pause of the machine would decide.
-        if !reached.is_valid(offered) {
-            reached = replay(script, offered, None);
+        let tries = (0..TRIES).map(|_| {
+            let reached = replay(script, offered, None);
             trim_memory();
-        }
-        if reached.is_valid(offered) {
-            valid = Some((offered, reached));
-        } else {
-            invalid = Some(offered);
+            reached
+        });
+        match tries.into_iter().find(|reached| reached.is_valid(offered)) {
+            Some(reached) => valid = Some((offered, reached)),
+            None => invalid = Some(offered),
         }
         offered = match (valid, invalid) {
             (Some((valid, _)), Some(invalid)) if invalid <= valid * BRACKET => break,
