@@ -169,13 +169,13 @@ impl Inner {
 
     /// Follows a source that reports several holders.
     pub(super) async fn follow_source(self: Arc<Self>, task: SourceTask) {
-        let (inner, engine, nats) = (Arc::clone(&self), task.engine.clone(), task.nats.clone());
+        let engine = task.engine.clone();
+        let (followed, nats) = (engine.clone(), task.nats.clone());
         let start: StartRelay = Box::new(move |worker, rank| {
-            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
+            let (inner, engine, nats) = (Arc::clone(&self), followed.clone(), nats.clone());
             Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
         });
         let holders = Holders::new(start);
-        let engine = task.engine.clone();
         if engine.format == Format::Dynamo {
             let address = PlaneAddress {
                 endpoint: engine.endpoint,

@@ -66,7 +66,7 @@ worded! {
     /// How events travel.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Transport {
-        /// As messages of core NATS, which delivers each at most once.
+        /// Messages of core NATS, which delivers each at most once.
         Core => "core",
         /// Through a stream of JetStream, which keeps the events.
         JetStream => "jetstream",

@@ -13,7 +13,7 @@ from typing import Any
 
 from fronted import fronted, holed, relayed
 from lies import lied
-from processes import wait_until
+from processes import Prompt, wait_until
 from servers import FRONT_ENDS, SERVICERS
 from world import Layout, World
 
@@ -136,6 +136,17 @@ def two_bridges(world: World, seeded: random.Random, rounds: int) -> None:
     world.promises_are_kept()
 
 
+def known_behind(world: World, prompts: list[Prompt]) -> None:
+    """Prompts are known again with the first block that is stored behind each, though doubted; clears end the doubt."""
+    world.serve_behind(prompts)
+    wait_until("prefixes are known again", lambda: world.differences(prompts) == (0, 0))
+    world.compare(20, behind=5)
+    for number in range(len(world.holders)):
+        world.reset(number)
+    world.serve(40)
+    world.settles(20)
+
+
 def evidence(world: World, seeded: random.Random, rounds: int) -> None:
     """Replays don't reach back to what the bridge has kept: a prefix is known again with the first block that is stored behind it."""
     systems = world.chats.systems()
@@ -150,13 +161,7 @@ def evidence(world: World, seeded: random.Random, rounds: int) -> None:
         for host in world.hosts:
             world.none_exact(host, 10)
         wait_until("the bridge has asked", lambda: world.differences(systems)[0] > 0 == world.differences(systems)[1])
-        world.serve_behind(systems)
-        wait_until("prefixes are known again", lambda: world.differences(systems) == (0, 0))
-        world.compare(20, behind=5)
-        for number in range(len(world.holders)):
-            world.reset(number)
-        world.serve(40)
-        world.settles(20)
+        known_behind(world, systems)
     world.ancestors_are_proven()
 
 
@@ -175,13 +180,7 @@ def learnt(world: World, seeded: random.Random, rounds: int) -> None:
         wait_until("the bridge has asked", lambda: world.differences(systems)[0] > 0 == world.differences(systems)[1])
         world.serve_behind(systems, teacher)
         wait_until("one engine is known", lambda: world.differences(systems, teacher) == (0, 0))
-        world.serve_behind(systems)
-        wait_until("prefixes are known again", lambda: world.differences(systems) == (0, 0))
-        world.compare(20, behind=5)
-        for other in range(len(world.holders)):
-            world.reset(other)
-        world.serve(40)
-        world.settles(20)
+        known_behind(world, systems)
 
 
 def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:

@@ -232,6 +232,14 @@ fn keys_config(name: &str) -> stream::Config {
     }
 }
 
+/// Returns the kind of an error of JetStream about one object.
+fn kind_of(is_missing: bool) -> io::ErrorKind {
+    match is_missing {
+        true => io::ErrorKind::NotFound,
+        false => io::ErrorKind::Other,
+    }
+}
+
 fn not_in_time(patience: Duration) -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
@@ -247,10 +255,7 @@ impl Storage for Bucket {
                 .objects
                 .get(name)
                 .await
-                .map_err(|error| match error.kind() {
-                    GetErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, error),
-                    _ => io::Error::other(error),
-                })
+                .map_err(|error| io::Error::new(kind_of(error.kind() == GetErrorKind::NotFound), error))
         });
         Ok(Box::new(ObjectReader {
             object: found?,
@@ -297,10 +302,7 @@ impl Storage for Bucket {
                 .objects
                 .delete(name)
                 .await
-                .map_err(|error| match error.kind() {
-                    DeleteErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, error),
-                    _ => io::Error::other(error),
-                })
+                .map_err(|error| io::Error::new(kind_of(error.kind() == DeleteErrorKind::NotFound), error))
         })
     }
 

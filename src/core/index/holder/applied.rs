@@ -4,7 +4,7 @@ use crate::wire::{DegradedReason, DegradedReasons};
 use crate::worded;
 
 worded! {
-    /// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
+    /// Reasons why blocks of an event were not taken, or were taken with a note. Label values of a metric.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[repr(usize)]
     pub enum RejectReason {
