@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::StreamExt;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{BatchCursor, Event, HolderStatusReply, ModelKey, StoredBlocks, Tier, WorkerName};
 use serde_json::{Value, json};
@@ -140,8 +141,14 @@ async fn fill(client: &Client) {
     let mut nine = publisher("9").resuming(cursor);
     nine.publish(Tier::DEVICE, stored(5)).await.unwrap();
     eventually("the batches are applied", async || {
-        let status = client.queries.status(&namespace).await.ok()?;
-        (status.holders.iter().map(|holder| holder.blocks).sum::<u64>() == 12).then_some(())
+        // Either of two replicas is asked.
+        for _ in 0..40 {
+            let status = client.queries.status(&namespace).await.ok()?;
+            if status.holders.iter().map(|holder| holder.blocks).sum::<u64>() != 12 {
+                return None;
+            }
+        }
+        Some(())
     })
     .await;
 }
@@ -198,11 +205,15 @@ async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
     assert_eq!(ask(question("another", 6)).await, empty);
     assert_eq!(ask(question(MODEL, 0)).await, empty);
     assert!(ask(json!({"model_name": MODEL})).await["Error"].is_string());
-    // One of the two goes. The other keeps the record, and answers.
-    one.stop().await;
-    for _ in 0..3 {
-        assert_eq!(in_order(ask(question(MODEL, 6)).await), expected());
+    // One of the two goes, while it is asked. Nothing is lost, and the other keeps the record.
+    let stopping = tokio::spawn(one.stop());
+    let mut asked = 0;
+    while !stopping.is_finished() || asked < 3 {
+        let asking = tokio::time::timeout(PATIENCE, ask(question(MODEL, 6)));
+        assert_eq!(in_order(asking.await.unwrap()), expected());
+        asked += 1;
     }
+    stopping.await.unwrap();
     // With a connection for each answer, the side that ends connections runs out of ports.
     #[cfg(target_os = "linux")]
     assert!(eventually("a connection has ended", async || router.keeps_ports()).await);
@@ -275,6 +286,59 @@ async fn routers_ask_over_tcp() {
     assert!(stream.read_u32().await.is_err());
     daemon.stop().await;
     assert!(self::record(folder.path()).is_none());
+}
+
+/// Asks on `subject` without waiting, as often as that, and returns the acknowledgements.
+async fn flood(client: &Client, subject: &str, request: &[u8], count: usize) -> async_nats::Subscriber {
+    let inbox = client.nats.new_inbox();
+    let acknowledged = client.nats.subscribe(inbox.clone()).await.unwrap();
+    for _ in 0..count {
+        let request = request.to_vec().into();
+        let asked = client
+            .nats
+            .publish_with_reply(subject.to_owned(), inbox.clone(), request);
+        asked.await.unwrap();
+    }
+    client.nats.flush().await.unwrap();
+    acknowledged
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_answers_all_that_it_was_asked() {
+    const ASKED: usize = 200;
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let settings = [
+        ("dynamo.components", "dynamo.backend"),
+        ("dynamo.discovery", discovery.as_str()),
+    ];
+    let (one, other) = (
+        daemon(broker.url(), &settings).await,
+        daemon(broker.url(), &settings).await,
+    );
+    let client = Client::connect(broker.url()).await;
+    fill(&client).await;
+    let record = eventually("the record is there", async || record(folder.path())).await;
+    let subject = record["transport"]["nats_tcp"].as_str().unwrap();
+    let router = Router::new().await;
+    let request = router.request(&question(MODEL, 6));
+    let answering = tokio::spawn(async move {
+        for _ in 0..2 * ASKED {
+            assert_eq!(in_order(data(&router.answer().await)), expected());
+        }
+    });
+    let before = flood(&client, subject, &request, ASKED).await;
+    let stopping = tokio::spawn(one.stop());
+    let during = flood(&client, subject, &request, ASKED).await;
+    for mut acknowledged in [before, during] {
+        for _ in 0..ASKED {
+            let acknowledged = tokio::time::timeout(PATIENCE, acknowledged.next()).await;
+            assert!(acknowledged.unwrap().unwrap().status.is_none());
+        }
+    }
+    tokio::time::timeout(PATIENCE, answering).await.unwrap().unwrap();
+    stopping.await.unwrap();
+    other.stop().await;
 }
 
 /// Sends a request over TCP, as a router does, and waits for its acknowledgement.

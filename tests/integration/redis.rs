@@ -259,6 +259,36 @@ async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pods_of_all_tenants_are_found() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let tenant = ModelKey::of_tenant("m", "zeta").speaking(model().scheme);
+    let (tenant, pod) = (tenant.namespace().unwrap(), worker_of_instance("b").unwrap());
+    let mut other = Publisher::new(client.nats.clone(), &subjects(), &tenant, &pod, 0);
+    publisher(&client, "a")
+        .publish(Tier::DEVICE, stored(4))
+        .await
+        .unwrap();
+    other.publish(Tier::DEVICE, stored(2)).await.unwrap();
+    settles(&client, 4).await;
+    eventually("the tenant's batch is applied", async || {
+        let status = client.queries.status(&tenant).await.ok()?;
+        status
+            .holders
+            .iter()
+            .any(|holder| holder.blocks == 2)
+            .then_some(())
+    })
+    .await;
+    let (a, b) = (field("a", "gpu"), field("b", "gpu"));
+    let expected = format!("*2\r\n{a}{b}*2\r\n{a}{b}*1\r\n{a}*1\r\n{a}*0\r\n");
+    let mut router = Router::connect(&daemon).await;
+    router.exchange(&hkeys(&keys(5)), &expected).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_is_in_doubt_is_left_out_and_guesses_are_never_exact() {
     let broker = broker().await;
     let settings = [

@@ -32,7 +32,7 @@ impl Indexer {
     }
 
     fn find(&self, question: &Question, tenant: &str) -> Option<Found> {
-        if !self.readiness.may_answer() {
+        if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
             return None;
         }

@@ -32,8 +32,8 @@ enum DiscoveryError {
     Etcd(#[from] EtcdError),
 }
 
-/// Keeps the record of `instance` until `stop`, and then removes it. Over NATS, replicas share one record. A shared record in etcd is not
-/// removed: its lease ends unless another replica keeps it. A shared file is removed, and another replica writes it again.
+/// Keeps the record of `instance` until `stop`, and then removes it. Over NATS, replicas share one record, which is left: unless another
+/// replica keeps it, its lease in etcd ends, and Dynamo takes a file for gone whose time is old.
 pub(super) async fn keep_record(
     discovery: Discovery,
     instance: Instance,
@@ -59,7 +59,7 @@ pub(super) async fn keep_record(
             () = stop.cancelled() => break,
         }
     }
-    if let Err(error) = record.remove(is_shared).await {
+    if !is_shared && let Err(error) = record.remove().await {
         tracing::debug!(%error, "the record of this daemon could not be taken away");
     }
 }
@@ -82,13 +82,10 @@ impl Record {
         }
     }
 
-    /// Removes the record, unless other replicas share it in etcd.
-    async fn remove(self, is_shared: bool) -> Result<(), DiscoveryError> {
+    /// Removes the record of this replica alone.
+    async fn remove(self) -> Result<(), DiscoveryError> {
         match &self.discovery {
-            // If another replica shares the file, it writes the file again.
             Discovery::Files(folder) => Ok(std::fs::remove_file(file_of(folder, &self.key))?),
-            // The record ends with this replica's lease, unless another replica has since put the record under its own.
-            Discovery::Etcd(_) if is_shared => Ok(()),
             Discovery::Etcd(authority) => revoke(authority, self.lease).await,
         }
     }
@@ -199,31 +196,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_is_there_until_the_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let instance = Instance {
-            component: "dynamo.backend".parse().unwrap(),
-            id: 5,
-        };
-        let path = file_of(folder.path(), &instance.key());
-        let stop = CancellationToken::new();
-        let discovery = Discovery::Files(folder.path().to_owned());
-        let keeping = tokio::spawn(keep_record(
-            discovery,
-            instance.clone(),
-            Transport::Nats,
-            stop.clone(),
-        ));
-        while !path.exists() {
-            tokio::task::yield_now().await;
+    async fn a_record_is_there_until_the_end_and_a_shared_one_longer() {
+        let tcp = Transport::Tcp("127.0.0.1:1".to_owned());
+        for transport in [tcp, Transport::Nats] {
+            let folder = tempfile::tempdir().unwrap();
+            let instance = Instance {
+                component: "dynamo.backend".parse().unwrap(),
+                id: 5,
+            };
+            let path = file_of(folder.path(), &instance.key());
+            let stop = CancellationToken::new();
+            let discovery = Discovery::Files(folder.path().to_owned());
+            let text = instance.record(&transport);
+            let keeping = keep_record(discovery, instance, transport.clone(), stop.clone());
+            let keeping = tokio::spawn(keeping);
+            while !path.exists() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            stop.cancel();
+            keeping.await.unwrap();
+            assert_eq!(path.exists(), transport == Transport::Nats);
         }
-        assert_eq!(
-            std::fs::read_to_string(&path).unwrap(),
-            instance.record(&Transport::Nats)
-        );
-        stop.cancel();
-        keeping.await.unwrap();
-        assert!(!path.exists());
     }
 
     fn record(discovery: Discovery) -> Record {

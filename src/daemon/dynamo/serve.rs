@@ -6,16 +6,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::Client;
+use async_nats::{Client, Message};
 use bytes::Bytes;
-use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::queries::QueueMember;
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{Component, DynamoConfig};
 use kvatlas_process::admin::Latch;
@@ -35,8 +36,10 @@ use super::messages::{Instance, MessageError, ReplyTo, Transport, read_request, 
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Most requests that are answered at the same time; further requests wait.
 const ANSWERS_MAX: usize = 256;
-/// Time for which a connection may go on after the stop.
+/// Time for which a connection, and an answer under way, may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time without a request after which a connection ends after the stop. By then routers have seen that the record is gone.
+const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest path and longest headers of a request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Time for a router to end the connection of an answer, before this side ends it.
@@ -94,6 +97,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         request_timeout: config.request_timeout,
         metrics: DynamoMetrics::new(),
         stop: stage.stop.clone(),
+        tasks: stage.tasks.clone(),
     });
     let transport = match config.listen {
         None => Transport::Nats,
@@ -154,6 +158,8 @@ struct Service {
     request_timeout: Duration,
     metrics: DynamoMetrics,
     stop: CancellationToken,
+    /// Tasks that answer: the stop waits for them.
+    tasks: TaskTracker,
 }
 
 impl Service {
@@ -164,7 +170,7 @@ impl Service {
             return;
         };
         let (service, tenant) = (Arc::clone(self), self.tenants.get(component).cloned());
-        tokio::spawn(async move {
+        self.tasks.spawn(async move {
             let tenant = tenant.unwrap_or_default();
             if let Some(outcome) = service.answer(&message, &tenant, permit).await {
                 service.metrics.ended(outcome);
@@ -172,7 +178,7 @@ impl Service {
         });
     }
 
-    /// Answers a request and returns its outcome. `None` if the daemon stops meanwhile.
+    /// Answers a request and returns its outcome. `None` if the daemon stops, and the router has not taken the answer within [`DRAIN_TIMEOUT`].
     async fn answer(
         &self,
         message: &[u8],
@@ -196,7 +202,10 @@ impl Service {
         };
         let sending = send(&asked.reply_to, response(&asked.reply_to, &answer));
         let sending = timeout(self.request_timeout, sending);
-        let sent = self.stop.run_until_cancelled(sending).await?;
+        let sent = tokio::select! {
+            sent = sending => sent,
+            () = self.stopped_for(DRAIN_TIMEOUT) => return None,
+        };
         let Err(error) = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) else {
             return Some(outcome);
         };
@@ -205,6 +214,12 @@ impl Service {
             tracing::warn!(%error, ?address, suppressed, "a router of Dynamo did not take its answer");
         }
         Some(DynamoOutcome::NotTaken)
+    }
+
+    /// Waits until the stop is `time` ago, or, if it is longer ago, until `time` has passed.
+    async fn stopped_for(&self, time: Duration) {
+        self.stop.cancelled().await;
+        tokio::time::sleep(time).await;
     }
 
     /// Reserves memory for a request of `bytes`. Fails if the requests that are being received leave too little.
@@ -265,30 +280,34 @@ async fn settled(service: &Service) -> bool {
     service.stop.run_until_cancelled(settling).await.is_some()
 }
 
-/// Serves the requests to an instance over NATS until the stop, once this replica takes queries. Replicas share them out as a queue group.
+/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas share them out as a queue group. At the stop, all
+/// requests are answered that the server has sent here: the router has no fallback.
 async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
     if !settled(&service).await {
         return;
     }
     let (subject, component) = (instance.subject(), tenant_key(&instance.component));
-    let subscribed = client.queue_subscribe(subject.clone(), group).await;
-    let mut messages = match subscribed {
-        Ok(messages) => messages,
+    let member = QueueMember::join(&client, subject.clone(), subject.clone(), &group).await;
+    let mut member = match member {
+        Ok(member) => member,
         Err(error) => return tracing::error!(%error, subject, "Dynamo's routers cannot be served"),
     };
-    loop {
-        let message = tokio::select! {
-            message = messages.next() => message,
-            () = service.stop.cancelled() => break,
-        };
-        let Some(message) = message else { break };
-        if let Some(reply) = message.reply {
-            // The router waits for this acknowledgement before it waits for the answer. If a connection is lost, its requests go to
-            // another replica.
-            let _ = client.publish(reply, Bytes::new()).await;
-        }
-        service.take(message.payload, &component).await;
+    while let Some(Some(message)) = service.stop.run_until_cancelled(member.next()).await {
+        take_message(&client, message, &component, &service).await;
     }
+    while let Some(message) = member.next_until_left().await {
+        take_message(&client, message, &component, &service).await;
+    }
+    let _ = client.flush().await;
+}
+
+/// Acknowledges a request over NATS, and answers it. The router waits for the acknowledgement before it waits for the answer. If a
+/// connection is lost, its requests go to another replica.
+async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
+    if let Some(reply) = message.reply {
+        let _ = client.publish(reply, Bytes::new()).await;
+    }
+    service.take(message.payload, component).await;
 }
 
 /// Listens for routers over TCP. Returns the address that the discovery record gives them.
@@ -332,21 +351,26 @@ fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     }
 }
 
-/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced), or the daemon stops.
+/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced). After the stop it goes on for
+/// [`DRAIN_TIMEOUT`] at most.
 async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
     tokio::select! {
         ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {
             tracing::debug!(%error, "a connection of a router of Dynamo has ended");
         },
         () = place.displaced() => {}
-        () = service.stop.cancelled() => {}
+        () = service.stopped_for(DRAIN_TIMEOUT) => {}
     }
 }
 
-/// Takes the requests of one connection. A request is a path, headers and a payload, each after its length.
+/// Takes the requests of one connection, until none comes for [`QUIET_TIMEOUT`] after the stop. A request is a path, headers and a payload,
+/// each after its length.
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
-        let path = timeout(service.idle_timeout, stream.read_u16()).await??;
+        let path = tokio::select! {
+            path = timeout(service.idle_timeout, stream.read_u16()) => path??,
+            () = service.stopped_for(QUIET_TIMEOUT) => return Ok(()),
+        };
         let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
         stream.write_u32(0).await?;

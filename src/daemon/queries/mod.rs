@@ -26,6 +26,7 @@ pub(crate) mod answer;
 pub(crate) mod gateway;
 mod heavy;
 mod hinting;
+mod member;
 mod missing;
 mod observed;
 mod prompts;
@@ -44,6 +45,8 @@ pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, repor
 #[cfg(any(feature = "grpc", feature = "redis"))]
 pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
+#[cfg(feature = "dynamo")]
+pub(crate) use member::QueueMember;
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;

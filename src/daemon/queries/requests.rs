@@ -1,15 +1,4 @@
-//! The requests that a daemon receives, and leaving its queue group without losing a request.
-//!
-//! # Leaving a queue group
-//!
-//! The client library forgets a subscription when it unsubscribes, and its `drain` does not wait for the server either. Requests that the
-//! server sent before it learned of the end would stay unanswered. The library does support a subscription that ends after N messages,
-//! and it counts as the server does. So a member leaves in two steps:
-//!
-//! 1. Unsubscribe after N more messages.
-//! 2. Pad up to N with *fillers*: messages of its own, on a subject that cannot carry a request.
-//!
-//! Some fillers go to the other members, which pass over them.
+//! The requests that a daemon receives. They last over refusals, and none is lost when the daemon leaves its queue group.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -17,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, Message};
-use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::coop::has_budget_remaining;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +15,7 @@ use kvatlas_core::wire::{Shard, Subjects};
 use kvatlas_process::broker::{Intake, SubscribeError, is_confirmed};
 pub(crate) use kvatlas_process::presence::Asked;
 
+use super::member::QueueMember;
 use super::turns::Connected;
 
 /// Pauses before subscriptions that the server refused are tried again.
@@ -36,12 +25,6 @@ const RETRIES: Backoff = Backoff {
 };
 /// Time that replaced subscriptions have for the messages that are under way.
 const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
-/// N: more messages than can be under way while the server learns of the end.
-const AHEAD: u64 = 128;
-/// Time without a message after which more fillers are sent.
-const FILL_INTERVAL: Duration = Duration::from_millis(5);
-/// Most times that fillers are sent. In a group of M members, one filler in M comes back.
-const FILLS_MAX: u32 = 200;
 
 /// Which requests a daemon answers.
 #[derive(Debug, Clone)]
@@ -336,123 +319,5 @@ async fn settled(rejoining: &mut Option<Rejoining>) -> Result<Requests, Subscrib
     match rejoining {
         Some(rejoining) => rejoining.await,
         None => std::future::pending().await,
-    }
-}
-
-/// A membership in a queue group.
-struct QueueMember {
-    client: Client,
-    filler_subject: String,
-    messages: async_nats::Subscriber,
-    received: u64,
-    /// Number of messages after which the subscription ends. The largest number until the group is being left.
-    end: u64,
-    fills_left: u32,
-}
-
-impl QueueMember {
-    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject that `subject` matches and that carries no request.
-    async fn join(
-        client: &Client,
-        subject: String,
-        filler_subject: String,
-        group: &str,
-    ) -> Result<Self, SubscribeError> {
-        let subscribed = client.queue_subscribe(subject.clone(), group.to_owned()).await;
-        let messages = subscribed.map_err(|error| SubscribeError::new(&subject, &error))?;
-        Ok(Self {
-            client: client.clone(),
-            filler_subject,
-            messages,
-            received: 0,
-            end: u64::MAX,
-            fills_left: FILLS_MAX,
-        })
-    }
-
-    /// Waits for the next request. Returns `None` when the client is closed.
-    async fn next(&mut self) -> Option<Message> {
-        loop {
-            let message = self.messages.next().await?;
-            if self.is_request(&message) {
-                return Some(message);
-            }
-        }
-    }
-
-    /// Returns the next request while the group is being left: first the buffered requests, then those that the server sent before it
-    /// learned of the end. Returns `None` after the last one.
-    async fn next_until_left(&mut self) -> Option<Message> {
-        if self.end == u64::MAX {
-            if let Some(request) = self.next_received() {
-                return Some(request);
-            }
-            self.leave().await;
-        }
-        self.next_while_leaving().await
-    }
-
-    fn next_received(&mut self) -> Option<Message> {
-        loop {
-            let message = self.messages.next().now_or_never()??;
-            if self.is_request(&message) {
-                return Some(message);
-            }
-        }
-    }
-
-    /// Tells the server after how many messages to end the subscription, and sends fillers.
-    async fn leave(&mut self) {
-        self.end = self.received + AHEAD;
-        // An error means that the client is closed: no message comes any more.
-        let _ = self.messages.unsubscribe_after(self.end).await;
-        self.fill(AHEAD).await;
-    }
-
-    async fn next_while_leaving(&mut self) -> Option<Message> {
-        loop {
-            match tokio::time::timeout(FILL_INTERVAL, self.messages.next()).await {
-                Ok(message) => {
-                    let message = message?;
-                    if self.is_request(&message) {
-                        return Some(message);
-                    }
-                }
-                Err(_) if self.fills_left == 0 => {
-                    // The server refuses the fillers, or is gone.
-                    tracing::debug!(
-                        subject = self.filler_subject,
-                        "leaving without the server's confirmation"
-                    );
-                    let _ = self.messages.drain().await;
-                }
-                Err(_) => {
-                    self.fills_left -= 1;
-                    self.fill(self.end.saturating_sub(self.received).max(1)).await;
-                }
-            }
-        }
-    }
-
-    /// Counts a message, and returns whether it is a request. Fillers are no requests. An empty message that wants no reply is none
-    /// either: its sender tries whether it may publish here.
-    fn is_request(&mut self, message: &Message) -> bool {
-        self.received += 1;
-        let is_trial = message.reply.is_none() && message.payload.is_empty();
-        message.subject.as_str() != self.filler_subject && !is_trial
-    }
-
-    async fn fill(&self, count: u64) {
-        for _ in 0..count {
-            if self
-                .client
-                .publish(self.filler_subject.clone(), bytes::Bytes::new())
-                .await
-                .is_err()
-            {
-                return;
-            }
-        }
-        let _ = self.client.flush().await;
     }
 }

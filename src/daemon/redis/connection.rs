@@ -13,7 +13,6 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::queries::{HeavyRequest, HeavyTurns};
-use kvatlas_process::admin::Readiness;
 use kvatlas_process::listener::Place;
 use kvatlas_telemetry::labels::{RedisCommand, RedisRefusal};
 
@@ -32,7 +31,6 @@ const ROOM_UNIT: usize = 1 << 10;
 pub(super) struct Door {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
-    pub(super) readiness: Arc<Readiness>,
     pub(super) heavy_turns: Arc<HeavyTurns>,
     /// Memory for commands beyond each connection's own, shared by all connections, in [`ROOM_UNIT`]s.
     pub(super) room: Arc<Semaphore>,
@@ -255,11 +253,7 @@ impl Connection<'_> {
         }
         let keys = std::mem::take(keys);
         let door = Arc::clone(&self.door);
-        let part = match door.readiness.may_answer() {
-            true => door.prefixes.ask(&mut self.chain, &keys),
-            // While the daemon is not ready, no pod is listed.
-            false => Part::default(),
-        };
+        let part = door.prefixes.ask(&mut self.chain, &keys);
         let guesses = door.commands.guesses.of(&keys, Instant::now());
         let heavy = match self.heavy(&part, keys.len()) {
             Ok(heavy) => heavy,

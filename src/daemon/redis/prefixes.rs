@@ -5,13 +5,16 @@
 //! which. So it is searched as a new prompt first. If nobody has that, it is searched as the continuation.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvatlas_core::hash::{SchemeAlgorithm, SequenceHash};
-use kvatlas_core::wire::{NamespaceName, QueryKey, instance_of_worker, is_pool};
+use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, instance_of_worker, is_pool};
 
 use crate::queries::{Answerer, Found, FoundHolder};
-use kvatlas_telemetry::QueryMetricsByNamespace;
+use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
+use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::entry::{TIERS, field};
 use super::resp::Replies;
@@ -49,7 +52,7 @@ pub(super) struct Part {
     offset: usize,
     /// The pods, the deepest first.
     pods: Vec<Pod>,
-    /// Namespace of the pods.
+    /// Namespace of pods, the first if there are several.
     pub(super) namespace: Option<NamespaceName>,
 }
 
@@ -78,8 +81,6 @@ pub(super) struct Chain {
     keys: Vec<SequenceHash>,
     /// Whether a pod has all of the keys, so that the next part may go on with the prompt.
     is_held: bool,
-    /// Namespace in which a prompt of the connection was last found.
-    namespace: Option<NamespaceName>,
 }
 
 impl Chain {
@@ -93,19 +94,36 @@ impl Chain {
 /// Searches the namespaces of llm-d's schemes.
 pub(super) struct Prefixes {
     answerer: Answerer,
+    readiness: Arc<Readiness>,
     metrics: QueryMetricsByNamespace,
+    errors: QueryErrorMetrics,
+}
+
+/// Holders that have leading blocks of a prompt, in all namespaces.
+#[derive(Default)]
+struct Held {
+    holders: Vec<FoundHolder>,
+    /// The first namespace in which there are some.
+    namespace: Option<NamespaceName>,
 }
 
 impl Prefixes {
-    pub(super) fn new(answerer: Answerer) -> Self {
+    pub(super) fn new(answerer: Answerer, readiness: Arc<Readiness>) -> Self {
         Self {
             answerer,
+            readiness,
             metrics: QueryMetricsByNamespace::default(),
+            errors: QueryErrorMetrics::new(),
         }
     }
 
-    /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`.
+    /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`. While the daemon may not answer, there
+    /// are none.
     pub(super) fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
+        if !self.readiness.may_still_answer() {
+            self.errors.failed(ErrorCode::Unavailable, &"not ready");
+            return Part::default();
+        }
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
         let may_go_on = std::mem::take(&mut chain.is_held);
@@ -114,7 +132,7 @@ impl Prefixes {
             return part;
         }
         let offset = before.len();
-        let (kept, namespace) = (std::mem::take(&mut chain.keys), chain.namespace.clone());
+        let kept = std::mem::take(&mut chain.keys);
         let whole = self.search(chain, [before, keys].concat(), offset);
         if whole.entries(usize::MAX) > 0 {
             return whole;
@@ -123,7 +141,6 @@ impl Prefixes {
         *chain = Chain {
             keys: kept,
             is_held: false,
-            namespace,
         };
         part
     }
@@ -133,16 +150,12 @@ impl Prefixes {
         let asked = keys.len();
         keys.truncate(self.answerer.limits().query_depth_max);
         let key = QueryKey::SequenceHashes(keys);
-        let found = self.find(&key, chain.namespace.as_ref());
-        let mut part = Part {
+        let Held { holders, namespace } = self.find(&key);
+        let part = Part {
             offset,
-            ..Part::default()
+            pods: pods(&holders),
+            namespace,
         };
-        if let Some((namespace, found)) = found {
-            part.pods = pods(&found.holders);
-            part.namespace = Some(namespace.clone());
-            chain.namespace = Some(namespace);
-        }
         chain.is_held = part.pods.first().is_some_and(|pod| pod.depth() as usize >= asked);
         if let QueryKey::SequenceHashes(keys) = key {
             chain.keys = keys;
@@ -150,31 +163,33 @@ impl Prefixes {
         part
     }
 
-    /// Returns the namespace that has some of the prompt, and the holders. A prompt's hashes belong to one namespace. `likely` is
-    /// searched first, and the others only if it has none of the prompt.
-    fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
-        let others = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
-        let others = others.iter().filter(|name| Some(*name) != likely);
-        let mut empty = None;
-        for name in likely.into_iter().chain(others).take(NAMESPACES_MAX) {
-            let begun = std::time::Instant::now();
-            let Ok(found) = self.answerer.find(name, key, None) else {
-                continue;
-            };
-            if found.holders.is_empty() {
-                empty = empty.or(Some((name, found, begun.elapsed())));
-                continue;
+    /// Returns the holders that have some of the prompt. A prompt's keys belong to one model, which has a namespace for each of its tenants.
+    fn find(&self, key: &QueryKey) -> Held {
+        let (mut held, mut empty) = (Held::default(), None);
+        let names = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
+        for name in names.into_iter().take(NAMESPACES_MAX) {
+            let begun = Instant::now();
+            match self.answerer.find(&name, key, None) {
+                // The namespace has been forgotten since it was listed.
+                Err(error) if error.code == ErrorCode::UnknownNamespace => {}
+                Err(error) => self.errors.failed(error.code, &error.text),
+                Ok(found) if found.holders.is_empty() => {
+                    empty = empty.or(Some((name, found, begun.elapsed())));
+                }
+                Ok(found) => {
+                    self.count(&name, &found, begun.elapsed());
+                    held.holders.extend(found.holders);
+                    held.namespace = held.namespace.or(Some(name));
+                }
             }
-            self.count(name, &found, begun.elapsed());
-            return Some((name.clone(), found));
         }
-        if let Some((name, found, elapsed)) = empty {
-            self.count(name, &found, elapsed);
+        if let (None, Some((name, found, elapsed))) = (&held.namespace, empty) {
+            self.count(&name, &found, elapsed);
         }
-        None
+        held
     }
 
-    fn count(&self, name: &NamespaceName, found: &Found, elapsed: std::time::Duration) {
+    fn count(&self, name: &NamespaceName, found: &Found, elapsed: Duration) {
         let metrics = self.metrics.of(name);
         metrics.answered(QueryKind::SequenceHashes, elapsed);
         metrics.found(found.prompt());

@@ -59,8 +59,7 @@ pub(crate) async fn start_redis(
             guesses: Guesses::new(config.speculative_ttl, config.max_speculative_bytes),
             metrics: RedisMetrics::new(),
         },
-        prefixes: Prefixes::new(shared.listener_answerer()),
-        readiness: Arc::clone(&shared.readiness),
+        prefixes: Prefixes::new(shared.listener_answerer(), Arc::clone(&shared.readiness)),
         heavy_turns: Arc::clone(&shared.heavy_turns),
         room: Door::room(config.max_receiving_bytes),
         limits: Limits {

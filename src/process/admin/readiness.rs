@@ -110,6 +110,12 @@ impl Readiness {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
 
+    /// Does as [`Self::may_answer`], but goes on while the daemon is draining: for clients that would take a refusal for an answer. The daemon
+    /// follows events until all questions are answered.
+    pub fn may_still_answer(&self) -> bool {
+        self.bits.load(Ordering::Acquire) & !DRAINING | Latch::Connected.bit() == ALL_LATCHES
+    }
+
     fn bits(&self) -> u8 {
         let bits = self.bits.load(Ordering::Acquire);
         let connections = self.connections.lock();
