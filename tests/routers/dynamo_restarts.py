@@ -32,10 +32,10 @@ class Restarts:
         self.router: Lines = router_of(site, seed)
         self.router.ask(serve=prompts)
 
-    def one_replica(self) -> float:
-        """One replica is killed, and comes back."""
+    def one_replica(self, end: Callable[[Replica], None]) -> float:
+        """One replica ends, and comes back."""
         begun = time.monotonic()
-        self.replicas[0].kill()
+        end(self.replicas[0])
         time.sleep(2)
         self.replicas[0].start()
         self.replicas[0].wait()
@@ -90,7 +90,8 @@ def restarts(seed: int, is_short: bool) -> bool:
         own = Restarts(site, seed, 40 if is_short else 200)
         # Those that leave the workers as they are, are watched all the time.
         around: list[tuple[str, Callable[[], float], float]] = [
-            ("one of two replicas", own.one_replica, BOUND_OF_REPLICAS),
+            ("one of two replicas stops", lambda: own.one_replica(Replica.stop), 0),
+            ("one of two replicas is killed", lambda: own.one_replica(Replica.kill), BOUND_OF_REPLICAS),
             ("both replicas", own.both_replicas, BOUND),
         ]
         for name, restart, bound in around:

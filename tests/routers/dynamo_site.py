@@ -127,6 +127,12 @@ class Replica:
         """Waits until it says that it is ready."""
         self._site.wait_until("the daemon is ready", lambda: answers(f"http://127.0.0.1:{self._http}/health"))
 
+    def stop(self) -> None:
+        """SIGTERM: all that has been asked is answered first."""
+        assert self._child
+        self._child.terminate()
+        self._child.wait()
+
     def kill(self) -> None:
         """SIGKILL: no drain."""
         assert self._child
