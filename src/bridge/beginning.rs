@@ -8,7 +8,7 @@ use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
-use kvatlas_engines::{Format, HashMode, Translator, TranslatorSettings};
+use kvatlas_engines::{Format, HashMode, SavedMirror, Translator, TranslatorSettings};
 
 use kvatlas_process::registry::NewEngine;
 use kvatlas_telemetry::log_gated;
@@ -19,7 +19,7 @@ use super::follower::HeardBefore;
 use super::holders::{Holders, StartRelay};
 use super::relay::{Before, Relay, Way};
 use super::sources::SourceTask;
-use super::state::{Keeper, KeptEngine, StateDirectory, cache_of};
+use super::state::{Keeper, KeptEngine, StateDirectory, cache_of, engine_bytes_max};
 use super::subscribed::SubscribedEvents;
 use super::tensorrt::ServerEvents;
 
@@ -52,21 +52,25 @@ impl Inner {
             Some(directory) => self.take_up(directory, engine, &holder).await?,
             None => None,
         };
-        let names_max = self.options.follow.blocks_max;
+        let bytes_max = self.state_bytes_max();
         let keeper =
             self.options.state.clone().map(|directory| {
-                Keeper::new(directory, holder.clone(), names_max, Arc::clone(&self.metrics))
+                Keeper::new(directory, holder.clone(), bytes_max, Arc::clone(&self.metrics))
             });
         let name = name_of(&holder);
-        let (mut relay, before) = match kept {
-            Some((before, heard)) => (self.go_on(engine, holder, before, nats).await?, Some(heard)),
+        let (mut relay, before, republished) = match kept {
+            Some(kept) => {
+                let relay = self.go_on(engine, holder, kept.before, nats).await?;
+                (relay, Some(kept.heard), kept.republished)
+            }
             None => {
                 let PublishedHolder { worker, rank, .. } = holder;
-                (self.relay(engine, worker, rank, nats).await?, None)
+                (self.relay(engine, worker, rank, nats).await?, None, None)
             }
         };
         if let Some(republisher) = &self.republisher {
-            relay.set_tap(republisher.tap(engine, &name, &self.translator_settings(engine)?));
+            let settings = self.translator_settings(engine)?;
+            relay.set_tap(republisher.tap(engine, &name, &settings, republished));
         }
         Ok(Begun {
             relay,
@@ -95,24 +99,34 @@ impl Inner {
         directory: &StateDirectory,
         engine: &NewEngine,
         holder: &PublishedHolder,
-    ) -> Result<Option<(Before, HeardBefore)>, String> {
+    ) -> Result<Option<TakenUp>, String> {
+        let bytes_max = self.state_bytes_max();
         let settings = self.translator_settings(engine)?;
         let first_max = engine.format.first_number_max();
         let (directory, holder, cache) = (directory.clone(), holder.clone(), cache_of(engine));
         let reading = tokio::task::spawn_blocking(move || {
-            let kept = directory.engine(&holder, &cache, settings.blocks_max)?;
+            let kept = directory.engine(&holder, &cache, bytes_max)?;
             let (epoch, last) = (kept.epoch, kept.continuity.last());
             let taken = taken_up(kept, settings, first_max);
-            let (before, heard) = taken
+            let taken = taken
                 .inspect_err(|error| directory.refuse_engine(&holder, error))
                 .ok()?;
             log_gated!(
                 info "what was kept of an engine is taken up" up to 64;
-                worker = %&holder.worker, blocks = before.blocks.blocks(), epoch, last
+                worker = %&holder.worker, blocks = taken.before.blocks.blocks(), epoch, last
             );
-            Some((before, heard))
+            Some(taken)
         });
         reading.await.map_err(|error| error.to_string())
+    }
+
+    /// Returns the most bytes that the kept state of an engine takes.
+    fn state_bytes_max(&self) -> u64 {
+        let republish = self.options.republish.as_ref();
+        engine_bytes_max(
+            self.options.follow.blocks_max,
+            republish.map_or(0, |republish| republish.bytes_max),
+        )
     }
 
     /// Continues to report an engine to daemons, from the kept state.
@@ -226,12 +240,16 @@ fn name_of(holder: &PublishedHolder) -> String {
     format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
 }
 
+/// Kept state of an engine, in the form from which a bridge goes on.
+struct TakenUp {
+    before: Before,
+    heard: HeardBefore,
+    /// The blocks that were published once more.
+    republished: Option<SavedMirror>,
+}
+
 /// Converts the kept state to the form from which a relay and a follower go on; an error in words if it contradicts itself.
-fn taken_up(
-    kept: KeptEngine,
-    settings: TranslatorSettings,
-    first_max: u64,
-) -> Result<(Before, HeardBefore), String> {
+fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> Result<TakenUp, String> {
     let continuity = kept
         .continuity
         .kept(first_max)
@@ -245,5 +263,9 @@ fn taken_up(
         continuity,
         topic: kept.topic,
     };
-    Ok((before, heard))
+    Ok(TakenUp {
+        before,
+        heard,
+        republished: kept.republished,
+    })
 }

@@ -11,7 +11,7 @@ use kvatlas_telemetry::log_gated;
 use super::continuity::{Continuity, Heard, Published};
 use super::dynamo::AnswerPorts;
 use super::frames::Numbered;
-use super::relay::Relay;
+use super::relay::{Relay, SavedRelay};
 use super::sockets::{Replay, SocketError};
 use super::stalls::StallWatch;
 use super::state::KeptEngine;
@@ -196,7 +196,12 @@ impl Follower {
 
     /// Returns all that is known of the engine, to be kept on disk; `cache` is the settings that its blocks are translated with.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
-        let (blocks, rank, epoch) = self.relay.save().await?;
+        let SavedRelay {
+            blocks,
+            republished,
+            rank,
+            epoch,
+        } = self.relay.save().await?;
         Ok(KeptEngine {
             cache: cache.to_owned(),
             epoch,
@@ -204,6 +209,7 @@ impl Follower {
             topic: self.topics.own(),
             continuity: self.continuity.clone(),
             blocks,
+            republished,
         })
     }
 

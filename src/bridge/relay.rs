@@ -1,6 +1,7 @@
 //! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
 
 mod blocks;
+mod kept;
 mod labels;
 
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use kvatlas_core::wire::{
     DegradedReason, DegradedReasons, Event, Labels, ModelKey, Profile, Rank, Subjects, Tier,
 };
 use kvatlas_engines::{
-    DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
-    Translator, TranslatorSettings,
+    DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
+    TranslatorSettings,
 };
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -30,6 +31,7 @@ use blocks::Blocks;
 use labels::Added;
 
 pub(super) use blocks::SharedBlocks;
+pub(super) use kept::{Before, SavedRelay};
 
 /// Bounds on a piece that is handed to the publisher at once. The publisher has its own bounds on a batch, and its server's.
 const PIECE: CutBounds = CutBounds {
@@ -60,15 +62,6 @@ pub(super) struct Way {
     pub(super) kin: Kin,
     /// Receiver of the holder's address and labels, which follows their changes.
     pub(super) profiles: watch::Receiver<Profile>,
-}
-
-/// Knowledge that an earlier bridge had of an engine, and the last epoch in which it told daemons.
-pub(super) struct Before {
-    pub(super) blocks: Translator,
-    /// The rank that the engine's batches named.
-    pub(super) rank: Option<Rank>,
-    /// The holder's last epoch.
-    pub(super) epoch: u64,
 }
 
 /// Reports the events of one engine to daemons.
@@ -473,11 +466,15 @@ impl Relay {
         self.share.as_ref().is_none_or(Share::speaks)
     }
 
-    /// Returns everything that is needed to go on later: the blocks, the rank of the batches, and the holder's epoch.
-    pub(super) async fn save(&mut self) -> Result<(SavedTranslator, Option<Rank>, u64), PublisherError> {
+    /// Returns everything that is needed to go on later.
+    pub(super) async fn save(&mut self) -> Result<SavedRelay, PublisherError> {
         self.tell().await?;
-        let blocks = self.blocks.lock().await.0.save();
-        Ok((blocks, self.rank, self.publisher.cursor().epoch))
+        Ok(SavedRelay {
+            blocks: self.blocks.lock().await.0.save(),
+            republished: self.tap.as_ref().map(Tap::save),
+            rank: self.rank,
+            epoch: self.publisher.cursor().epoch,
+        })
     }
 
     /// Notes that batches of the engine are lost for good, or of no use, for this reason.

@@ -42,7 +42,7 @@ pub use format::Format;
 #[cfg(feature = "translate")]
 pub use limits::DecodeLimits;
 #[cfg(feature = "translate")]
-pub use mirror::{EventList, Mirror, MirrorOmissions, MirrorSettings};
+pub use mirror::{EventList, Mirror, MirrorOmissions, MirrorSettings, SavedMirror};
 pub use reason::{Reason, ReasonCounts};
 #[cfg(feature = "translate")]
 pub use translator::{

@@ -106,7 +106,13 @@ class Held:
     def __init__(self, dump: Record) -> None:
         self.children: dict[tuple[int | None, int], int] = {}
         for event in dump["TreeDump"]["events"]:
-            stored = event["event"]["data"]["stored"]
+            data = event["event"]["data"]
+            # What has changed while the tree was written comes behind it.
+            if "stored" not in data:
+                gone = set(data["removed"]["block_hashes"])
+                self.children = {place: name for place, name in self.children.items() if name not in gone}
+                continue
+            stored = data["stored"]
             parent = stored["parent_hash"]
             for block in stored["blocks"]:
                 self.children[parent, block["tokens_hash"]] = block["block_hash"]

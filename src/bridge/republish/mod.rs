@@ -30,7 +30,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use kvatlas_engines::{Format, MirrorSettings, TranslatorSettings};
+use kvatlas_engines::{Format, Mirror, MirrorSettings, SavedMirror, TranslatorSettings};
 
 use kvatlas_process::registry::{GivenEngine, NewEngine};
 use kvatlas_telemetry::BridgeMetrics;
@@ -112,9 +112,15 @@ impl Republisher {
         sockets.filter(|_| is_republished(engine))
     }
 
-    /// Begins to publish the events of an engine whose blocks are translated with `settings`. Returns the tap for its relay; `None` if the
-    /// engine is not republished.
-    pub(super) fn tap(&self, engine: &NewEngine, name: &str, settings: &TranslatorSettings) -> Option<Tap> {
+    /// Begins to publish the events of an engine whose blocks are translated with `settings`, from the `kept` blocks on. Returns the tap for
+    /// its relay; `None` if the engine is not republished.
+    pub(super) fn tap(
+        &self,
+        engine: &NewEngine,
+        name: &str,
+        settings: &TranslatorSettings,
+        kept: Option<SavedMirror>,
+    ) -> Option<Tap> {
         if !is_republished(engine) {
             return None;
         }
@@ -127,7 +133,7 @@ impl Republisher {
             }
             return None;
         };
-        let mirror = MirrorSettings {
+        let settings = MirrorSettings {
             block_size: settings.block_size,
             bytes_max: self.bytes_max,
             has_special: self.has_special,
@@ -136,7 +142,7 @@ impl Republisher {
         let namespace = engine.key.model.namespace().ok()?;
         let metrics = self.metrics.of_engine(namespace.as_str(), name);
         let stream = Arc::new(Stream::new(
-            mirror,
+            mirror_of(engine, settings, kept),
             engine.key.rank,
             (Arc::clone(&self.metrics), metrics),
         ));
@@ -150,6 +156,19 @@ impl Republisher {
             tokio::spawn(beat(Arc::clone(&stream))),
         ];
         Some(Tap::new(stream, tasks.map(AbortOnDropHandle::new)))
+    }
+}
+
+/// Returns the mirror of the `kept` blocks; an empty one if there are none, or none of use.
+fn mirror_of(engine: &NewEngine, settings: MirrorSettings, kept: Option<SavedMirror>) -> Mirror {
+    let restored = kept.map(|kept| Mirror::restore(settings.clone(), &kept));
+    match restored {
+        Some(Ok(mirror)) => mirror,
+        Some(Err(error)) => {
+            tracing::warn!(engine = %engine.key, %error, "the blocks that were republished are of no use: begun without them");
+            Mirror::new(settings)
+        }
+        None => Mirror::new(settings),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use kvatlas_core::wire::Rank;
-use kvatlas_engines::{EngineBatch, EventList, Mirror, MirrorSettings, Translation, Translator};
+use kvatlas_engines::{EngineBatch, EventList, Mirror, SavedMirror, Translation, Translator};
 
 use kvatlas_telemetry::labels::{RepublishCut, RepublishOmission};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
@@ -99,12 +99,12 @@ fn no_events() -> EventList {
 
 impl Stream {
     pub(super) fn new(
-        settings: MirrorSettings,
+        mirror: Mirror,
         rank: Rank,
         (metrics, engine_metrics): (Arc<BridgeMetrics>, EngineMetrics),
     ) -> Self {
         let inner = Inner {
-            mirror: Mirror::new(settings),
+            mirror,
             number: FIRST,
             subscribers: Vec::new(),
             state: Weak::new(),
@@ -314,6 +314,11 @@ impl Tap {
             .lock()
             .mirror
             .translate(translator, batch, output);
+    }
+
+    /// Returns all blocks, for the next process.
+    pub(in super::super) fn save(&self) -> SavedMirror {
+        self.stream.inner.lock().mirror.save()
     }
 
     /// Sends the changes since the last call to all subscribers.

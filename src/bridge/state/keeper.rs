@@ -25,7 +25,7 @@ pub(in super::super) struct WriteTurn {
 pub(in super::super) struct Keeper {
     directory: StateDirectory,
     holder: PublishedHolder,
-    names_max: usize,
+    bytes_max: u64,
     metrics: Arc<BridgeMetrics>,
     /// Number of changes that the file contains which was written last and with success.
     written: Arc<AtomicU64>,
@@ -39,14 +39,14 @@ impl Keeper {
     pub(in super::super) fn new(
         directory: StateDirectory,
         holder: PublishedHolder,
-        names_max: usize,
+        bytes_max: u64,
         metrics: Arc<BridgeMetrics>,
     ) -> Self {
         Self {
             due_at: Instant::now() + directory.inner.interval,
             directory,
             holder,
-            names_max,
+            bytes_max,
             metrics,
             written: Arc::default(),
             writing: None,
@@ -85,11 +85,11 @@ impl Keeper {
     pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
         let begun = Instant::now();
         self.due_at = begun + self.directory.inner.interval;
-        let (directory, holder, names_max) = (self.directory.clone(), self.holder.clone(), self.names_max);
+        let (directory, holder, bytes_max) = (self.directory.clone(), self.holder.clone(), self.bytes_max);
         let (took_us, written) = (Arc::clone(&self.took_us), Arc::clone(&self.written));
         let metrics = Arc::clone(&self.metrics);
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            if directory.write_engine(&holder, &kept, names_max, &metrics) {
+            if directory.write_engine(&holder, &kept, bytes_max, &metrics) {
                 written.store(changes, Ordering::Release);
             }
             let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);

@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 
 use kvatlas_client::publish::PublishedHolder;
 use kvatlas_core::wire::{Rank, Subjects};
-use kvatlas_engines::SavedTranslator;
+use kvatlas_engines::{SavedMirror, SavedTranslator};
 
 use kvatlas_process::registry::NewEngine;
 use kvatlas_process::storage::{DirectoryLock, Disk, LockError, Storage};
@@ -95,6 +95,9 @@ pub(super) struct KeptEngine {
     pub(super) topic: Option<Vec<u8>>,
     pub(super) continuity: Continuity,
     pub(super) blocks: SavedTranslator,
+    /// The blocks that are published once more, with their tokens; `None` if the engine is not republished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) republished: Option<SavedMirror>,
 }
 
 /// Returns the settings that an engine's blocks are translated with. Kept state with other settings is not taken up. The address is not
@@ -212,14 +215,9 @@ impl StateDirectory {
 
     /// Returns the state that is kept of an engine whose blocks are translated with `cache`; `None` if there is none. State that is of no
     /// use also gives `None`, and a line in the log.
-    pub(super) fn engine(
-        &self,
-        holder: &PublishedHolder,
-        cache: &str,
-        names_max: usize,
-    ) -> Option<KeptEngine> {
+    pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
         let path = self.inner.path.join(engine_file(holder));
-        let (storage, bytes_max) = (self.inner.storage.as_ref(), engine_bytes_max(names_max));
+        let storage = self.inner.storage.as_ref();
         let kept: KeptEngine = match read_file(storage, &path, Kind::Engine, bytes_max) {
             Ok(kept) => kept?,
             Err(error) => {
@@ -244,10 +242,9 @@ impl StateDirectory {
         &self,
         holder: &PublishedHolder,
         kept: &KeptEngine,
-        names_max: usize,
+        bytes_max: u64,
         metrics: &BridgeMetrics,
     ) -> bool {
-        let bytes_max = engine_bytes_max(names_max);
         self.write(&engine_file(holder), Kind::Engine, kept, bytes_max, metrics)
     }
 
@@ -283,9 +280,11 @@ impl StateDirectory {
     }
 }
 
-/// Returns the most bytes of a file of an engine with at most `names_max` names.
-fn engine_bytes_max(names_max: usize) -> u64 {
-    (1 << 20) + NAME_BYTES_MAX.saturating_mul(names_max as u64)
+/// Returns the most bytes of a file of an engine with at most `names_max` names, and at most `republished_max` bytes of memory for blocks
+/// that are published once more: in a file, a token takes a byte more at most.
+pub(super) fn engine_bytes_max(names_max: usize, republished_max: usize) -> u64 {
+    let (names, republished) = (names_max as u64, republished_max as u64);
+    (1 << 20) + NAME_BYTES_MAX.saturating_mul(names) + republished + republished / 4
 }
 
 /// Returns the name of an engine's file. It has only characters that subjects may have.

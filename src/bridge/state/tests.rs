@@ -32,6 +32,9 @@ fn holder() -> PublishedHolder {
     }
 }
 
+/// Most bytes of an engine's file.
+const BYTES_MAX: u64 = 1 << 20;
+
 fn kept(cache: &str) -> KeptEngine {
     let mut continuity = Continuity::default();
     continuity.applied(0, b"a", true);
@@ -42,16 +45,22 @@ fn kept(cache: &str) -> KeptEngine {
         topic: Some(b"kv".to_vec()),
         continuity,
         blocks: Translator::new(TranslatorSettings::default()).save(),
+        republished: None,
     }
 }
 
 fn write(directory: &StateDirectory, kept: &KeptEngine) -> bool {
-    directory.write_engine(&holder(), kept, 10, &BridgeMetrics::new())
+    directory.write_engine(&holder(), kept, BYTES_MAX, &BridgeMetrics::new())
 }
 
 fn keeper_of(directory: &StateDirectory, rank: Rank) -> Keeper {
     let holder = PublishedHolder { rank, ..holder() };
-    Keeper::new(directory.clone(), holder, 10, Arc::new(BridgeMetrics::new()))
+    Keeper::new(
+        directory.clone(),
+        holder,
+        BYTES_MAX,
+        Arc::new(BridgeMetrics::new()),
+    )
 }
 
 fn open(path: &Path) -> StateDirectory {
@@ -62,20 +71,20 @@ fn open(path: &Path) -> StateDirectory {
 fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(&folder.path().join("made"));
-    assert!(directory.engine(&holder(), "cache", 10).is_none());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
     write(&directory, &kept("cache"));
-    let read = directory.engine(&holder(), "cache", 10).unwrap();
+    let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
     assert_eq!(
         (read.epoch, read.rank, read.topic),
         (9, Some(3), Some(b"kv".to_vec()))
     );
     assert_eq!(read.continuity.last(), Some(0));
-    assert!(directory.engine(&holder(), "other", 10).is_none());
+    assert!(directory.engine(&holder(), "other", BYTES_MAX).is_none());
     let other = PublishedHolder { rank: 0, ..holder() };
-    assert!(directory.engine(&other, "cache", 10).is_none());
+    assert!(directory.engine(&other, "cache", BYTES_MAX).is_none());
     directory.forget_engine(&holder(), &BridgeMetrics::new());
     directory.forget_engine(&holder(), &BridgeMetrics::new());
-    assert!(directory.engine(&holder(), "cache", 10).is_none());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
 #[test]
@@ -101,7 +110,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     let whole = std::fs::read(&path).unwrap();
     let words = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        assert!(directory.engine(&holder(), "cache", 10).is_none());
+        assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
         let read = read_file::<KeptEngine>(&Disk, &path, Kind::Engine, 1 << 20);
         read.map(|_| String::new())
             .unwrap_or_else(|error| error.to_string())
@@ -135,7 +144,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     assert_eq!(words(&registered), "it is no file of a bridge's state");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    assert!(directory.engine(&holder(), "cache", 10).is_none());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
 #[test]
@@ -148,7 +157,7 @@ fn a_file_that_cannot_be_written_leaves_the_one_before() {
         ..kept("cache")
     };
     write(&directory, &large);
-    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_some());
     let left = |entry: std::io::Result<std::fs::DirEntry>| {
         entry
             .unwrap()
@@ -180,7 +189,7 @@ fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
     old.set_modified(SystemTime::now() - FORGOTTEN_AFTER * 2).unwrap();
     let directory = open(folder.path());
     assert!(!file(".new-x.engine").exists() && !file("old.engine").exists());
-    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_some());
 }
 
 #[test]
@@ -218,7 +227,7 @@ async fn a_file_is_written_when_it_is_time_and_something_has_changed() {
     assert!(other.turn(1).is_none(), "another one is being written");
     keeper.write(turn, 1, kept("cache"));
     assert!(keeper.last_turn(1).await.is_none(), "it has been written");
-    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_some());
     assert!(other.last_turn(1).await.is_some());
     let slow = StateDirectory::open(&folder.path().join("slow"), Duration::from_secs(3600)).unwrap();
     let mut keeper = keeper_of(&slow, 3);
@@ -239,5 +248,5 @@ async fn a_file_that_was_not_written_is_tried_again() {
     std::fs::create_dir(&path).unwrap();
     keeper.write(turn, 1, kept("cache"));
     assert!(keeper.last_turn(1).await.is_none());
-    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_some());
 }

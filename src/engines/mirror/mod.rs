@@ -16,6 +16,7 @@
 
 mod list;
 mod nodes;
+mod saved;
 
 use hashbrown::HashMap;
 
@@ -29,6 +30,7 @@ use list::ListWriter;
 use nodes::{Held, Nodes, Slot};
 
 pub use list::EventList;
+pub use saved::SavedMirror;
 
 /// The settings of a mirror.
 #[derive(Debug, Clone)]
@@ -78,8 +80,8 @@ pub struct Mirror {
     has_cleared: bool,
     /// True if routers have to be given all blocks anew.
     is_all_due: bool,
-    /// True if the only doubt is that the engine is out of sight.
-    is_only_unseen: bool,
+    /// True if blocks may be held that have not been seen since the engine was last in sight.
+    has_unseen: bool,
     omissions: MirrorOmissions,
 }
 
@@ -94,7 +96,7 @@ impl Mirror {
             touched: Vec::new(),
             has_cleared: false,
             is_all_due: false,
-            is_only_unseen: false,
+            has_unseen: false,
             omissions: MirrorOmissions::default(),
         }
     }
@@ -249,7 +251,7 @@ impl Mirror {
                 continue;
             }
             let mut at = self.nodes.parent(slot);
-            while let Some(ancestor) = at.filter(|slot| self.nodes.held(*slot) == Held::InDoubt) {
+            while let Some(ancestor) = at.filter(|slot| self.nodes.held(*slot).is_doubted()) {
                 self.nodes.set_held(ancestor, Held::Yes);
                 self.touched.push(ancestor);
                 at = self.nodes.parent(ancestor);
@@ -260,28 +262,28 @@ impl Mirror {
     /// Notes that the holder has no blocks any more.
     pub fn clear(&mut self) {
         self.nodes.clear_held();
-        (self.has_cleared, self.is_only_unseen) = (true, false);
+        self.has_cleared = true;
     }
 
     /// Notes that events may have been lost: held blocks may be gone.
     pub fn doubt(&mut self) {
         self.is_all_due |= self.nodes.has_held();
         self.nodes.doubt_held();
-        self.is_only_unseen = false;
+        self.has_unseen = false;
     }
 
     /// Notes that the engine has been out of sight for long: the blocks that it holds may be outdated.
     pub fn lose_sight(&mut self) {
-        if !self.is_only_unseen && self.nodes.has_held() {
-            self.doubt();
-            self.is_only_unseen = true;
+        if self.nodes.has_held() {
+            self.nodes.lose_sight();
+            (self.is_all_due, self.has_unseen) = (true, true);
         }
     }
 
     /// Notes that the engine is in sight again, and that all events of the meantime have been applied.
     pub fn regain_sight(&mut self) {
-        if std::mem::take(&mut self.is_only_unseen) {
-            self.nodes.trust_doubted(&mut self.touched);
+        if std::mem::take(&mut self.has_unseen) {
+            self.nodes.regain_sight(&mut self.touched);
         }
     }
 

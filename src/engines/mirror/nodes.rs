@@ -1,6 +1,7 @@
 //! The blocks of a mirror: a forest in a slab, with the tokens of each block.
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token};
 
@@ -17,15 +18,39 @@ const OVERHEAD_BYTES: usize = size_of::<Node>() + 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot(u32);
 
+impl Slot {
+    /// The place as an index, below [`Nodes::places`].
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// The state of a block on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Held {
     /// Not held: kept for the blocks behind it.
     No,
     /// Held.
     Yes,
+    /// Held when the engine was last in sight.
+    Unseen,
     /// Held when events were lost; not confirmed since.
     InDoubt,
+}
+
+impl Held {
+    /// The same state as kept for the next process, which has not seen the engine yet.
+    pub(super) fn once_kept(self) -> Self {
+        match self {
+            Self::Yes => Self::Unseen,
+            other => other,
+        }
+    }
+
+    /// Tells whether the block may be held, and may be gone.
+    pub(super) fn is_doubted(self) -> bool {
+        matches!(self, Self::Unseen | Self::InDoubt)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +105,27 @@ impl Nodes {
     /// Bytes of all blocks.
     pub(super) fn bytes(&self) -> usize {
         self.slots.len() * (OVERHEAD_BYTES + self.size * size_of::<Token>())
+    }
+
+    /// Number of blocks.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Number of places for blocks, free ones included.
+    pub(super) fn places(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The salts and adapters of the blocks.
+    pub(super) fn caches(&self) -> Vec<(HashSeed, Option<String>)> {
+        let told = |cache: &Cache| (cache.seed, cache.lora_name.as_deref().map(str::to_owned));
+        self.caches.iter().map(told).collect()
+    }
+
+    /// Place of the block's salt and adapter in [`Self::caches`].
+    pub(super) fn cache_place(&self, slot: Slot) -> Option<u16> {
+        self.get(slot).map(|node| node.cache)
     }
 
     fn get(&self, slot: Slot) -> Option<&Node> {
@@ -235,18 +281,27 @@ impl Nodes {
         }
     }
 
-    /// Puts all held blocks in doubt.
+    /// Puts all held blocks in doubt, seen or not.
     pub(super) fn doubt_held(&mut self) {
-        let held = |node: &&mut Node| !node.is_free && node.held == Held::Yes;
-        for node in self.nodes.iter_mut().filter(held) {
-            node.held = Held::InDoubt;
+        self.change_held(&[Held::Yes, Held::Unseen], Held::InDoubt);
+    }
+
+    /// Notes that the engine is out of sight: what it holds may be outdated.
+    pub(super) fn lose_sight(&mut self) {
+        self.change_held(&[Held::Yes], Held::Unseen);
+    }
+
+    fn change_held(&mut self, from: &[Held], to: Held) {
+        let is_meant = |node: &&mut Node| !node.is_free && from.contains(&node.held);
+        for node in self.nodes.iter_mut().filter(is_meant) {
+            node.held = to;
         }
     }
 
-    /// Ends all doubts: the doubted blocks are held. Appends them to `touched`.
-    pub(super) fn trust_doubted(&mut self, touched: &mut Vec<Slot>) {
+    /// Notes that the engine is in sight again: the unseen blocks are held. Appends them to `touched`.
+    pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
-            if node.held == Held::InDoubt && !node.is_free {
+            if node.held == Held::Unseen && !node.is_free {
                 node.held = Held::Yes;
                 touched.push(Slot(place));
             }
@@ -261,7 +316,7 @@ impl Nodes {
     /// Takes all doubted blocks for gone. Returns whether there were any.
     pub(super) fn forget_doubted(&mut self) -> bool {
         let mut any = false;
-        let doubted = |node: &&mut Node| !node.is_free && node.held == Held::InDoubt;
+        let doubted = |node: &&mut Node| !node.is_free && node.held.is_doubted();
         for node in self.nodes.iter_mut().filter(doubted) {
             (node.held, any) = (Held::No, true);
         }

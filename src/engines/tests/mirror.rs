@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{
-    EventList, Format, Mirror, MirrorOmissions, MirrorSettings, Reason, Translation, Translator,
+    EventList, Format, Mirror, MirrorOmissions, MirrorSettings, Reason, SavedMirror, Translation, Translator,
     TranslatorSettings,
 };
 use proptest::prelude::*;
@@ -269,20 +269,38 @@ struct Sides {
     output: Translation,
 }
 
+fn translator_settings() -> TranslatorSettings {
+    TranslatorSettings {
+        proves_ancestors: true,
+        ..settings(SIZE)
+    }
+}
+
+fn mirror_settings(bytes_max: usize, has_special: bool) -> MirrorSettings {
+    MirrorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        bytes_max,
+        has_special,
+        proves_ancestors: true,
+    }
+}
+
 impl Sides {
     fn new(bytes_max: usize, has_special: bool) -> Self {
-        let settings = TranslatorSettings {
-            proves_ancestors: true,
-            ..settings(SIZE)
-        };
         Self {
-            mirror: Mirror::new(MirrorSettings {
-                block_size: BlockSize::new(SIZE).unwrap(),
-                bytes_max,
-                has_special,
-                proves_ancestors: settings.proves_ancestors,
-            }),
-            translator: Translator::new(settings),
+            mirror: Mirror::new(mirror_settings(bytes_max, has_special)),
+            translator: Translator::new(translator_settings()),
+            output: Translation::default(),
+        }
+    }
+
+    /// Knowledge of the next process.
+    fn kept(&self, bytes_max: usize) -> Self {
+        let written = rmp_serde::to_vec(&self.mirror.save()).unwrap();
+        let read: SavedMirror = rmp_serde::from_slice(&written).unwrap();
+        Self {
+            mirror: Mirror::restore(mirror_settings(bytes_max, false), &read).unwrap(),
+            translator: Translator::restore(translator_settings(), self.translator.save()).unwrap(),
             output: Translation::default(),
         }
     }
@@ -319,15 +337,21 @@ proptest! {
     #[test]
     fn a_router_has_what_the_device_has(
         has_groups in any::<bool>(),
-        history in prop::collection::vec((steps(), any::<bool>(), any::<bool>()), 1..80),
+        history in prop::collection::vec((steps(), any::<bool>(), any::<bool>(), prop::bool::weighted(0.2)), 1..80),
     ) {
         let mut cache = Cache { has_groups, ..Cache::default() };
         let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
         let mut batch = Vec::new();
-        for (step, ends_batch, is_told) in history {
+        for (step, ends_batch, is_told, restarts) in history {
             batch.extend(cache.step(&step));
             if ends_batch {
                 sides.apply(&std::mem::take(&mut batch));
+                if restarts {
+                    sides = sides.kept(1 << 20);
+                    prop_assert!(sides.tell(&mut router));
+                    prop_assert!(router.held.is_empty(), "the engine has not been seen");
+                    sides.mirror.regain_sight();
+                }
                 if is_told {
                     prop_assert!(!sides.tell(&mut router));
                     prop_assert_eq!(&router.held, &cache.expected());
@@ -446,6 +470,64 @@ fn an_engine_out_of_sight_is_believed_again_when_it_comes_back() {
     sides.mirror.regain_sight();
     sides.tell(&mut router);
     assert!(router.held.is_empty());
+}
+
+#[test]
+fn what_was_doubted_before_it_was_out_of_sight_stays_in_doubt() {
+    let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
+    sides.apply(&[stored(1, 0, 4)]);
+    sides.translator.note_doubt(Reason::LostBatches);
+    sides.mirror.doubt();
+    sides.apply(&[stored(2, 0, 2)]);
+    sides.mirror.lose_sight();
+    for mut later in [sides.kept(1 << 20), sides] {
+        assert!(later.tell(&mut router) && router.held.is_empty());
+        later.mirror.regain_sight();
+        later.tell(&mut router);
+        assert_eq!(router.held, paths(2, 0..2));
+    }
+}
+
+#[test]
+fn what_is_kept_is_taken_up_as_far_as_there_is_room() {
+    let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
+    sides.apply(&[stored(1, 0, 4), removed(11)]);
+    let mut later = sides.kept(sides.mirror.bytes() / 2);
+    later.mirror.regain_sight();
+    assert!(later.tell(&mut router));
+    assert_eq!(router.held, paths(1, 0..1));
+}
+
+#[test]
+fn what_is_kept_and_damaged_is_refused_or_harmless() {
+    let mut sides = Sides::new(1 << 20, true);
+    sides.apply(&[stored(1, 0, 4), stored(2, 0, 2), removed(11)]);
+    let whole = rmp_serde::to_vec(&sides.mirror.save()).unwrap();
+    let mut refused = 0;
+    for place in 0..whole.len() {
+        for change in [1, 2, 0x10, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[place] ^= change;
+            let Ok(saved) = rmp_serde::from_slice::<SavedMirror>(&bytes) else {
+                continue;
+            };
+            match Mirror::restore(mirror_settings(1 << 20, true), &saved) {
+                Ok(mut mirror) => {
+                    mirror.regain_sight();
+                    mirror.take_changes();
+                    mirror.all();
+                }
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 0);
+    let other = MirrorSettings {
+        block_size: BlockSize::new(SIZE * 2).unwrap(),
+        ..mirror_settings(1 << 20, true)
+    };
+    assert!(Mirror::restore(other, &sides.mirror.save()).is_err());
+    assert!(Mirror::restore(mirror_settings(1 << 20, false), &sides.mirror.save()).is_err());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use kvatlas_bridge::{Bridge, BridgeOptions, RepublishOptions};
+use kvatlas_bridge::{Bridge, BridgeOptions, RepublishOptions, StateDirectory};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -162,7 +162,8 @@ impl Router {
 }
 
 /// A bridge beside `site`'s that publishes engine `gpu-0` once more.
-fn republishing(site: &Site, port: u16) -> Bridge {
+fn republishing(site: &Site, port: u16, state: Option<&std::path::Path>) -> Bridge {
+    let state = state.map(|folder| StateDirectory::open(folder, Duration::ZERO).unwrap());
     let bridge = Bridge::new(
         subjects(),
         BridgeOptions {
@@ -171,6 +172,7 @@ fn republishing(site: &Site, port: u16) -> Bridge {
                 has_special: false,
                 bytes_max: 1 << 20,
             }),
+            state,
             ..options()
         },
     );
@@ -185,7 +187,7 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 8)]));
     let port = free_pair();
-    let bridge = republishing(&site, port);
+    let bridge = republishing(&site, port, None);
     super::follow(&bridge, &publishers, 0, "gpu-0");
     let mut early = Router::start(port).await;
     early.reaches(&paths(1, 0..8)).await;
@@ -217,10 +219,51 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
     early.reaches(&paths(3, 0..1)).await;
     bridge.stop(false).await;
     // The next bridge knows what the engine replays, and routers that go on from the last one have nothing else.
-    let next = republishing(&site, port);
+    let next = republishing(&site, port, None);
     super::follow(&next, &publishers, 0, "gpu-0");
     publishers.publish(0, &json!([stored(3, 1, 1)]));
     late.reaches(&paths(3, 0..2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replay_does_not_reach_is_kept_for_routers() {
+    let Some(python) = python() else { return };
+    let (site, folder) = (Site::new(&[]).await, tempfile::tempdir().unwrap());
+    let short = Spec {
+        buffer: 4,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[short]);
+    let port = free_pair();
+    let bridge = republishing(&site, port, Some(folder.path()));
+    super::follow(&bridge, &publishers, 0, "gpu-0");
+    site.settles("gpu-0", 0, &[]).await;
+    for part in 0..20 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    publishers.publish(0, &json!([removed(1, 3, 1)]));
+    let mut router = Router::start(port).await;
+    let held = &paths(1, 0..3) | &paths(1, 4..20);
+    router.reaches(&held).await;
+    bridge.stop(false).await;
+    drop(bridge);
+    // One batch passes between the two. The replay has it and three before.
+    publishers.publish(0, &json!([stored(1, 20, 1), removed(1, 19, 1)]));
+    let next = republishing(&site, port, Some(folder.path()));
+    super::follow(&next, &publishers, 0, "gpu-0");
+    let held = &(&paths(1, 0..3) | &paths(1, 4..19)) | &paths(1, 20..21);
+    for router in [&mut router, &mut Router::start(port).await] {
+        router.reaches(&held).await;
+    }
+    next.stop(false).await;
+    drop(next);
+    // Another process has nothing of what was kept.
+    let mut others = Publishers::start(&python, &[Spec::default()]);
+    others.publish(0, &json!([stored(2, 0, 1)]));
+    let next = republishing(&site, port, Some(folder.path()));
+    super::follow(&next, &others, 0, "gpu-0");
+    router.reaches(&paths(2, 0..1)).await;
+    next.stop(false).await;
 }
 
 /// Sends something to a socket, and waits until that ends the connection.
@@ -240,7 +283,7 @@ async fn clients_of_other_kinds_harm_nobody() {
     let site = Site::new(&[]).await;
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     let port = free_pair();
-    let bridge = republishing(&site, port);
+    let bridge = republishing(&site, port, None);
     super::follow(&bridge, &publishers, 0, "gpu-0");
     let mut router = Router::start(port).await;
     let mut greeting = [0; 64];

@@ -17,7 +17,9 @@ fn what_an_earlier_program_has_kept_of_an_engine_is_taken_up() {
     let holder = PublishedHolder { rank: 0, ..holder() };
     std::fs::write(folder.path().join(engine_file(&holder)), ENGINE).unwrap();
     let cache = cache_of(&engine("gpu-0=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:2"));
-    let kept = directory.engine(&holder, &cache, 1000).unwrap();
+    let kept = directory
+        .engine(&holder, &cache, engine_bytes_max(1000, 0))
+        .unwrap();
     assert_eq!((kept.epoch, kept.rank), (1_795_759_194_617_698, Some(0)));
     assert_eq!(kept.continuity.last(), Some(7));
     let blocks = Translator::restore(TranslatorSettings::for_format(Format::Vllm), kept.blocks).unwrap();

@@ -1,0 +1,120 @@
+//! A mirror in a form that can be written down, so that the next process gives routers the blocks that this one has.
+
+use kvatlas_core::hash::{HashSeed, SequenceHash, Token};
+use serde::{Deserialize, Serialize};
+
+use crate::translator::SavedError;
+
+use super::nodes::{Held, Nodes, Slot};
+use super::{Mirror, MirrorSettings};
+
+/// One block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedNode {
+    sequence: u64,
+    /// Place in the form of the block before it, which comes earlier.
+    parent: Option<u32>,
+    /// Place of its salt and adapter.
+    cache: u16,
+    held: Held,
+}
+
+/// All blocks of a mirror, with their tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedMirror {
+    block_size: u32,
+    has_special: bool,
+    /// Salts and adapters.
+    caches: Vec<(HashSeed, Option<String>)>,
+    blocks: Vec<SavedNode>,
+    /// Tokens of all blocks, one block after the other.
+    tokens: Vec<Token>,
+}
+
+impl Mirror {
+    /// Returns all blocks. Call it between two batches, at the same place as [`crate::Translator::save`].
+    pub fn save(&self) -> SavedMirror {
+        let nodes = &self.nodes;
+        let mut saved = SavedMirror {
+            block_size: self.settings.block_size.as_u32(),
+            has_special: self.settings.has_special,
+            caches: nodes.caches(),
+            blocks: Vec::with_capacity(nodes.len()),
+            tokens: Vec::with_capacity(nodes.len() * self.settings.block_size.as_usize()),
+        };
+        let mut places = vec![None; nodes.places()];
+        nodes.walk(|slot| {
+            let (Some(block), Some(cache)) = (nodes.block(slot), nodes.cache_place(slot)) else {
+                return;
+            };
+            let parent = nodes.parent(slot);
+            let place = u32::try_from(saved.blocks.len()).ok();
+            if let Some(own) = places.get_mut(slot.index()) {
+                *own = place;
+            }
+            saved.tokens.extend_from_slice(block.tokens);
+            saved.blocks.push(SavedNode {
+                sequence: block.sequence.as_u64(),
+                parent: parent.and_then(|parent| places.get(parent.index()).copied().flatten()),
+                cache,
+                held: nodes.held(slot),
+            });
+        });
+        saved
+    }
+
+    /// A mirror with the blocks of `saved`. Those that were held count as held once the engine is in sight ([`Self::regain_sight`]). Blocks
+    /// without room are left out.
+    ///
+    /// # Errors
+    ///
+    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings.
+    pub fn restore(settings: MirrorSettings, saved: &SavedMirror) -> Result<Self, SavedError> {
+        let (found, expected) = (saved.block_size, settings.block_size.as_u32());
+        if found != expected {
+            return Err(SavedError::BlockSize { found, expected });
+        }
+        if saved.has_special != settings.has_special {
+            return Err(SavedError::Contradiction(
+                "other blocks are published once more by now",
+            ));
+        }
+        let mut mirror = Self::new(settings);
+        restore_nodes(&mut mirror.nodes, saved)?;
+        (mirror.is_all_due, mirror.has_unseen) = (true, true);
+        Ok(mirror)
+    }
+}
+
+fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedError> {
+    let size = saved.block_size as usize;
+    if saved.blocks.len().checked_mul(size) != Some(saved.tokens.len()) {
+        return Err(SavedError::Contradiction("blocks without tokens"));
+    }
+    let mut slots: Vec<Slot> = Vec::new();
+    for (block, tokens) in saved.blocks.iter().zip(saved.tokens.chunks_exact(size)) {
+        let parent = match block.parent {
+            None => None,
+            Some(place) => {
+                let before = saved.blocks.get(place as usize).zip(slots.get(place as usize));
+                let before = before.filter(|(parent, _)| parent.cache == block.cache);
+                let (_, slot) = before.ok_or(SavedError::Contradiction("a block follows none"))?;
+                Some(*slot)
+            }
+        };
+        let cache = saved.caches.get(usize::from(block.cache));
+        let (seed, lora) = cache.ok_or(SavedError::Contradiction("a block is of no cache"))?;
+        let sequence = SequenceHash(block.sequence);
+        if nodes.find(sequence).is_some() {
+            return Err(SavedError::Contradiction("a block is there twice"));
+        }
+        let Some(slot) = nodes.find_or_insert(sequence, parent, *seed, lora.as_deref(), tokens) else {
+            // There is less room than before. The blocks behind this one would have no parent.
+            break;
+        };
+        nodes.set_held(slot, block.held.once_kept());
+        slots.push(slot);
+    }
+    nodes.prune_all();
+    Ok(())
+}
