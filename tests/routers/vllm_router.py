@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable
 
 from vllm_fleet import ADAPTERS, ENGINES, SIZE, SPACING, Caches, Tally, plain_chats, sites
-from ways import Direct, Republished, Way
+from ways import Direct, Kept, Republished, Way
+
+
+ALL_RESTART = "the router and kvatlas with its state restart, replays out of reach"
 
 
 def undisturbed(seed: int, way: type[Way], requests: int) -> Tally:
@@ -42,6 +45,19 @@ def kvatlas_restarts(seed: int, way: type[Way], requests: int) -> Tally:
             site.way.kvatlas.kill()
             site.drive(chats, 20)
             site.way.restart_kvatlas()
+        return site.drive(chats, requests)
+
+
+def all_restart(seed: int, way: type[Way], requests: int) -> Tally:
+    """All but the engines restart, when the engines can replay a few of their batches only."""
+    with sites(seed, way, Caches(buffer_steps=20)) as site:
+        chats = plain_chats(seed)
+        site.drive(chats, 2 * requests)
+        if isinstance(site.way, Republished):
+            site.way.kvatlas.stop()
+            site.drive(chats, 5)
+            site.way.restart_kvatlas()
+        site.way.restart_routers()
         return site.drive(chats, requests)
 
 
@@ -72,12 +88,13 @@ def main() -> int:
         "undisturbed": lambda way: undisturbed(seed, way, requests),
         "the router restarts, replays out of reach": lambda way: router_restarts(seed, way, requests),
         "kvatlas restarts": lambda way: kvatlas_restarts(seed, way, requests),
+        ALL_RESTART: lambda way: all_restart(seed, way, requests),
         "salts, plain prompts": lambda way: special(seed, way, requests, "red", None),
         "adapters, plain prompts": lambda way: special(seed, way, requests, None, ADAPTERS[0]),
     }
     is_wrong = False
     for name, play in scenarios.items():
-        without, behind = play(Direct), play(Republished)
+        without, behind = play(Direct), play(Kept if name == ALL_RESTART else Republished)
         # A request may come before the events of the last one.
         is_right = behind.blind == 0 and behind.missed <= max(without.missed, behind.requests // 100)
         is_wrong |= not is_right

@@ -165,9 +165,11 @@ class Kvatlas(Process):
 class Republished(Direct):
     """vLLM's router on what kvatlas publishes once more."""
 
+    keeps_state = False
+
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True, keeps_state=self.keeps_state)
         super().__init__(folder, fleet, routers)
 
     def _sockets(self) -> list[tuple[int, int | None]]:
@@ -198,6 +200,12 @@ class Republished(Direct):
 
     def processes(self) -> list[Process]:
         return [*super().processes(), self.kvatlas, self._broker]
+
+
+class Kept(Republished):
+    """vLLM's router on what kvatlas publishes once more, where kvatlas keeps what it knows."""
+
+    keeps_state = True
 
 
 class Scoring(Way):
