@@ -284,7 +284,11 @@ impl StateDirectory {
 /// that are published once more: in a file, a token takes a byte more at most.
 pub(super) fn engine_bytes_max(names_max: usize, republished_max: usize) -> u64 {
     let (names, republished) = (names_max as u64, republished_max as u64);
-    (1 << 20) + NAME_BYTES_MAX.saturating_mul(names) + republished + republished / 4
+    NAME_BYTES_MAX
+        .saturating_mul(names)
+        .saturating_add(republished)
+        .saturating_add(republished / 4)
+        .saturating_add(1 << 20)
 }
 
 /// Returns the name of an engine's file. It has only characters that subjects may have.

@@ -148,6 +148,13 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
 }
 
 #[test]
+fn bounds_of_any_size_give_a_bound() {
+    assert_eq!(engine_bytes_max(0, 0), 1 << 20);
+    assert_eq!(engine_bytes_max(usize::MAX, usize::MAX), u64::MAX);
+    assert_eq!(engine_bytes_max(0, usize::MAX), u64::MAX);
+}
+
+#[test]
 fn a_file_that_cannot_be_written_leaves_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
     let directory = open(folder.path());

@@ -1,6 +1,6 @@
 //! A mirror in a form that can be written down, so that the next process gives routers the blocks that this one has.
 
-use kvatlas_core::hash::{HashSeed, SequenceHash, Token};
+use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
 use serde::{Deserialize, Serialize};
 
 use crate::translator::SavedError;
@@ -68,7 +68,8 @@ impl Mirror {
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings.
+    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings. The tokens of plain blocks have to give the blocks'
+    /// hashes; those of a form with salts, adapters and images are believed.
     pub fn restore(settings: MirrorSettings, saved: &SavedMirror) -> Result<Self, SavedError> {
         let (found, expected) = (saved.block_size, settings.block_size.as_u32());
         if found != expected {
@@ -108,6 +109,11 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
         if nodes.find(sequence).is_some() {
             return Err(SavedError::Contradiction("a block is there twice"));
         }
+        // An image enters a block's hash and is not kept: where there may be one, tokens cannot be compared.
+        let before = parent.and_then(|parent| nodes.sequence(parent));
+        if !saved.has_special && !is_plain(sequence, before, *seed, tokens) {
+            return Err(SavedError::Contradiction("a block has other tokens"));
+        }
         let Some(slot) = nodes.find_or_insert(sequence, parent, *seed, lora.as_deref(), tokens) else {
             // There is less room than before. The blocks behind this one would have no parent.
             break;
@@ -117,4 +123,9 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
     }
     nodes.prune_all();
     Ok(())
+}
+
+/// Tells whether a block behind `before` is of plain prompts, and has these `tokens`.
+fn is_plain(sequence: SequenceHash, before: Option<SequenceHash>, seed: HashSeed, tokens: &[Token]) -> bool {
+    seed == HashSeed::default() && sequence == next_sequence_hash(before, block_hash(tokens, seed))
 }

@@ -12,6 +12,8 @@ use serde::Deserialize;
 
 use crate::common::{Change, Engine, Store, decode, settings};
 
+mod saved;
+
 const SIZE: u32 = 2;
 const DEPTH: usize = 5;
 
@@ -486,48 +488,6 @@ fn what_was_doubted_before_it_was_out_of_sight_stays_in_doubt() {
         later.tell(&mut router);
         assert_eq!(router.held, paths(2, 0..2));
     }
-}
-
-#[test]
-fn what_is_kept_is_taken_up_as_far_as_there_is_room() {
-    let (mut sides, mut router) = (Sides::new(1 << 20, false), Router::default());
-    sides.apply(&[stored(1, 0, 4), removed(11)]);
-    let mut later = sides.kept(sides.mirror.bytes() / 2);
-    later.mirror.regain_sight();
-    assert!(later.tell(&mut router));
-    assert_eq!(router.held, paths(1, 0..1));
-}
-
-#[test]
-fn what_is_kept_and_damaged_is_refused_or_harmless() {
-    let mut sides = Sides::new(1 << 20, true);
-    sides.apply(&[stored(1, 0, 4), stored(2, 0, 2), removed(11)]);
-    let whole = rmp_serde::to_vec(&sides.mirror.save()).unwrap();
-    let mut refused = 0;
-    for place in 0..whole.len() {
-        for change in [1, 2, 0x10, 0x80, 0xff] {
-            let mut bytes = whole.clone();
-            bytes[place] ^= change;
-            let Ok(saved) = rmp_serde::from_slice::<SavedMirror>(&bytes) else {
-                continue;
-            };
-            match Mirror::restore(mirror_settings(1 << 20, true), &saved) {
-                Ok(mut mirror) => {
-                    mirror.regain_sight();
-                    mirror.take_changes();
-                    mirror.all();
-                }
-                Err(_) => refused += 1,
-            }
-        }
-    }
-    assert!(refused > 0);
-    let other = MirrorSettings {
-        block_size: BlockSize::new(SIZE * 2).unwrap(),
-        ..mirror_settings(1 << 20, true)
-    };
-    assert!(Mirror::restore(other, &sides.mirror.save()).is_err());
-    assert!(Mirror::restore(mirror_settings(1 << 20, false), &sides.mirror.save()).is_err());
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Files that an earlier program has written are taken up.
+//! Files that an earlier program has written are taken up, and files of this program are harmless to an earlier one.
 //!
 //! Where the form of a file has to change, its version is raised, and the test says with which words the earlier files are refused.
 
-use kvatlas_engines::Format;
+use kvatlas_core::hash::BlockSize;
+use kvatlas_engines::{Format, Mirror, MirrorSettings};
 
+use super::super::file::FileError;
 use super::*;
 
 /// Files of an optimised program of November 2026: of an engine of vLLM with gpt-oss, and of one that was registered.
@@ -35,4 +37,45 @@ fn what_an_earlier_program_has_kept_of_registrations_is_taken_up() {
         engines,
         [given("gpu-1=tcp://127.0.0.1:22903,replay=tcp://127.0.0.1:22904")]
     );
+}
+
+/// State of an engine as programs read it that keep no tokens.
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "a file is read as a whole")]
+struct EarlierEngine {
+    cache: String,
+    epoch: u64,
+    rank: Option<Rank>,
+    topic: Option<Vec<u8>>,
+    continuity: Continuity,
+    blocks: SavedTranslator,
+}
+
+fn read_by_an_earlier_program(folder: &Path) -> Result<Option<EarlierEngine>, FileError> {
+    let path = folder.join(engine_file(&holder()));
+    read_file(&Disk, &path, Kind::Engine, BYTES_MAX)
+}
+
+#[test]
+fn an_earlier_program_reads_a_file_without_tokens_and_refuses_one_with_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path());
+    assert!(write(&directory, &kept("cache")));
+    let read = read_by_an_earlier_program(folder.path()).unwrap().unwrap();
+    assert_eq!((read.epoch, read.cache.as_str()), (9, "cache"));
+    let mirror = Mirror::new(MirrorSettings {
+        block_size: BlockSize::new(16).unwrap(),
+        bytes_max: 1 << 20,
+        has_special: false,
+        proves_ancestors: true,
+    });
+    let republished = KeptEngine {
+        republished: Some(mirror.save()),
+        ..kept("cache")
+    };
+    assert!(write(&directory, &republished));
+    let read = directory.engine(&holder(), "cache", BYTES_MAX).unwrap();
+    assert_eq!(read.republished, Some(mirror.save()));
+    let refused = read_by_an_earlier_program(folder.path()).unwrap_err();
+    assert!(refused.to_string().starts_with("it cannot be read"), "{refused}");
 }
