@@ -70,7 +70,8 @@ impl Inner {
         };
         if let Some(republisher) = &self.republisher {
             let settings = self.translator_settings(engine)?;
-            relay.set_tap(republisher.tap(engine, &name, &settings, republished));
+            let tap = republisher.tap(engine, &name, &settings, republished);
+            relay.set_tap(tap.await);
         }
         Ok(Begun {
             relay,
