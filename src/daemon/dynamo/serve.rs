@@ -216,7 +216,7 @@ impl Service {
         Some(DynamoOutcome::NotTaken)
     }
 
-    /// Waits until the stop is `time` ago, or, if it is longer ago, until `time` has passed.
+    /// Waits for the stop, and then for `time`.
     async fn stopped_for(&self, time: Duration) {
         self.stop.cancelled().await;
         tokio::time::sleep(time).await;
@@ -287,7 +287,7 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
         return;
     }
     let (subject, component) = (instance.subject(), tenant_key(&instance.component));
-    let member = QueueMember::join(&client, subject.clone(), subject.clone(), &group).await;
+    let member = QueueMember::join(&client, subject.clone(), None, &group).await;
     let mut member = match member {
         Ok(member) => member,
         Err(error) => return tracing::error!(%error, subject, "Dynamo's routers cannot be served"),

@@ -13,11 +13,14 @@ use std::time::Duration;
 
 use async_nats::{Client, Message};
 use futures_util::{FutureExt, StreamExt};
+use tokio::task::coop::has_budget_remaining;
 
 use kvatlas_process::broker::SubscribeError;
 
-/// N: more messages than can be under way while the server learns of the end.
-const AHEAD: u64 = 128;
+/// N: more messages than can be under way while the server learns of the end. A burst of requests can be.
+const AHEAD: u64 = 1024;
+/// Most fillers that are sent at once after the first N.
+const FILL_MAX: u64 = 256;
 /// Time without a message after which more fillers are sent.
 const FILL_INTERVAL: Duration = Duration::from_millis(5);
 /// Most times that fillers are sent. In a group of M members, one filler in M comes back.
@@ -26,7 +29,9 @@ const FILLS_MAX: u32 = 200;
 /// A membership in a queue group.
 pub(crate) struct QueueMember {
     client: Client,
-    filler_subject: String,
+    subject: String,
+    /// A subject that `subject` matches and that carries fillers alone; `None` if fillers go where the requests go.
+    filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
     /// Number of messages after which the subscription ends. The largest number until the group is being left.
@@ -35,18 +40,19 @@ pub(crate) struct QueueMember {
 }
 
 impl QueueMember {
-    /// Joins the queue group `group` on `subject`. `filler_subject` is one that `subject` matches. Empty messages on it are
-    /// no requests.
+    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject that `subject` matches and that carries no request, if
+    /// there is one.
     pub(crate) async fn join(
         client: &Client,
         subject: String,
-        filler_subject: String,
+        filler_subject: Option<String>,
         group: &str,
     ) -> Result<Self, SubscribeError> {
         let subscribed = client.queue_subscribe(subject.clone(), group.to_owned()).await;
         let messages = subscribed.map_err(|error| SubscribeError::new(&subject, &error))?;
         Ok(Self {
             client: client.clone(),
+            subject,
             filler_subject,
             messages,
             received: 0,
@@ -69,7 +75,7 @@ impl QueueMember {
     /// learned of the end. Returns `None` after the last one.
     pub(crate) async fn next_until_left(&mut self) -> Option<Message> {
         if self.end == u64::MAX {
-            if let Some(request) = self.next_received() {
+            if let Some(request) = self.next_buffered().await {
                 return Some(request);
             }
             self.leave().await;
@@ -77,6 +83,22 @@ impl QueueMember {
         self.next_while_leaving().await
     }
 
+    /// Returns the next request that has been received already, and `None` only if there is none. What is left in the buffer when the end is
+    /// told to the server counts among the messages up to the end.
+    async fn next_buffered(&mut self) -> Option<Message> {
+        loop {
+            // Without budget, the buffer looks empty.
+            if !has_budget_remaining() {
+                tokio::task::yield_now().await;
+            }
+            let message = self.messages.next().now_or_never()??;
+            if self.is_request(&message) {
+                return Some(message);
+            }
+        }
+    }
+
+    /// Returns the next request that has been received already. Without budget, none is found.
     pub(super) fn next_received(&mut self) -> Option<Message> {
         loop {
             let message = self.messages.next().now_or_never()??;
@@ -106,14 +128,15 @@ impl QueueMember {
                 Err(_) if self.fills_left == 0 => {
                     // The server refuses the fillers, or is gone.
                     tracing::debug!(
-                        subject = self.filler_subject,
+                        subject = self.subject,
                         "leaving without the server's confirmation"
                     );
                     let _ = self.messages.drain().await;
                 }
                 Err(_) => {
                     self.fills_left -= 1;
-                    self.fill(self.end.saturating_sub(self.received).max(1)).await;
+                    let left = self.end.saturating_sub(self.received);
+                    self.fill(left.clamp(1, FILL_MAX)).await;
                 }
             }
         }
@@ -124,18 +147,15 @@ impl QueueMember {
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
         let is_trial = message.reply.is_none() && message.payload.is_empty();
-        let is_filler = message.payload.is_empty() && message.subject.as_str() == self.filler_subject;
+        let is_filler = self.filler_subject.as_deref() == Some(message.subject.as_str());
         !is_filler && !is_trial
     }
 
     async fn fill(&self, count: u64) {
+        let subject = self.filler_subject.as_ref().unwrap_or(&self.subject);
         for _ in 0..count {
-            if self
-                .client
-                .publish(self.filler_subject.clone(), bytes::Bytes::new())
-                .await
-                .is_err()
-            {
+            let filled = self.client.publish(subject.clone(), bytes::Bytes::new());
+            if filled.await.is_err() {
                 return;
             }
         }

@@ -105,12 +105,11 @@ impl ServedRequests {
 
     /// Joins the queue group for queries and for status requests.
     async fn join(&self, client: &Client) -> Result<Requests, SubscribeError> {
-        let (subjects, group) = (&self.subjects, &self.queue_group);
+        let subjects = &self.subjects;
+        let join = |subject, filler| QueueMember::join(client, subject, Some(filler), &self.queue_group);
         Ok(Requests {
-            queries: QueueMember::join(client, subjects.all_queries(), subjects.query_filler(), group)
-                .await?,
-            statuses: QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group)
-                .await?,
+            queries: join(subjects.all_queries(), subjects.query_filler()).await?,
+            statuses: join(subjects.all_statuses(), subjects.status_filler()).await?,
             is_status_first: false,
         })
     }
