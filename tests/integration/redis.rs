@@ -48,8 +48,12 @@ fn publisher(client: &Client, pod: &str) -> Publisher {
 
 /// Waits until all holders of the namespace together have so many blocks.
 async fn settles(client: &Client, blocks: u64) {
+    settles_in(client, &namespace(), blocks).await;
+}
+
+async fn settles_in(client: &Client, namespace: &NamespaceName, blocks: u64) {
     eventually("the batches are applied", async || {
-        let status = client.queries.status(&namespace()).await.ok()?;
+        let status = client.queries.status(namespace).await.ok()?;
         let held = status.holders.iter().map(|holder| holder.blocks).sum::<u64>();
         (held == blocks).then_some(())
     })
@@ -272,15 +276,7 @@ async fn pods_of_all_tenants_are_found() {
         .unwrap();
     other.publish(Tier::DEVICE, stored(2)).await.unwrap();
     settles(&client, 4).await;
-    eventually("the tenant's batch is applied", async || {
-        let status = client.queries.status(&tenant).await.ok()?;
-        status
-            .holders
-            .iter()
-            .any(|holder| holder.blocks == 2)
-            .then_some(())
-    })
-    .await;
+    settles_in(&client, &tenant, 2).await;
     let (a, b) = (field("a", "gpu"), field("b", "gpu"));
     let expected = format!("*2\r\n{a}{b}*2\r\n{a}{b}*1\r\n{a}*1\r\n{a}*0\r\n");
     let mut router = Router::connect(&daemon).await;

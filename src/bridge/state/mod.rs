@@ -280,8 +280,8 @@ impl StateDirectory {
     }
 }
 
-/// Returns the most bytes of a file of an engine with at most `names_max` names, and at most `republished_max` bytes of memory for blocks
-/// that are published once more: in a file, a token takes a byte more at most.
+/// Returns the most bytes of a file of an engine with at most `names_max` names. Blocks that are published once more take at most
+/// `republished_max` bytes of memory. In a file, a token takes a byte more at most.
 pub(super) fn engine_bytes_max(names_max: usize, republished_max: usize) -> u64 {
     let (names, republished) = (names_max as u64, republished_max as u64);
     NAME_BYTES_MAX

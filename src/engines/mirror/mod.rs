@@ -262,7 +262,7 @@ impl Mirror {
     /// Notes that the holder has no blocks any more.
     pub fn clear(&mut self) {
         self.nodes.clear_held();
-        self.has_cleared = true;
+        (self.has_cleared, self.has_unseen) = (true, false);
     }
 
     /// Notes that events may have been lost: held blocks may be gone.
