@@ -94,6 +94,8 @@ DIMENSIONS: list[list[Values]] = [
         },
         {"shards": 3},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
+        {"shards": 2, "redis": {"enabled": True, "passwordSecret": "redis"}, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b", "max_connections": 2000}}},
+        {"shards": 2, "config": {"dynamo": {"components": "a.b", "discovery": "etcd:http://etcd:2379"}}},
     ],
     [{}, {"admin": {"bind": "loopback"}}, {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}],
     [
@@ -185,9 +187,6 @@ REFUSED: list[tuple[str, Values]] = [
     ("a section that the daemon does not have", {"config": {"trace": {}}}),
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
-    ("a Redis listener with shards", {"shards": 2, "redis": {"enabled": True}}),
-    ("a listener for Dynamo's routers with shards", {"shards": 2, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b"}}}),
-    ("Dynamo's routers over NATS with shards", {"shards": 2, "config": {"dynamo": {"components": "a.b"}}}),
     ("a listener for Dynamo's routers of no component", {"dynamo": {"enabled": True}}),
     ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
     ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
@@ -535,7 +534,7 @@ def check_names(with_nats: helm.Chart) -> None:
     """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
     for name, values in NAMES:
         for shards in (0, 2):
-            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}, "grpc": {"enabled": shards == 0}}
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": True}, "grpc": {"enabled": shards == 0}}
             meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
             items = objects(with_nats.render(meant, name=name, namespace="inference"))
             for item in items:
@@ -615,13 +614,15 @@ def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], va
 
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
     """kvatlas takes the configuration of each container. Files of secrets are made up."""
-    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
+    files = next(item["data"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
     for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
         if container["args"][0] != "serve":
             continue
         with tempfile.TemporaryDirectory() as directory:
             place = Path(directory)
+            config = container["args"][container["args"].index("--config") + 1]
+            toml = files[Path(config).name]
             (place / "kvatlas.toml").write_text(toml)
             environment = {"KVATLAS_CONFIG": str(place / "kvatlas.toml")}
             for item in container["env"]:
@@ -630,7 +631,7 @@ def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
                     (place / item["name"]).write_text("made up")
                     value = str(place / item["name"])
                 environment[item["name"]] = value
-            arguments = [word for word in container["args"] if word not in ("--config", "/etc/kvatlas/config/kvatlas.toml")]
+            arguments = [word for word in container["args"] if word not in ("--config", config)]
             described = toml + str(container["args"]) + str(container["env"])
             if described in checked:
                 continue

@@ -11,8 +11,7 @@ use kvatlas_core::wire::{
     Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
 };
 
-use crate::http::Source;
-use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
+use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Source};
 use kvatlas_config::Depth;
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
@@ -36,7 +35,7 @@ const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
 /// Answers routers.
 pub(super) struct Questions {
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
     /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
@@ -300,7 +299,7 @@ impl Questions {
 
     /// Returns the names of the namespaces to search.
     fn asked(&self) -> Vec<NamespaceName> {
-        match (&self.namespace, &self.source) {
+        match (&self.namespace, &*self.source) {
             (Some(name), _) => vec![name.clone()],
             (None, Source::Here(index)) => {
                 let is_sglang = |algorithm| algorithm == SchemeAlgorithm::Sglang;

@@ -19,6 +19,7 @@
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
+//! | `source.rs` | where the listeners' answers come from: the index, or the shards |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
@@ -37,6 +38,7 @@ mod sample;
 pub(crate) mod service;
 mod settle;
 mod shards;
+mod source;
 mod start;
 mod turns;
 mod whole;
@@ -50,4 +52,5 @@ pub(crate) use member::QueueMember;
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
-pub(crate) use start::{connect_to_shards, query_limits, shard_asker, start_gateway, start_queries};
+pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
+pub(crate) use start::{listener_source, query_limits, start_gateway, start_queries};

@@ -81,7 +81,16 @@ true
 {{- end -}}
 
 {{- define "kvatlas.toml" -}}
-{{- range $section, $settings := include "kvatlas.settings" . | fromJson }}
+{{- include "kvatlas.sections" (include "kvatlas.settings" . | fromJson) }}
+{{- end -}}
+
+{{/* The settings of a shard: Dynamo's routers ask gateways. */}}
+{{- define "kvatlas.shardToml" -}}
+{{- include "kvatlas.sections" (omit (include "kvatlas.settings" . | fromJson) "dynamo") }}
+{{- end -}}
+
+{{- define "kvatlas.sections" -}}
+{{- range $section, $settings := . }}
 {{- if eq $section "namespaces" }}
 {{- range $name, $namespace := $settings }}
 [namespaces.{{ $name }}]
