@@ -101,6 +101,12 @@ class Process:
         assert self._child
         return self._child.pid
 
+    def processor_time(self) -> float:
+        """Processor time that it has used so far, in seconds."""
+        stat = Path(f"/proc/{self.number}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """Asks it to end, and waits."""
         if self._child:

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey};
 
-use crate::queries::{Found, FoundHolder, Source};
+use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
@@ -20,6 +20,7 @@ pub(super) struct Indexer {
     pub(super) readiness: Arc<Readiness>,
     pub(super) errors: QueryErrorMetrics,
     pub(super) namespaces: QueryMetricsByNamespace,
+    pub(super) misses: Misses,
 }
 
 impl Indexer {
@@ -51,6 +52,11 @@ impl Indexer {
                 let metrics = self.namespaces.of(&namespace);
                 metrics.answered(QueryKind::BlockHashes, begun.elapsed());
                 metrics.found(found.prompt());
+                if !found.holders.is_empty() {
+                    self.misses.found();
+                } else if !question.block_hashes.is_empty() {
+                    self.misses.missed(&self.source, &[namespace]);
+                }
                 Some(found)
             }
             Err(error) => {

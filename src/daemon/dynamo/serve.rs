@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::queries::{QueueMember, SourceError};
+use crate::queries::{Misses, QueueMember, SourceError};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{Component, DynamoConfig};
 use kvatlas_process::admin::Latch;
@@ -92,6 +92,10 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
             readiness: Arc::clone(&shared.readiness),
             errors: QueryErrorMetrics::new(),
             namespaces: QueryMetricsByNamespace::default(),
+            misses: Misses::new(
+                "Dynamo's routers",
+                "--kv-cache-block-size with the namespace here",
+            ),
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
         room: Semaphore::new(config.max_receiving_bytes / ROOM_BYTES),

@@ -11,7 +11,7 @@ use kvatlas_core::wire::{
     Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
 };
 
-use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Source};
+use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
 use kvatlas_config::Depth;
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
@@ -48,6 +48,7 @@ pub(super) struct Questions {
     pub(super) metrics: GrpcMetrics,
     pub(super) errors: QueryErrorMetrics,
     pub(super) namespaces: QueryMetricsByNamespace,
+    pub(super) misses: Misses,
 }
 
 /// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about holders.
@@ -269,15 +270,15 @@ impl Questions {
             },
             ..Certain::default()
         };
-        for name in names.into_iter().take(NAMESPACES_MAX) {
+        for name in names.iter().take(NAMESPACES_MAX) {
             let begun = Instant::now();
-            match self.source.find(&name, &key, None).await {
+            match self.source.find(name, &key, None).await {
                 Ok(found) => {
-                    let metrics = self.namespaces.of(&name);
+                    let metrics = self.namespaces.of(name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
                     metrics.found(found.prompt());
                     certain.add(&found);
-                    certain.namespace = Some(name);
+                    certain.namespace = Some(name.clone());
                 }
                 Err(error) => {
                     // An unknown namespace has no workers beside the reported ones, so the answer stays exact.
@@ -285,6 +286,11 @@ impl Questions {
                     refusal = Some(error);
                 }
             }
+        }
+        if !certain.workers.is_empty() {
+            self.misses.found();
+        } else if certain.namespace.is_some() && !hashes.is_empty() {
+            self.misses.missed(&self.source, &names);
         }
         if certain.namespace.is_some() || reports.knows_some {
             return Ok(certain);

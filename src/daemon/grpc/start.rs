@@ -12,7 +12,7 @@ use tonic_reflection::server::{Builder, Error as ReflectionError};
 use kvatlas_core::wire::{NameError, NamespaceName};
 
 use crate::http::{Bodies, BodyLimits, TokenError, read_token};
-use crate::queries::{Source, SourceError};
+use crate::queries::{Misses, Source, SourceError};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{GrpcConfig, GrpcWriting};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
@@ -117,6 +117,7 @@ fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, Grp
             metrics: GrpcMetrics::new(),
             errors: QueryErrorMetrics::new(),
             namespaces: QueryMetricsByNamespace::default(),
+            misses: Misses::new("SGLang's routers", "the page size with the engines'"),
         },
         bodies: Bodies::new(BodyLimits {
             all_bytes_max: config.max_receiving_bytes,

@@ -20,6 +20,7 @@
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
 //! | `source.rs` | where the listeners' answers come from: the index, or the shards |
+//! | `misses.rs` | routers that never find anybody |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
@@ -28,6 +29,8 @@ pub(crate) mod gateway;
 mod heavy;
 mod hinting;
 mod member;
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+mod misses;
 mod missing;
 mod observed;
 mod prompts;
@@ -49,6 +52,8 @@ pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
 #[cfg(feature = "dynamo")]
 pub(crate) use member::QueueMember;
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+pub(crate) use misses::Misses;
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;

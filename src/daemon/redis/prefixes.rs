@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, instance_of_worker, is_pool};
 
-use crate::queries::{Found, FoundHolder, Source};
+use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
@@ -22,6 +22,10 @@ use super::resp::Replies;
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
+
+/// The settings of llm-d that its keys depend on, beside the model's name.
+const COMPARED: &str =
+    "blockSizeTokens, hashAlgorithm, hashSeed and the model's name with the namespaces here";
 
 /// A pod that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,6 +103,7 @@ pub(super) struct Prefixes {
     readiness: Arc<Readiness>,
     metrics: QueryMetricsByNamespace,
     errors: QueryErrorMetrics,
+    misses: Misses,
 }
 
 /// Holders that have leading blocks of a prompt, in all namespaces.
@@ -117,6 +122,7 @@ impl Prefixes {
             readiness,
             metrics: QueryMetricsByNamespace::default(),
             errors: QueryErrorMetrics::new(),
+            misses: Misses::new("llm-d's routers", COMPARED),
         }
     }
 
@@ -174,9 +180,9 @@ impl Prefixes {
             self.errors.failed(error.code, &error.text);
             Vec::new()
         });
-        for name in names.into_iter().take(NAMESPACES_MAX) {
+        for name in names.iter().take(NAMESPACES_MAX) {
             let begun = Instant::now();
-            match self.source.find(&name, key, None).await {
+            match self.source.find(name, key, None).await {
                 // The namespace has been forgotten since it was listed.
                 Err(error) if error.code == ErrorCode::UnknownNamespace => {}
                 Err(error) => self.errors.failed(error.code, &error.text),
@@ -184,14 +190,18 @@ impl Prefixes {
                     empty = empty.or(Some((name, found, begun.elapsed())));
                 }
                 Ok(found) => {
-                    self.count(&name, &found, begun.elapsed());
+                    self.count(name, &found, begun.elapsed());
                     held.holders.extend(found.holders);
-                    held.namespace = held.namespace.or(Some(name));
+                    held.namespace = held.namespace.or_else(|| Some(name.clone()));
                 }
             }
         }
         if let (None, Some((name, found, elapsed))) = (&held.namespace, empty) {
-            self.count(&name, &found, elapsed);
+            self.count(name, &found, elapsed);
+        }
+        match held.namespace {
+            Some(_) => self.misses.found(),
+            None => self.misses.missed(&self.source, &names),
         }
         held
     }
