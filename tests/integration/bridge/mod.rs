@@ -118,8 +118,14 @@ impl Site {
             last.replace(holder);
             is_it.then_some(())
         });
-        if tokio::time::timeout(PATIENCE, looked).await.is_err() {
-            panic!("not in time: {}", what());
+        // Before the look itself gives up, which does not know what it saw last.
+        if tokio::time::timeout(PATIENCE * 9 / 10, looked).await.is_err() {
+            panic!(
+                "not in time: {}; servers {:?}; sources {:?}",
+                what(),
+                self.bridge.servers(),
+                self.bridge.sources()
+            );
         }
     }
 
