@@ -87,7 +87,7 @@ pub(super) struct EngineArguments {
     /// Publish blocks with a salt, an adapter or an image, too. vLLM's router credits them to prompts without.
     #[arg(long)]
     republish_everything: bool,
-    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 112.
+    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 100.
     #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
     republish_max_bytes: usize,
     /// Ports at which Dynamo's workers answer, such as 7300-7315, for a firewall that lets them in [default: any that are free].

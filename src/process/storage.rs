@@ -55,6 +55,10 @@ pub trait Storage: Debug + Send + Sync {
     }
     /// Makes a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
+    /// Makes a file as [`Self::create`] does, which only its owner may read where the file system has owners.
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        self.create(path)
+    }
     /// Renames a file. A file that has the new name already is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
@@ -81,6 +85,14 @@ impl Storage for Disk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         Ok(Box::new(file))
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        Ok(Box::new(options.open(path)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

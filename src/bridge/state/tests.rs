@@ -87,6 +87,63 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
+/// The disk, which notes the modes of files as they are given their names.
+#[cfg(unix)]
+#[derive(Debug, Default)]
+struct Modes(parking_lot::Mutex<Vec<u32>>);
+
+#[cfg(unix)]
+impl Storage for Modes {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create(path)
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create_private(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.lock().push(mode_of(from));
+        Disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(directory)
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.create_directory(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.sync_directory(path)
+    }
+}
+
+#[cfg(unix)]
+fn mode_of(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().unwrap().permissions().mode() & 0o777
+}
+
+#[cfg(unix)]
+#[test]
+fn only_the_owner_may_read_files_and_those_that_are_being_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(engine_file(&holder()));
+    // An earlier version has left it to the umask.
+    std::fs::write(&path, b"x").unwrap();
+    let modes = Arc::new(Modes::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&modes) as _).unwrap();
+    assert!(write(&directory, &kept("cache")));
+    assert_eq!(modes.0.lock().as_slice(), [0o600], "while it is written");
+    assert_eq!(mode_of(&path), 0o600);
+}
+
 #[test]
 fn an_engine_elsewhere_may_be_the_same_and_one_with_other_blocks_is_not() {
     let cache = |text: &str| cache_of(&engine(text));
