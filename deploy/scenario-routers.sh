@@ -7,7 +7,7 @@
 #
 #   deploy/scenario-routers.sh                 10,000 questions of each: about twenty minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
-#   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d and grpc without restarts
+#   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d, grpc and ray without restarts
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
 #   deploy/scenario-routers.sh --only grpc --short --restarts   with restarts of kvatlas and of engines
 #   deploy/scenario-routers.sh --present       those who are in .tools/ already: nothing large is fetched, and nothing is built

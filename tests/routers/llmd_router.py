@@ -196,11 +196,11 @@ def restarts(driver: Driver, engines: Engines, prompts: list[Prompt], tally: Tal
     held = [(prompt, engines.depths(prompt)) for prompt in prompts]
     driver.daemon.kill()
     driver.daemon.start()
-    outcomes = [Restart("llm-d, the daemon").watch(ask, held)]
+    outcomes = [Restart("llm-d, the daemon").watch(ask, held, kinds_of)]
     engines.host.kill()
     engines.host.start()
     engines.settle(driver)
-    outcomes.append(Restart("llm-d, the engines").watch(ask, [(prompt, {}) for prompt in prompts]))
+    outcomes.append(Restart("llm-d, the engines").watch(ask, [(prompt, {}) for prompt in prompts], kinds_of))
     engines.serve([(place % PODS, prompt) for place, prompt in enumerate(prompts[:40])])
     engines.settle(driver)
     for prompt in prompts[:40]:
