@@ -37,11 +37,11 @@ use super::http::address_of;
 use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
-use super::republish::{RepublishOptions, Republisher, SocketPair};
+use super::republish::{RepublishOptions, Republisher, RouterQuestion, SocketPair, router_flags};
 use super::server::Origin;
 use super::sources::SourceTask;
 use super::stalls::{BridgeClock, StallWatch};
-use super::state::{Registered, StateDirectory};
+use super::state::{KeptPlaces, Registered, StateDirectory};
 use super::task::EngineTask;
 use given::Given;
 use servers::AskedServer;
@@ -249,7 +249,10 @@ impl Bridge {
         Self {
             inner: Arc::new(Inner {
                 kin: Kin::default(),
-                republisher: republished.map(|republish| Republisher::new(republish, Arc::clone(&metrics))),
+                republisher: republished.map(|republish| {
+                    let kept = KeptPlaces::of(options.state.as_ref());
+                    Republisher::new(republish, kept, Arc::clone(&metrics))
+                }),
                 subjects,
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
@@ -287,7 +290,16 @@ impl Bridge {
             let metrics = Arc::clone(&self.inner.metrics);
             let registered = move || inner.state.lock().registered();
             let apply = move |registration| bridge.apply(registration);
-            self.spawn_source(shared.clone().run(nats.clone(), metrics, registered, apply));
+            let inner = Arc::clone(&self.inner);
+            let ports = move |revision, places| {
+                if let Some(republisher) = &inner.republisher {
+                    republisher.heard_places(revision, places);
+                }
+            };
+            let running = shared
+                .clone()
+                .run(nats.clone(), metrics, registered, apply, ports);
+            self.spawn_source(running);
         }
     }
 
@@ -456,9 +468,27 @@ impl Bridge {
         }
     }
 
-    /// Returns the sockets at which an engine's events are published once more; `None` if they are not.
-    pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
+    /// Returns the sockets at which an engine's events are published once more, or what keeps the engine from having some, in words; `None`
+    /// if they are not.
+    pub fn republished_at(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
+    }
+
+    /// Returns the flags of vLLM's router for the engines that are republished and have an address, on one line; `None` if no engine is
+    /// republished.
+    pub fn router_flags(&self, question: &RouterQuestion) -> Option<String> {
+        let republisher = self.inner.republisher.as_ref()?;
+        let state = self.inner.state.lock();
+        let engines = state.engines.values().map(|followed| &followed.engine);
+        let is_meant = |engine: &&NewEngine| {
+            let model = question.model.as_ref();
+            model.is_none_or(|model| engine.key.model.model == *model)
+        };
+        let with_sockets = engines.filter(is_meant).filter_map(|engine| {
+            let sockets = republisher.sockets_of(engine)?.ok()?;
+            Some((engine.profile.address.clone()?, engine.key.rank, sockets))
+        });
+        Some(router_flags(&question.host, with_sockets))
     }
 
     /// Returns the number of engines that the sources for which `is_meant` holds know together.

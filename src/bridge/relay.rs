@@ -24,7 +24,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::kin::{Kin, Member};
-use super::lease::{Lease, Share, Sight};
+use super::lease::{Lease, Share, Sight, Turns};
 use super::partial::partial_doubts;
 use super::republish::Tap;
 use blocks::Blocks;
@@ -459,6 +459,11 @@ impl Relay {
                 false => Sight::Doubtful,
             });
         }
+    }
+
+    /// Returns the turns in which this bridge speaks for the holder.
+    pub(super) fn turns(&self) -> Turns {
+        self.share.as_ref().map_or_else(Turns::always, Share::turns)
     }
 
     /// Whether this bridge speaks for the holder.

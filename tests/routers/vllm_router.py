@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 
 from vllm_fleet import ADAPTERS, ENGINES, SIZE, SPACING, Caches, Tally, plain_chats, sites
-from ways import Direct, Kept, Republished, Way
+from ways import Direct, Kept, Leased, Republished, Way
 
 
 ALL_RESTART = "the router and kvatlas with its state restart, replays out of reach"
+OTHER_SPEAKS = "the bridge that speaks is killed, and another one goes on, replays out of reach"
 
 
 def undisturbed(seed: int, way: type[Way], requests: int) -> Tally:
@@ -61,6 +62,16 @@ def all_restart(seed: int, way: type[Way], requests: int) -> Tally:
         return site.drive(chats, requests)
 
 
+def other_speaks(seed: int, way: type[Way], requests: int) -> Tally:
+    """One of two bridges is killed, when the engines can replay a few of their batches only; without kvatlas, nothing happens."""
+    with sites(seed, way, Caches(buffer_steps=20)) as site:
+        chats = plain_chats(seed)
+        site.drive(chats, 2 * requests)
+        if isinstance(site.way, Leased):
+            site.way.kill_first()
+        return site.drive(chats, requests)
+
+
 def special(seed: int, way: type[Way], requests: int, salt: str | None, adapter: str | None) -> Tally:
     """One engine has a prompt, and another one more of it with a salt or an adapter, which is of no use to the prompt without."""
     with sites(seed, way) as site:
@@ -89,12 +100,14 @@ def main() -> int:
         "the router restarts, replays out of reach": lambda way: router_restarts(seed, way, requests),
         "kvatlas restarts": lambda way: kvatlas_restarts(seed, way, requests),
         ALL_RESTART: lambda way: all_restart(seed, way, requests),
+        OTHER_SPEAKS: lambda way: other_speaks(seed, way, requests),
         "salts, plain prompts": lambda way: special(seed, way, requests, "red", None),
         "adapters, plain prompts": lambda way: special(seed, way, requests, None, ADAPTERS[0]),
     }
+    ways: dict[str, type[Way]] = {ALL_RESTART: Kept, OTHER_SPEAKS: Leased}
     is_wrong = False
     for name, play in scenarios.items():
-        without, behind = play(Direct), play(Kept if name == ALL_RESTART else Republished)
+        without, behind = play(Direct), play(ways.get(name, Republished))
         # A request may come before the events of the last one.
         is_right = behind.blind == 0 and behind.missed <= max(without.missed, behind.requests // 100)
         is_wrong |= not is_right

@@ -30,6 +30,7 @@ const CHECKSUM_BYTES: usize = 8;
 pub(super) enum Kind {
     Engine = 1,
     Registered = 2,
+    Ports = 3,
 }
 
 /// Error that makes a file useless.

@@ -2,6 +2,7 @@ use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
+use crate::republish::Places;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
 
@@ -142,6 +143,24 @@ fn only_the_owner_may_read_files_and_those_that_are_being_written() {
     assert!(write(&directory, &kept("cache")));
     assert_eq!(modes.0.lock().as_slice(), [0o600], "while it is written");
     assert_eq!(mode_of(&path), 0o600);
+}
+
+#[tokio::test]
+async fn the_table_of_ports_is_read_again_and_a_damaged_one_is_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = KeptPlaces::of(Some(&open(folder.path())));
+    let metrics = Arc::new(BridgeMetrics::new());
+    assert_eq!(kept.read(), Places::default());
+    let mut given = None;
+    let change = |places: &mut Places| given = places.give("gpu-0", 2, |_| true);
+    let (revision, places) = kept
+        .change((4, Places::default()), change, &metrics)
+        .await
+        .unwrap();
+    assert_eq!((given, revision), (Some(0), 5));
+    assert_eq!(kept.read(), places);
+    std::fs::write(folder.path().join("ports"), b"something else").unwrap();
+    assert_eq!(kept.read(), Places::default());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::support::http::HttpClient;
 use crate::support::process::Process;
 use crate::support::{broker, eventually};
 
-fn discover(bridge: &Bridge, source: &str) {
+pub(super) fn discover(bridge: &Bridge, source: &str) {
     let options = DiscoverOptions {
         dns_interval: Duration::from_millis(50),
         file_interval: Duration::from_millis(50),

@@ -12,6 +12,8 @@ mod python;
 mod recovery;
 mod replays;
 mod republish;
+mod republish_lease;
+mod republish_range;
 mod resets;
 mod schemes;
 mod secure;

@@ -58,7 +58,7 @@ pub(crate) struct Taken {
     pub(crate) count: usize,
     /// The most that was held at once, beside what was there before, in bytes.
     pub(crate) peak: usize,
-    /// What the result of the work holds, in bytes.
+    /// Bytes that the result of the work holds.
     pub(crate) held: usize,
 }
 
