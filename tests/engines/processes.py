@@ -282,6 +282,25 @@ class Host:
         self._command({"reset": engine})
         self.changed_at = time.monotonic()
 
+    def offload(self, engine: int, prompt: Any, first: int, is_described: bool) -> None:
+        """Copies the blocks of a prompt that an engine has to its host memory, from this one on; it tells their tokens, or their names alone."""
+        self._command({"offload": [engine, prompt, first, is_described]})
+        self.changed_at = time.monotonic()
+
+    def evict(self, engine: int, prompt: Any, place: int) -> None:
+        """Drops a block of a prompt from an engine's pool; it may be in host memory still."""
+        self._command({"evict": [engine, prompt, place]})
+        self.changed_at = time.monotonic()
+
+    def unload(self, engine: int, prompt: Any, first: int) -> None:
+        """Drops the blocks of a prompt from an engine's host memory, from this one on."""
+        self._command({"unload": [engine, prompt, first]})
+        self.changed_at = time.monotonic()
+
+    def tiers(self, prompt: Any) -> list[list[str]]:
+        """Where the leading blocks of a prompt are that the caches have now, by engine."""
+        return [of_prompt for [of_prompt] in self._command({"tiers": [prompt]})]
+
     def hide_removals(self, engine: int) -> None:
         """From now on, an engine tells nobody which blocks it drops."""
         self._command({"hide_removals": engine})
