@@ -9,6 +9,7 @@
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d, grpc and ray without restarts
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
+#   deploy/scenario-routers.sh --only vllm --choices 10000   so many choices of vLLM's router behind kvatlas, compared with the caches: twenty minutes
 #   deploy/scenario-routers.sh --only grpc --short --restarts   with restarts of kvatlas and of engines
 #   deploy/scenario-routers.sh --only ray-llm  vLLM 0.29 on the CPU; 8 GB are fetched, so that only who asks for it has it: about fifteen minutes
 #   deploy/scenario-routers.sh --present       those who are in .tools/ already: nothing large is fetched, and nothing is built
