@@ -73,16 +73,12 @@ pub(super) async fn serve_in_turns(
     stream: &Arc<Stream>,
     turns: &mut Turns,
 ) {
-    let SocketPair { host, port } = sockets;
+    let at = |port: u16| (sockets.host.clone(), port);
     loop {
         turns.begin().await;
         tracing::info!(engine, events = %sockets.events(), replay = %sockets.replay(), "republished");
-        let events = serve(Role::Publisher, (host.clone(), *port), Arc::clone(stream));
-        let replay = serve(
-            Role::Replay,
-            (host.clone(), port.saturating_add(1)),
-            Arc::clone(stream),
-        );
+        let events = serve(Role::Publisher, at(sockets.events_port()), Arc::clone(stream));
+        let replay = serve(Role::Replay, at(sockets.replay_port()), Arc::clone(stream));
         tokio::select! {
             _ = async { tokio::join!(events, replay) } => {}
             () = turns.end() => tracing::info!(engine, "routers are left to the bridge that speaks for the engine"),

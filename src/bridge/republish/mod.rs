@@ -19,8 +19,8 @@
 //! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in bytes and time,
 //!    and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
 //! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse connections, and
-//!    end those that they have when another one begins to speak. So no router takes the stream of one bridge and the replays of another
-//!    for longer than two bridges believe to speak, and a bridge that has just begun offers nothing. Test:
+//!    end those that they have when another one begins to speak. A bridge that has just begun offers nothing.
+//!    A router may take the stream of one bridge and the replays of another, but only while both believe to speak. Test:
 //!    `republish_lease::the_bridge_that_speaks_publishes`.
 //!
 //! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`, `places`).

@@ -280,6 +280,11 @@ impl Storage for Bucket {
         Ok(Box::new(draft))
     }
 
+    /// Makes a file like any other: JetStream says who may read a bucket.
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        self.create(path)
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let draft = self.drafts.lock().remove(from).ok_or(io::ErrorKind::NotFound)?;
         let bytes = std::mem::take(&mut *draft.0.lock());

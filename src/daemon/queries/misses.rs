@@ -63,7 +63,7 @@ impl Misses {
     }
 }
 
-/// Whether the log says so after this many questions.
+/// Tells whether the log says so after this many questions.
 fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }

@@ -53,13 +53,18 @@ async fn failing(bridge: &Bridge) -> String {
 }
 
 /// Replaces a file in one step.
+pub(super) fn replace(path: &Path, text: &str) {
+    let fresh = path.with_extension("fresh");
+    std::fs::write(&fresh, text).unwrap();
+    std::fs::rename(fresh, path).unwrap();
+}
+
+/// Replaces a file by one with these engines, each with its endpoint.
 fn write(path: &Path, engines: &[(&str, &str)]) {
     let tables = engines
         .iter()
         .map(|(name, endpoint)| format!("[[engine]]\nname = \"{name}\"\nendpoint = \"{endpoint}\"\n"));
-    let fresh = path.with_extension("fresh");
-    std::fs::write(&fresh, tables.collect::<String>()).unwrap();
-    std::fs::rename(fresh, path).unwrap();
+    replace(path, &tables.collect::<String>());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -90,7 +90,7 @@ async fn the_bridge_that_speaks_publishes() {
     assert!(refuses(HOSTS[1], port).await);
 }
 
-/// What a bridge says of its engines: for each, the endpoint of its events.
+/// Endpoints of the events of both engines, as a bridge tells them.
 fn endpoints(bridge: &Process) -> Option<[String; 2]> {
     let page: Value = serde_json::from_str(&http_get(bridge.admin_address(), "/workers").1).ok()?;
     let engines = page["engines"].as_array()?;

@@ -7,7 +7,7 @@ use kvatlas_bridge::{Bridge, BridgeOptions, RepublishOptions, RouterQuestion, St
 use kvatlas_process::registry::EngineRegistry;
 use serde_json::json;
 
-use super::discovery::discover;
+use super::discovery::{discover, replace};
 use super::python::{Publishers, Spec, python};
 use super::republish::{Router, free_ports, paths};
 use super::servers::{Answers, Server};
@@ -33,7 +33,7 @@ fn bridge(site: &Site, folder: &Path, first: u16) -> Bridge {
     bridge
 }
 
-/// What the bridge says about the sockets of an engine: the port of its events, or why it has none.
+/// Port of an engine's events, or the reason why it has none, as the bridge says.
 fn port_of(bridge: &Bridge, name: &str) -> Option<Result<u16, String>> {
     let engines = bridge.engines();
     let found = engines.iter().find(|state| state.engine.key.instance == name)?;
@@ -66,12 +66,7 @@ async fn engines_that_are_found_have_ports_of_a_range_and_keep_them() {
             )
         };
         let path = folder.path().join("engines/a.toml");
-        std::fs::write(
-            path.with_extension("fresh"),
-            engines.iter().map(table).collect::<String>(),
-        )
-        .unwrap();
-        std::fs::rename(path.with_extension("fresh"), path).unwrap();
+        replace(&path, &engines.iter().map(table).collect::<String>());
     };
     let first = free_ports(4);
     list(&[0]);
