@@ -41,7 +41,6 @@ mod engines;
 mod follower;
 mod frames;
 mod grpc;
-mod guard;
 mod holders;
 mod hosts;
 mod http;
@@ -62,7 +61,7 @@ mod subscribed;
 mod task;
 mod tensorrt;
 mod topics;
-mod walker;
+mod zmtp;
 
 pub use discovery::{Discover, DiscoverError, DiscoverOptions, PodLabels, PodLabelsError, SourceState};
 pub use dynamo::AnswerPorts;

@@ -1,31 +1,33 @@
-//! The two sockets of an engine, for batches and for replays, each behind a guard. Both are made anew after every fault, so that a
-//! connection is never replaced unseen.
+//! The two sockets of an engine, for batches and for replays. Both are made anew after every fault, so that a connection is never replaced
+//! unseen.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use bytes::{Bytes, BytesMut};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
-use zeromq::{
-    DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage,
-};
 
 use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
-use super::guard::Guard;
+use super::zmtp::{Limits, Mismatch, ReadError, Reader, Received, Role};
+use super::zmtp::{opening, pong, push_message, split_endpoint};
+
+/// Bytes of answers to heartbeats from which on more are left out: an engine that takes none has no use for them.
+const UNSENT_BYTES_MAX: usize = 4096;
 
 /// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
-    /// The library's error.
+    /// The peer is not the socket that was asked for.
     #[error("{0}")]
-    Zmq(#[from] ZmqError),
-    /// The connection cannot be made.
+    Mismatch(Mismatch),
+    /// The connection cannot be made, or broke.
     #[error("{0}")]
     Network(#[from] io::Error),
     /// The peer announced more than the bridge takes.
@@ -49,64 +51,99 @@ impl SocketError {
     }
 }
 
-fn options(connect_timeout: Duration) -> SocketOptions {
-    let mut options = SocketOptions::default();
-    options.connect_timeout(connect_timeout);
-    options
-}
-
-/// Connects `socket` to `endpoint` through a guard, within `patience`.
-async fn connect(
-    socket: &mut impl Socket,
-    endpoint: &str,
-    patience: Duration,
+/// A connection to an engine's socket, until it breaks.
+struct Connection {
+    reader: Reader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    /// Answers to the engine's heartbeats that have not been sent yet.
+    unsent: BytesMut,
+    endpoint: String,
     metrics: Arc<BridgeMetrics>,
-) -> Result<Guard, SocketError> {
-    let connecting = async {
-        let guard = Guard::connect(endpoint, metrics).await?;
-        match socket.connect(guard.local()).await {
-            Ok(()) => Ok(guard),
-            Err(error) => Err(explain(&guard, error.into())),
-        }
-    };
-    let connected = timeout(patience, connecting).await;
-    connected.map_err(|_| SocketError::TimedOut(patience))?
 }
 
-/// Returns why a connection ended: the bound that the guard saw broken, if there is one, or else the library's `error`.
-fn explain(guard: &Guard, error: SocketError) -> SocketError {
-    guard.fault().map_or(error, SocketError::Cut)
-}
+impl Connection {
+    /// Connects to `tcp://HOST:PORT` within `patience`, and sends `first`.
+    async fn connect(
+        role: Role,
+        endpoint: &str,
+        first: &[&[u8]],
+        patience: Duration,
+        metrics: Arc<BridgeMetrics>,
+    ) -> Result<Self, SocketError> {
+        let connecting = async {
+            let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not tcp://HOST:PORT");
+            let address = split_endpoint(endpoint).ok_or_else(invalid)?;
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let (reader, writer) = stream.into_split();
+            let mut connection = Self {
+                reader: Reader::new(reader, Limits::ENGINE),
+                writer,
+                unsent: BytesMut::new(),
+                endpoint: endpoint.to_owned(),
+                metrics,
+            };
+            connection.writer.write_all(&opening(role)).await?;
+            let opened = connection.reader.opening(role).await;
+            opened.map_err(|error| connection.explain(error))?;
+            connection.send(first).await?;
+            Ok(connection)
+        };
+        let connected = timeout(patience, connecting).await;
+        connected.map_err(|_| SocketError::TimedOut(patience))?
+    }
 
-/// Waits for the next message of a socket. Messages that were received before its connection broke come first.
-async fn receive(
-    socket: &mut impl SocketRecv,
-    events: &mut BoxStream<'static, SocketEvent>,
-    guard: &Guard,
-) -> Result<Vec<Bytes>, SocketError> {
-    loop {
-        tokio::select! {
-            biased;
-            message = socket.recv() => {
-                return message.map(ZmqMessage::into_vec).map_err(|error| explain(guard, error.into()));
-            }
-            event = events.next() => match event {
-                // The library would connect again by itself, and messages could be lost unseen in between.
-                Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None => {
-                    return Err(explain(guard, SocketError::Closed));
+    /// Sends a message. An empty one is none.
+    async fn send(&mut self, frames: &[&[u8]]) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        push_message(&mut bytes, frames);
+        self.writer.write_all(&bytes).await
+    }
+
+    /// Waits for the next message. Messages that were received before the connection broke come first. Nothing is lost if the future is
+    /// dropped.
+    async fn receive(&mut self) -> Result<Vec<Bytes>, SocketError> {
+        loop {
+            let received = tokio::select! {
+                biased;
+                received = self.reader.next() => received,
+                sent = self.writer.write_buf(&mut self.unsent), if !self.unsent.is_empty() => {
+                    sent?;
+                    continue;
                 }
-                Some(_) => {}
-            },
+            };
+            match received.map_err(|error| self.explain(error))? {
+                Received::Message(frames) => return Ok(frames),
+                Received::Command(body) => self.answer(&body),
+            }
+        }
+    }
+
+    /// Answers a heartbeat. Other commands need no answer.
+    fn answer(&mut self, command: &[u8]) {
+        if let Some(pong) = pong(command)
+            && self.unsent.len() < UNSENT_BYTES_MAX
+        {
+            self.unsent.extend_from_slice(&pong);
+        }
+    }
+
+    /// Returns why nothing more can be read, and counts a bound that the engine has broken.
+    fn explain(&self, error: ReadError) -> SocketError {
+        match error {
+            ReadError::Network(error) => SocketError::Network(error),
+            ReadError::Closed => SocketError::Closed,
+            ReadError::Mismatch(mismatch) => SocketError::Mismatch(mismatch),
+            ReadError::TooMuch(fault) => {
+                self.metrics.connection_cut(fault, &self.endpoint);
+                SocketError::Cut(fault)
+            }
         }
     }
 }
 
 /// A connection to a publisher, until it breaks.
-pub(super) struct Subscription {
-    socket: SubSocket,
-    events: BoxStream<'static, SocketEvent>,
-    guard: Guard,
-}
+pub(super) struct Subscription(Connection);
 
 impl Subscription {
     /// Connects and subscribes to the topics that begin with `topic`.
@@ -116,16 +153,16 @@ impl Subscription {
         connect_timeout: Duration,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
-        let mut socket = SubSocket::with_options(options(connect_timeout));
-        let events = socket.monitor().boxed();
-        // Subscribes before connecting, so that nothing is published on the connection unseen.
-        socket.subscribe(topic).await?;
-        let guard = connect(&mut socket, endpoint, connect_timeout, metrics).await?;
-        Ok(Self {
-            socket,
-            events,
-            guard,
-        })
+        let subscribe = [&[1], topic.as_bytes()].concat();
+        let connected = Connection::connect(
+            Role::Subscriber,
+            endpoint,
+            &[&subscribe],
+            connect_timeout,
+            metrics,
+        )
+        .await?;
+        Ok(Self(connected))
     }
 
     /// Waits for the next batch. Batches that were received before the connection broke come first.
@@ -135,15 +172,13 @@ impl Subscription {
 
     /// Waits for the next message of any form, and returns its frames.
     pub(super) async fn next_frames(&mut self) -> Result<Vec<Bytes>, SocketError> {
-        receive(&mut self.socket, &mut self.events, &self.guard).await
+        self.0.receive().await
     }
 }
 
 /// A connection to a replay socket.
 pub(super) struct Replay {
-    socket: DealerSocket,
-    events: BoxStream<'static, SocketEvent>,
-    guard: Guard,
+    connection: Connection,
     patience: Duration,
 }
 
@@ -154,30 +189,21 @@ impl Replay {
         patience: Duration,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
-        let mut socket = DealerSocket::with_options(options(patience));
-        let events = socket.monitor().boxed();
-        let guard = connect(&mut socket, endpoint, patience, metrics).await?;
-        Ok(Self {
-            socket,
-            events,
-            guard,
-            patience,
-        })
+        let connection = Connection::connect(Role::Asker, endpoint, &[], patience, metrics).await?;
+        Ok(Self { connection, patience })
     }
 
     /// Asks for all batches from `start` on that the engine still has; [`Self::next`] gives them.
     pub(super) async fn ask(&mut self, start: u64) -> Result<(), SocketError> {
         let [empty, number] = replay_request(start);
-        let mut message = ZmqMessage::from(empty);
-        message.push_back(number);
-        let sent = timeout(self.patience, self.socket.send(message)).await;
+        let sent = timeout(self.patience, self.connection.send(&[&empty, &number])).await;
         Ok(sent.map_err(|_| SocketError::TimedOut(self.patience))??)
     }
 
     /// Waits for the next message of the answer.
     pub(super) async fn next(&mut self) -> Result<ReplayMessage, SocketError> {
         let patience = self.patience;
-        let next = timeout(patience, receive(&mut self.socket, &mut self.events, &self.guard)).await;
+        let next = timeout(patience, self.connection.receive()).await;
         let frames = next.map_err(|_| SocketError::TimedOut(patience))??;
         Ok(parse_replayed(&frames)?)
     }

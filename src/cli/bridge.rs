@@ -61,7 +61,7 @@ pub(crate) struct BridgeArguments {
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
     /// Which log lines to write.
-    #[arg(long, value_name = "FILTER", default_value = "info,zeromq=warn")]
+    #[arg(long, value_name = "FILTER", default_value = "info")]
     logging_level: String,
     /// Write log lines as JSON.
     #[arg(long)]

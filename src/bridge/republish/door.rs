@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -19,7 +19,7 @@ use crate::lease::Turns;
 
 use super::addresses::SocketPair;
 use super::stream::{State, Stream};
-use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_opening};
+use crate::zmtp::{Limits, Mismatch, ReadError, Reader, Received, Role, opening, push_message};
 
 /// Most connections to one socket.
 const CLIENTS_MAX: usize = 256;
@@ -37,6 +37,13 @@ const BIND_PAUSE: Duration = Duration::from_secs(1);
 const PIECE_BYTES: usize = 64 << 10;
 /// The number that ends a replay: −1.
 const END: u64 = u64::MAX;
+
+/// One of an engine's two sockets.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Events,
+    Replays,
+}
 
 /// Reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -57,10 +64,10 @@ impl Ended {
     /// Returns the fault of the client that is still to be counted; `None` if the client has no fault.
     fn cut(&self) -> Option<RepublishCut> {
         match self {
-            Self::Read(ReadError::Protocol) => Some(RepublishCut::Protocol),
-            Self::Read(ReadError::TooMuch) => Some(RepublishCut::TooMuch),
+            Self::Read(ReadError::Mismatch(_)) => Some(RepublishCut::Protocol),
+            Self::Read(ReadError::TooMuch(_)) => Some(RepublishCut::TooMuch),
             Self::Slow => Some(RepublishCut::Slow),
-            Self::Read(ReadError::Network(_)) | Self::Network(_) | Self::Idle => None,
+            Self::Read(ReadError::Network(_) | ReadError::Closed) | Self::Network(_) | Self::Idle => None,
         }
     }
 }
@@ -77,8 +84,8 @@ pub(super) async fn serve_in_turns(
     loop {
         turns.begin().await;
         tracing::info!(engine, events = %sockets.events(), replay = %sockets.replay(), "republished");
-        let events = serve(Role::Publisher, at(sockets.events_port()), Arc::clone(stream));
-        let replay = serve(Role::Replay, at(sockets.replay_port()), Arc::clone(stream));
+        let events = serve(Kind::Events, at(sockets.events_port()), Arc::clone(stream));
+        let replay = serve(Kind::Replays, at(sockets.replay_port()), Arc::clone(stream));
         tokio::select! {
             _ = async { tokio::join!(events, replay) } => {}
             () = turns.end() => tracing::info!(engine, "routers are left to the bridge that speaks for the engine"),
@@ -87,7 +94,7 @@ pub(super) async fn serve_in_turns(
 }
 
 /// Serves one socket of an engine, for ever.
-async fn serve(role: Role, (host, port): (String, u16), stream: Arc<Stream>) {
+async fn serve(kind: Kind, (host, port): (String, u16), stream: Arc<Stream>) {
     let listener = bind(&host, port).await;
     let answers = Arc::new(Semaphore::new(ANSWERS_MAX));
     let mut clients = JoinSet::new();
@@ -104,7 +111,7 @@ async fn serve(role: Role, (host, port): (String, u16), stream: Arc<Stream>) {
                     stream.metrics().republish_cut(RepublishCut::TooMany);
                     continue;
                 }
-                clients.spawn(follow(role, client, Arc::clone(&stream), Arc::clone(&answers)));
+                clients.spawn(follow(kind, client, Arc::clone(&stream), Arc::clone(&answers)));
             }
         }
     }
@@ -129,11 +136,11 @@ async fn bind(host: &str, port: u16) -> TcpListener {
 }
 
 /// Serves one client to its end.
-async fn follow(role: Role, client: TcpStream, stream: Arc<Stream>, answers: Arc<Semaphore>) {
+async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc<Semaphore>) {
     let peer = client.peer_addr().ok();
-    let ended = match role {
-        Role::Publisher => publish(client, &stream).await,
-        Role::Replay => replay(client, &stream, &answers).await,
+    let ended = match kind {
+        Kind::Events => publish(client, &stream).await,
+        Kind::Replays => replay(client, &stream, &answers).await,
     };
     let Err(ended) = ended else {
         return;
@@ -145,13 +152,13 @@ async fn follow(role: Role, client: TcpStream, stream: Arc<Stream>, answers: Arc
 }
 
 /// Shakes hands with a client, and returns the two halves of its connection.
-async fn open(client: TcpStream, role: Role) -> Result<(BufReader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
+async fn open(client: TcpStream, role: Role) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
     client.set_nodelay(true)?;
     let (reader, mut writer) = client.into_split();
-    let mut reader = BufReader::with_capacity(1024, reader);
+    let mut reader = Reader::new(reader, Limits::ROUTER);
     let shaking = async {
         writer.write_all(&opening(role)).await?;
-        read_opening(&mut reader).await
+        reader.opening(role).await
     };
     timeout(PATIENCE, shaking).await.map_err(|_| Ended::Slow)??;
     Ok((reader, writer))
@@ -171,7 +178,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
     let (mut reader, mut writer) = open(client, Role::Publisher).await?;
     // All messages have the empty topic: only a client that subscribes to everything hears them.
     let subscribing = async {
-        while !is_subscription(&read(&mut reader).await?) {}
+        while !is_subscription(&reader.next().await?) {}
         Ok::<_, Ended>(())
     };
     timeout(PATIENCE, subscribing).await.map_err(|_| Ended::Idle)??;
@@ -185,7 +192,7 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
     };
     let reading = async {
         loop {
-            if let Err(error) = read(&mut reader).await {
+            if let Err(error) = reader.next().await {
                 return Err(Ended::from(error));
             }
         }
@@ -199,8 +206,8 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
 /// Tells whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
 fn is_subscription(received: &Received) -> bool {
     match received {
-        Received::Message(frames) => frames.as_slice() == [[1]],
-        Received::Command(body) => body.as_slice() == b"\x09SUBSCRIBE",
+        Received::Message(frames) => frames.as_slice() == [&[1][..]],
+        Received::Command(body) => body.as_ref() == b"\x09SUBSCRIBE",
     }
 }
 
@@ -208,15 +215,15 @@ fn is_subscription(received: &Received) -> bool {
 async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
     let (mut reader, mut writer) = open(client, Role::Replay).await?;
     loop {
-        let received = timeout(IDLE_MAX, read(&mut reader))
+        let received = timeout(IDLE_MAX, reader.next())
             .await
             .map_err(|_| Ended::Idle)??;
         let Received::Message(frames) = received else {
             continue;
         };
-        let start = frames.last().and_then(|frame| frame.as_slice().try_into().ok());
+        let start = frames.last().and_then(|frame| frame.as_ref().try_into().ok());
         let Some(start) = start.map(u64::from_be_bytes) else {
-            return Err(ReadError::Protocol.into());
+            return Err(ReadError::from(Mismatch::Protocol).into());
         };
         // The semaphore is never closed.
         let _permit = answers.acquire().await;

@@ -31,7 +31,6 @@ mod flags;
 mod places;
 mod ports;
 mod stream;
-mod zmtp;
 
 use std::sync::Arc;
 use std::time::Duration;

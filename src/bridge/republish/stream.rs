@@ -16,7 +16,7 @@ use kvatlas_telemetry::labels::{RepublishCut, RepublishOmission};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::NUMBERS_MAX;
-use super::zmtp::push_message;
+use crate::zmtp::push_message;
 
 /// First number of a batch. 0 and 1 are below all others, so that a later 0 always looks like a restart.
 const FIRST: u64 = 2;

@@ -16,6 +16,7 @@ use kvatlas_core::wire::Rank;
 use kvatlas_engines::Format;
 
 use super::super::http::authority;
+use super::super::zmtp::split_endpoint;
 
 /// Most ranks of one server.
 const RANKS_MAX: usize = 1024;
@@ -183,18 +184,6 @@ fn is_never_bound(host: &str) -> bool {
 /// Tells whether a host means all addresses of a machine.
 fn is_any(host: &str) -> bool {
     matches!(host, "*" | "::" | "0.0.0.0" | "")
-}
-
-/// Returns host and port of `tcp://HOST:PORT`, the host without brackets; `None` for any other text or for port 0.
-fn split_endpoint(endpoint: &str) -> Option<(&str, u16)> {
-    let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
-    let host = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
-    let port: u16 = port.parse().ok()?;
-    let is_host = !host.is_empty() && !host.contains(char::is_whitespace);
-    (is_host && port > 0).then_some((host, port))
 }
 
 #[derive(Deserialize)]

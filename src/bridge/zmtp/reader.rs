@@ -1,0 +1,95 @@
+//! The reading end of a connection.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use kvatlas_telemetry::labels::FrameFault;
+
+use super::decoder::{Decoder, check_ready};
+use super::{Limits, Mismatch, Received, Role};
+
+/// Error after which nothing more can be read from a peer.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum ReadError {
+    /// The connection failed.
+    #[error("{0}")]
+    Network(#[from] io::Error),
+    /// The peer ended the connection.
+    #[error("the connection has ended")]
+    Closed,
+    /// The peer cannot be talked to.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    /// The peer sends more than such a socket takes.
+    #[error("it sends too much: {0}")]
+    TooMuch(FrameFault),
+}
+
+/// The reading end of a connection, and what of the peer's bytes has not been returned yet.
+#[derive(Debug)]
+pub(in super::super) struct Reader<R> {
+    source: R,
+    decoder: Decoder,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    /// Makes the reader of a connection that begins.
+    pub(in super::super) fn new(source: R, limits: Limits) -> Self {
+        Self {
+            source,
+            decoder: Decoder::new(limits),
+        }
+    }
+
+    /// Reads a peer's greeting, and its command `READY`. `role` is the kind of the own socket.
+    pub(in super::super) async fn opening(&mut self, role: Role) -> Result<(), ReadError> {
+        while !self.decoder.greeting()? {
+            self.fill().await?;
+        }
+        match self.next().await? {
+            Received::Command(body) => Ok(check_ready(&body, role)?),
+            Received::Message(_) => Err(Mismatch::Protocol.into()),
+        }
+    }
+
+    /// Reads the next message or command. Whole ones come before the error that ends the connection. Nothing is lost if the future is
+    /// dropped.
+    pub(in super::super) async fn next(&mut self) -> Result<Received, ReadError> {
+        loop {
+            if let Some(received) = self.decoder.next().map_err(ReadError::TooMuch)? {
+                return Ok(received);
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn fill(&mut self) -> Result<(), ReadError> {
+        match self.source.read_buf(self.decoder.make_room()).await? {
+            0 => Err(ReadError::Closed),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{opening, push_message};
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_is_read_to_the_end() {
+        let frames = [&b""[..], &[7; 300]];
+        let mut bytes = opening(Role::Publisher);
+        push_message(&mut bytes, &frames);
+        // Half a frame at the end.
+        bytes.extend_from_slice(&[0, 9, 1]);
+        let mut reader = Reader::new(bytes.as_slice(), Limits::ROUTER);
+        reader.opening(Role::Subscriber).await.unwrap();
+        let Received::Message(read) = reader.next().await.unwrap() else {
+            panic!("a command");
+        };
+        assert_eq!(read, frames);
+        assert!(matches!(reader.next().await, Err(ReadError::Closed)));
+    }
+}
