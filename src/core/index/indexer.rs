@@ -112,18 +112,6 @@ impl PositionalIndexer {
         search::find_bounds(&self.shared, chain, search)
     }
 
-    /// Approximate number of blocks that the next [`Self::find_bounds`] has to enter into its table before it looks for
-    /// any.
-    pub fn blocks_to_prepare(&self) -> u64 {
-        self.shared.runs.write().not_looked_up()
-    }
-
-    /// Enters some blocks into the table of [`Self::find_bounds`], which takes some microseconds. Returns whether more
-    /// are missing.
-    pub fn prepare_bounds(&self) -> bool {
-        self.shared.runs.write().look_up_more()
-    }
-
     /// Returns all holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
@@ -193,12 +181,6 @@ impl PositionalIndexer {
     /// Number of holders whose blocks have an unknown number of tokens.
     pub fn unsized_holders(&self) -> u32 {
         self.shared.unsized_holders.load()
-    }
-
-    /// Frees the table of all blocks that queries by compressed chains make, if no query has used it since the last
-    /// call. To be called every few seconds.
-    pub fn rest(&self) {
-        self.shared.runs.write().rest_lookups();
     }
 
     /// Number of holders whose hashes are not the contract's chain.

@@ -17,11 +17,9 @@
 //!
 //! Two blocks of the same hash under different parents are different blocks. A holder has at most one block of a name:
 //! a block that gets the name takes it from the block that had it. By the hash contract, a hash stands for its whole
-//! prefix. A search for given hashes relies on that only while it is known to be true of all blocks. Three conditions
-//! must hold. Every block is in the table of hashes. No block has the hash of another
-//! ([`IndexSizes::chain_conflicts`]). No holder's hashes are foreign ([`PositionalIndexer::foreign_holders`]).
-//! Otherwise the search compares every hash. Where engines use names of their own, blocks need not be in the table of
-//! hashes, and mostly are not.
+//! prefix. A search for given hashes relies on that only while it is known to be true of all blocks. Two conditions must
+//! hold. No block has the hash of another ([`IndexSizes::chain_conflicts`]): a table of all hashes tells. No holder's
+//! hashes are foreign ([`PositionalIndexer::foreign_holders`]). Otherwise the search compares every hash.
 //!
 //! # What a query sees during writes
 //!

@@ -100,8 +100,6 @@ pub(crate) struct HolderState {
     pub(super) parking: Parking,
     /// Number of the holder's blocks among the runs.
     placed: usize,
-    /// Whether all blocks of the holder can be found by lineage hash.
-    is_keyed: bool,
     /// Runs of which the holder's share has changed since it was last published.
     touched: Vec<RunId>,
     /// Bytes that are accounted for: in all (`bytes`), for state without a place among the runs (`aside`), and of the
@@ -173,7 +171,6 @@ impl HolderState {
             touched.sort_unstable();
             touched.dedup();
         }
-        runs.show_unplaced();
         runs.step(&touched, |runs| self.show(&touched, runs));
         // Only now, because cutting off all of one run goes on with another run.
         for run in &touched {

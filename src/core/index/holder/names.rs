@@ -59,15 +59,13 @@ impl HolderState {
     }
 
     /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is one at most.
-    pub(super) fn find_keys(&mut self, key: Key, runs: &mut RunWriter<'_>) -> SmallVec<[Spot; 2]> {
-        self.find_keyed(key.current_hash_fragment(), runs, |spot, _, runs| {
-            runs.key(spot) == key
-        })
+    pub(super) fn find_keys(&self, key: Key, runs: &RunWriter<'_>) -> SmallVec<[Spot; 2]> {
+        self.find_keyed(key.current_hash_fragment(), runs, |spot, _| runs.key(spot) == key)
     }
 
     /// Returns all blocks with this sequence hash. If hashes are a chain, there is one at most.
-    pub(super) fn find_hash(&mut self, hash: u64, runs: &mut RunWriter<'_>) -> SmallVec<[Found; 2]> {
-        let placed = self.find_keyed(hash, runs, |spot, held, runs| {
+    pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[Found; 2]> {
+        let placed = self.find_keyed(hash, runs, |spot, held| {
             let own = runs.hash(spot);
             own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
         });
@@ -75,18 +73,16 @@ impl HolderState {
         placed.into_iter().map(Found::Placed).chain(orphans).collect()
     }
 
-    /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true. First enters all
-    /// blocks of the holder into the table of hashes, if that is not done yet.
+    /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true.
     fn find_keyed(
-        &mut self,
+        &self,
         hash: u64,
-        runs: &mut RunWriter<'_>,
-        is_it: impl Fn(Spot, Attributes, &RunWriter<'_>) -> bool,
+        runs: &RunWriter<'_>,
+        is_it: impl Fn(Spot, Attributes) -> bool,
     ) -> SmallVec<[Spot; 2]> {
-        self.make_keyed(runs);
         let mut found = SmallVec::new();
         runs.find_place(hash, |spot| {
-            if self.attributes(spot).is_some_and(|held| is_it(spot, held, runs)) {
+            if self.attributes(spot).is_some_and(|held| is_it(spot, held)) {
                 found.push(spot);
             }
             None::<()>
@@ -98,10 +94,10 @@ impl HolderState {
     /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
     /// event has it. It matters because blocks of that name can stand elsewhere if hashes are no chain.
     pub(super) fn find_parent(
-        &mut self,
+        &self,
         name: u64,
         position: Option<u64>,
-        runs: &mut RunWriter<'_>,
+        runs: &RunWriter<'_>,
     ) -> Option<Start> {
         let precedes =
             |(key, _): &(Key, Found)| position.is_none_or(|position| position == key.position() + 1);
@@ -133,16 +129,6 @@ impl HolderState {
             parent: Some(known.unwrap_or(fragment)),
             parent_is_known: known.is_some(),
             spot,
-        }
-    }
-
-    fn make_keyed(&mut self, runs: &mut RunWriter<'_>) {
-        if !self.is_keyed {
-            self.is_keyed = true;
-            // Blocks that are not published would be cut off while others have turns.
-            self.publish(runs);
-            let mut held = self.parts.iter().map(|(run, _)| *run);
-            runs.place_each(|_| held.next());
         }
     }
 
@@ -194,7 +180,7 @@ impl HolderState {
         spot: Spot,
         name: Option<u64>,
         tiers: u8,
-        runs: &mut RunWriter<'_>,
+        runs: &RunWriter<'_>,
     ) -> bool {
         let Some(held) = self.attributes(spot) else {
             return false;
@@ -245,14 +231,11 @@ impl HolderState {
     }
 
     /// Returns the form in which a block at `spot` can keep its one name.
-    pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &mut RunWriter<'_>) -> Form {
-        if is_whole && runs.hash(spot) == name {
-            runs.place(spot.run, spot.offset + 1);
-            if runs.is_placed(spot) {
-                return Form::Hash;
-            }
+    pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &RunWriter<'_>) -> Form {
+        match is_whole && runs.hash(spot) == name && runs.is_placed(spot) {
+            true => Form::Hash,
+            false => Form::Own,
         }
-        Form::Own
     }
 
     /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether any of these

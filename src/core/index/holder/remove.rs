@@ -215,7 +215,7 @@ impl HolderState {
             match waits {
                 true => work.applied.count_removed(true),
                 false => {
-                    let found = self.find_hash(*hash, &mut work.runs);
+                    let found = self.find_hash(*hash, &work.runs);
                     self.remove_found(found, work);
                 }
             }
@@ -226,7 +226,7 @@ impl HolderState {
     pub(super) fn remove_keys(&mut self, keys: &[Key], work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
-            let placed = self.find_keys(*key, &mut work.runs).into_iter();
+            let placed = self.find_keys(*key, &work.runs).into_iter();
             self.remove_found(placed.map(Found::Placed).chain(orphan).collect(), work);
         }
     }

@@ -114,11 +114,7 @@ pub(super) fn new_blocks(
 impl HolderState {
     /// Returns the start of an event's blocks, if they are given one after the other. Fails if the parent is unknown
     /// and the event gives no position.
-    pub(super) fn start_of(
-        &mut self,
-        stored: &StoredBlocks,
-        runs: &mut RunWriter<'_>,
-    ) -> Result<Start, Unresolved> {
+    pub(super) fn start_of(&self, stored: &StoredBlocks, runs: &RunWriter<'_>) -> Result<Start, Unresolved> {
         let (parent, position) = match &stored.names {
             BlockNames::Sequence {
                 parent: Some(parent),

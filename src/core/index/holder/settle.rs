@@ -24,7 +24,7 @@ impl HolderState {
         if self.refuses_nameless && name.is_none() {
             return work.reject_full(1);
         }
-        let mut placed = self.find_keys(key, &mut work.runs).into_iter();
+        let mut placed = self.find_keys(key, &work.runs).into_iter();
         let own =
             placed.find(|spot| sequence_hash.is_none_or(|hash| work.runs.is(*spot, Wanted::whole(hash.0))));
         let mut has_moved = false;
@@ -102,15 +102,13 @@ impl HolderState {
         let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
             return work.reject_full(1);
         };
-        self.settle_at(spot, orphan, &mut work.runs);
+        self.settle_at(spot, orphan, &work.runs);
         self.adopt(spot, spot.offset + 1);
     }
 
     /// Moves an orphan to its place at `spot`, where it becomes held or adds its tiers and names.
-    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
+    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
         self.touch(spot.run);
-        // It can have no other name than in the orphan's list, and so be found by its hash.
-        runs.place(spot.run, spot.offset + 1);
         let is_whole = orphan.sequence_hash().is_some();
         let held = self.attributes(spot);
         self.placed += usize::from(held.is_none());
@@ -132,7 +130,7 @@ impl HolderState {
 
     /// Moves an orphan to its place if it turns out to be the block at `at`, so that the holder has the block there.
     /// Returns whether there was such an orphan.
-    pub(super) fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
+    pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {
             let hash = orphan.sequence_hash();

@@ -11,7 +11,7 @@ use super::part::{Attributes, Form, tier_bit};
 use super::resolve::new_blocks;
 use super::turn::TURN_BLOCKS;
 use super::{HolderState, RejectReason, Work};
-use crate::index::runs::{RunWriter, Spot, Wanted};
+use crate::index::runs::{Places, RunWriter, Spot, Wanted};
 use crate::wire::Tier;
 
 /// Consecutive blocks to be stored. The first follows `parent`, a block that the holder has or had, or is at position
@@ -106,9 +106,6 @@ impl HolderState {
     /// Makes the holder have the first blocks of a sequence, which are the blocks of a run from `at` up to the offset
     /// `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
-        if self.is_keyed {
-            work.runs.place(at.run, end);
-        }
         while at.offset < end {
             // Blocks go one by one if some are left out.
             let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
@@ -131,11 +128,8 @@ impl HolderState {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
         };
-        let form = self.form_of(at, name, true, &mut work.runs);
-        if form == Form::Hash {
-            work.runs.place(at.run, to);
-        }
-        if self.orphans.len() > 0 && self.merge_orphan(at, &mut work.runs) {
+        let form = self.form_of(at, name, true, &work.runs);
+        if self.orphans.len() > 0 && self.merge_orphan(at, &work.runs) {
             return 0;
         }
         if let Some(other) = self.find_other(name, at, form, &work.runs) {
@@ -188,7 +182,7 @@ impl HolderState {
                 break;
             }
             // Equal hashes may be in one stretch.
-            if runs.has_double(hash) {
+            if runs.places_of(hash) != Places::Single {
                 count = count.max(1);
                 break;
             }
@@ -370,7 +364,7 @@ impl HolderState {
         }
         let Some(held) = self.attributes(at) else { return };
         self.set(at, at.offset + 1, held.with_whole(is_whole));
-        match self.name_again(at, name, tier_bit(work.tier), &mut work.runs) {
+        match self.name_again(at, name, tier_bit(work.tier), &work.runs) {
             true => {
                 self.mark(Found::Placed(at), work.tier, is_barred);
                 work.applied.stored += 1;
@@ -401,7 +395,7 @@ impl HolderState {
         for SequenceHash(name) in names {
             let mut found: SmallVec<[Found; 2]> = self.find_name(*name, &work.runs).into_iter().collect();
             if found.is_empty() {
-                found = self.find_hash(*name, &mut work.runs);
+                found = self.find_hash(*name, &work.runs);
             }
             self.mark_found(&found, is_barred, work);
         }
@@ -411,10 +405,7 @@ impl HolderState {
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
-            let placed = self
-                .find_keys(*key, &mut work.runs)
-                .into_iter()
-                .map(Found::Placed);
+            let placed = self.find_keys(*key, &work.runs).into_iter().map(Found::Placed);
             let found: SmallVec<[Found; 2]> = placed.chain(orphan).collect();
             self.mark_found(&found, is_barred, work);
         }

@@ -14,8 +14,7 @@
 //! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `name_map.rs`, `bucket.rs` | hash table for writers, from a name or hash to places; the word of a bucket that is compared first |
-//! | `places.rs` | table from hashes to the places of blocks, for writers |
-//! | `lookups.rs` | table from the hashes of all blocks to their places, for queries |
+//! | `places.rs` | table from the hashes of all blocks to their places, for turns |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 
@@ -24,7 +23,6 @@ mod bucket;
 mod entry;
 mod header;
 mod heads;
-mod lookups;
 mod name_map;
 mod places;
 mod print;
@@ -39,8 +37,8 @@ mod writer;
 pub(crate) use bars::{Barred, STEPS, split_by_usable};
 pub(crate) use entry::Entry;
 pub(crate) use header::Version;
-pub(crate) use lookups::LookedUp;
 pub(crate) use name_map::NameMap;
+pub(crate) use places::Places;
 pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
 pub(crate) use roster::Roster;

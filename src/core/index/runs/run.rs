@@ -15,7 +15,7 @@
 //! of it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::epoch::Guard;
 
@@ -52,8 +52,6 @@ pub(crate) struct Run {
     pub(super) more: Words,
     /// Tick in which the run was last used. Kept only if the index has a capacity.
     pub(crate) used: AtomicU32,
-    /// Number of leading blocks that have been entered into the table of hashes, `places.rs`.
-    pub(super) placed: AtomicU16,
     /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
     pub(super) bars: Words,
     /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.

@@ -53,14 +53,6 @@ impl<'g> RunView<'g> {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Tells readers how many blocks are not in the table of hashes. To be called before readers can see such a block.
-    pub(crate) fn show_unplaced(&self) {
-        let (shown, now) = (&self.store.doubts.unplaced, self.state.unplaced);
-        if shown.load(Ordering::Relaxed) != now {
-            shown.store(now, Ordering::Relaxed);
-        }
-    }
-
     /// Lets other writers have a turn. It may be called between any two calls of this type's other functions.
     pub(crate) fn pause(&mut self) {
         self.settle();
@@ -364,8 +356,7 @@ impl<'s> RunWriter<'s> {
             .store(column.hash(end.saturating_sub(1)), Ordering::Release);
         run.header.set_len(u16::try_from(end).unwrap_or(0));
         self.state.change.blocks += i64::try_from(count).unwrap_or(0);
-        self.state.unplaced += count as u64;
-        self.enter_lookups(id);
+        self.place(id, len..end);
         self.note_stored(id, count as u64);
         count
     }
@@ -426,7 +417,6 @@ impl<'s> RunWriter<'s> {
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
-        self.show_unplaced();
         self.settle();
     }
 }
