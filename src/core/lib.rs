@@ -10,6 +10,7 @@
 mod epoch;
 pub mod hash;
 pub mod index;
+mod names;
 pub mod snapshot;
 mod split_map;
 pub mod stream;

@@ -6,12 +6,10 @@ use crate::hash::PositionError;
 use crate::stream::{DoubtfulHolders, RefusedAt, RefusedPublisher, StreamTrust};
 use crate::wire::{DegradedReasons, HolderId, QueryKey, Rank, WorkerName};
 
-use super::directory::{HolderRecord, RegisterError};
-use super::holder::Holder;
+use super::directory::HolderRecord;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::shared::{IndexShared, TotalUsage};
-use super::writer::HolderWriter;
 
 /// Sizes of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,7 +57,7 @@ pub struct IndexSizes {
 /// ```
 #[derive(Debug, Clone)]
 pub struct PositionalIndexer {
-    pub(super) shared: Arc<IndexShared>,
+    pub(crate) shared: Arc<IndexShared>,
 }
 
 impl PositionalIndexer {
@@ -85,15 +83,6 @@ impl PositionalIndexer {
         let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
         let has_room = || self.shared.runs.has_room() || self.shared.is_short_of_share(&holder.id.worker);
         holder.status.blocks.load() < blocks_max - blocks_max / 8 && has_room()
-    }
-
-    /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
-    pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
-        let (slot, record) = self.shared.slots.register(id, &self.shared.limits)?;
-        self.shared.unsized_holders.fetch_add(1);
-        let holder = Arc::new(Holder::new(record, slot));
-        self.shared.holders.write().insert(slot, Arc::clone(&holder));
-        Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
     }
 
     /// Returns which holders hold how long a prefix of `query`. Fails only if the query is deeper than 2^24 blocks.

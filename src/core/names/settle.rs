@@ -1,13 +1,15 @@
 //! Storing blocks one by one, by their lineage hashes: each block gets its place when its parent has one.
 
 use crate::hash::{Position, SequenceHash};
-
-use super::names::Found;
-use super::orphans::{Key, Orphan};
-use super::part::{Attributes, Form, classes, tier_bit};
-use super::{HolderState, RejectReason, Work};
-use crate::index::block::NewBlock;
 use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
+use crate::index::share::{classes, tier_bit};
+
+use super::applied::RejectReason;
+use super::blocks::NewBlock;
+use super::find::Found;
+use super::form::{self, Form, Named};
+use super::orphans::{Key, Orphan};
+use super::state::{HolderState, Work};
 
 /// Number of orphans that get their places, or of blocks that some may have waited for, after which others have a turn.
 const ADOPTING_STEPS: usize = 2048;
@@ -108,23 +110,21 @@ impl HolderState {
 
     /// Moves an orphan to its place at `spot`, where it becomes held or adds its tiers and names.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
-        self.touch(spot.run);
-        let is_whole = orphan.sequence_hash().is_some();
+        let (end, is_whole) = (spot.offset + 1, orphan.sequence_hash().is_some());
         let held = self.attributes(spot);
-        self.placed += usize::from(held.is_none());
-        let held = held.unwrap_or(Attributes::new(0, Form::Nameless, is_whole));
+        let held = held.unwrap_or(form::held(0, Form::Nameless, is_whole));
         let is_nameless = held.form() == Form::Nameless;
         let nameless = if is_nameless { orphan.nameless } else { 0 };
-        let part = self.parts.or_default(spot.run);
         let held = held.with_whole(is_whole).with_more(nameless);
-        part.set(spot.offset, spot.offset + 1, Some(held));
+        self.share.set(spot, end, Some(held));
         for alias in &orphan.names {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
         if let Some(held) = self.attributes(spot) {
             // In tiers in which both blocks were, the orphan's bars hold: it came with an event of its own.
             let others = held.barred() & !classes(orphan.tiers());
-            self.set(spot, spot.offset + 1, held.with_barred(others | orphan.barred));
+            self.share
+                .set(spot, end, Some(held.with_barred(others | orphan.barred)));
         }
     }
 
