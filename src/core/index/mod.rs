@@ -76,8 +76,8 @@
 //! | `namespace` | all namespaces |
 //! | `hook` | points at which tests stop a search or count a writer's turns; does nothing outside of tests |
 //!
-//! Two containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all at once, and `crate::words`,
-//! arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
+//! Three containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all
+//! at once; `crate::name_map`, from names to numbers; and `crate::words`, arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
 
 pub(crate) mod block;
 mod capacity;

@@ -3,8 +3,9 @@
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use crate::ahead::AHEAD;
 use crate::hash::SequenceHash;
-use crate::index::runs::{AHEAD, RunView, Spot};
+use crate::index::runs::{RunView, Spot};
 use crate::index::share::{Interval, tier_bit};
 use crate::wire::Tier;
 

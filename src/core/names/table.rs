@@ -4,7 +4,8 @@
 //! A map leads from each name to a place. The names themselves are in a column for each run: the first name of each
 //! block in an array, and further names in [`Copies`].
 
-use crate::index::runs::{NameMap, RunId, Spot};
+use crate::index::runs::{RunId, Spot};
+use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 
 use super::alias::{Alias, Aliases};
@@ -65,7 +66,10 @@ impl Names {
         if self.map.len() == 0 {
             return None;
         }
-        self.map.find(name, |spot| self.has(spot, name).then_some(spot))
+        self.map.find(name, |place| {
+            let spot = Spot::from_bits(place);
+            self.has(spot, name).then_some(spot)
+        })
     }
 
     pub(super) fn prefetch(&self, name: u64) {
@@ -102,10 +106,10 @@ impl Names {
     pub(super) fn replace(&mut self, spot: Spot, before: &[Alias], after: &[Alias]) {
         let is_in = |names: &[Alias], name: u64| names.iter().any(|alias| alias.name == name);
         for Alias { name, .. } in before.iter().filter(|alias| !is_in(after, alias.name)) {
-            self.map.remove(*name, spot);
+            self.map.remove(*name, spot.bits());
         }
         for Alias { name, .. } in after.iter().filter(|alias| !is_in(before, alias.name)) {
-            self.map.insert(*name, spot);
+            self.map.insert(*name, spot.bits());
         }
         if before.is_empty() && after.is_empty() {
             return;
@@ -121,8 +125,8 @@ impl Names {
     /// has. Does not look at the first of them: the caller knows that it is new. Returns how many.
     fn enter(&mut self, at: Spot, names: &[u64]) -> usize {
         let columns = &self.columns;
-        let is_equal = |index: usize, other: Spot| {
-            let name = names[index];
+        let is_equal = |index: usize, place: u64| {
+            let (name, other) = (names[index], Spot::from_bits(place));
             // Names before it in the same stretch are not in the column yet.
             let before = usize::from(other.offset.wrapping_sub(at.offset));
             let column = columns.get(&other.run);
@@ -130,7 +134,8 @@ impl Names {
                 || column.is_some_and(|column| column.has(other.offset, name))
         };
         let is_new = |index, equal| index == 0 || equal == 0;
-        self.map.insert_run(names.iter().copied(), at, is_equal, is_new)
+        self.map
+            .insert_run(names.iter().copied(), at.bits(), is_equal, is_new)
     }
 
     /// Gives blocks from `at` on, which have no names here, one name each, as [`Self::enter`]. Returns how many.
@@ -160,7 +165,8 @@ impl Names {
     pub(super) fn remove(&mut self, run: RunId, from: u16, to: u16) {
         if let Some(column) = self.columns.get(&run) {
             let names = column.firsts(from, to).iter().copied();
-            self.map.remove_run(names, Spot { run, offset: from }, |_, _| ());
+            let first = Spot { run, offset: from };
+            self.map.remove_run(names, first.bits(), |_, _| ());
         }
     }
 

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use crate::index::block::COMMON_MASK;
 
 use super::writer::{RunView, RunWriter};
-use super::{NameMap, RunId, Spot};
+use super::{RunId, Spot};
+use crate::name_map::NameMap;
 
 /// Most places that the table keeps for one hash. Further blocks with that hash are not found by it.
 const EQUAL_MAX: usize = 16;
@@ -15,17 +16,16 @@ const EQUAL_MAX: usize = 16;
 /// Number of places in `places` whose hashes have the bits of `key`.
 fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     let mut equal = 0;
-    places.find(key, |spot| {
-        equal += usize::from(runs.hash(spot) & COMMON_MASK == key);
+    places.find(key, |place| {
+        equal += usize::from(runs.hash(Spot::from_bits(place)) & COMMON_MASK == key);
         None::<()>
     });
     equal
 }
 
-/// Returns the place of the block at an offset of a run.
-fn spot(run: RunId, offset: usize) -> Spot {
-    let offset = u16::try_from(offset).unwrap_or(u16::MAX);
-    Spot { run, offset }
+/// Returns the number of the block at an offset of a run.
+fn place(run: RunId, offset: usize) -> u64 {
+    Spot { run, offset: 0 }.bits() + offset as u64
 }
 
 impl RunWriter<'_> {
@@ -37,7 +37,7 @@ impl RunWriter<'_> {
         let (mut doubles, mut from) = (store.doubles(), blocks.start);
         while from < blocks.end {
             let is_equal = |index, other| {
-                let hash = RunView { store, guard }.hash(other);
+                let hash = RunView { store, guard }.hash(Spot::from_bits(other));
                 (hash ^ column.hash(from + index)) & COMMON_MASK == 0
             };
             let is_new = |_, equal| {
@@ -46,7 +46,7 @@ impl RunWriter<'_> {
             };
             let names = (from..blocks.end).map(|offset| column.hash(offset) & COMMON_MASK);
             // The next block's hash, if one is left, has the most places already: the block is passed over.
-            from += places.insert_run(names, spot(id, from), is_equal, is_new) + 1;
+            from += places.insert_run(names, place(id, from), is_equal, is_new) + 1;
         }
         self.account_places(doubles);
     }
@@ -55,12 +55,12 @@ impl RunWriter<'_> {
     pub(super) fn displace(&mut self, id: RunId, blocks: Range<usize>) {
         let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
         let Some(run) = store.run(id, guard) else { return };
-        let (column, first) = (run.column(guard), spot(id, blocks.start));
+        let (column, from) = (run.column(guard), blocks.start);
         let key_of = |offset: usize| column.hash(offset) & COMMON_MASK;
         let mut doubles = store.doubles();
-        places.remove_run(blocks.map(key_of), first, |places, offset| {
+        places.remove_run(blocks.map(key_of), place(id, from), |places, index| {
             let view = RunView { store, guard };
-            let is_double = doubles > 0 && equal_places(places, key_of(offset.into()), view) > 0;
+            let is_double = doubles > 0 && equal_places(places, key_of(from + index), view) > 0;
             doubles -= u64::from(is_double);
         });
         self.account_places(doubles);
@@ -77,8 +77,9 @@ impl RunWriter<'_> {
 
     /// Calls `check` with each block that may have `hash`, and returns its first `Some`. `check` must compare the hash
     /// itself.
-    pub(crate) fn find_place<T>(&self, hash: u64, check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
-        self.state.places.find(hash & COMMON_MASK, check)
+    pub(crate) fn find_place<T>(&self, hash: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
+        let places = &self.state.places;
+        places.find(hash & COMMON_MASK, |place| check(Spot::from_bits(place)))
     }
 
     /// Returns whether a hash has one place at most, several places, or too many to find all.

@@ -25,6 +25,7 @@ use super::header::{Header, Version};
 use super::print::CHUNK;
 use super::roster::Roster;
 use super::{Spot, Wanted, is_same_at};
+use crate::ahead::prefetch;
 use crate::words::{Words, copy};
 
 /// Number of holders whose entries fit into the run itself, without another allocation.
@@ -182,7 +183,7 @@ impl<'g> Column<'g> {
     /// Prefetches the hash at `offset`.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
-        self.hashes.get(offset).into_iter().for_each(super::prefetch);
+        self.hashes.get(offset).into_iter().for_each(prefetch);
     }
 
     /// Prefetches the first `count` fingerprints of hashes, with `with_content` also those of content, and the first
@@ -192,7 +193,7 @@ impl<'g> Column<'g> {
         let prints = self.prints.iter().take(count).step_by(8);
         let contents = self.contents.iter().take(if with_content { count } else { 0 });
         let all = prints.chain(contents.step_by(8));
-        all.chain(self.hashes.first()).for_each(super::prefetch);
+        all.chain(self.hashes.first()).for_each(prefetch);
     }
 }
 
@@ -312,7 +313,7 @@ impl Run {
     /// Prefetches the pointer to the bars, which [`Self::prefetch_bars`] reads.
     #[inline]
     pub(crate) fn prefetch_bars_word(&self) {
-        super::prefetch(&self.bars);
+        prefetch(&self.bars);
     }
 
     /// Prefetches the bars that a search needs which has found `agreed` of the blocks, at least one.
@@ -321,7 +322,7 @@ impl Run {
         let array = self.bars.get(guard);
         let guess = array.len() * (agreed - 1) / usize::from(self.len().max(1));
         let near = array.get(guess).or(array.last());
-        array.first().into_iter().chain(near).for_each(super::prefetch);
+        array.first().into_iter().chain(near).for_each(prefetch);
     }
 
     /// Whether some block is not resumable for some holder. Reads nothing but the run itself.

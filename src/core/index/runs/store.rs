@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 
 use super::header::Version;
 use super::heads::{HeadCounts, Heads};
-use super::name_map::NameMap;
 use super::print::Prints;
 use super::recency::Queue;
 use super::run::Run;
@@ -20,6 +19,7 @@ use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
 use crate::index::usage::{Change, Usage};
+use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 
 /// All runs of one index.

@@ -18,8 +18,6 @@ use super::run::{Column, Run, column_words};
 use super::store::{RunBooks, RunStore};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// Number of items ahead for which memory is prefetched.
-pub(crate) const AHEAD: usize = 16;
 /// Bytes of replaced memory from which on a collection is worth it.
 const GARBAGE_MAX: usize = 256 * 1024;
 
