@@ -91,7 +91,7 @@ mod search;
 pub(crate) mod settings;
 pub(crate) mod share;
 pub(crate) mod shared;
-mod usage;
+pub(crate) mod usage;
 
 #[cfg(test)]
 mod tests;

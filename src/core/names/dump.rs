@@ -7,11 +7,12 @@ use crate::index::block::current_mask;
 use crate::index::runs::{Run, RunId, RunWriter, Spot};
 use crate::index::settings::Hashing;
 use crate::index::share::{Interval, classes, tier_bit};
+use crate::index::shared::IndexShared;
 use crate::wire::{BlockNames, Event, Resumable, StoredBlocks, Tier};
 
 use super::find::Found;
 use super::form::{Form, Named};
-use super::holder::{Holder, Home};
+use super::holder::Holder;
 use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
@@ -20,11 +21,11 @@ impl Holder {
     /// comes, since blocks may be evicted meanwhile.
     pub(super) fn dump_events<'h>(
         &'h self,
-        home: Home<'h>,
+        index: &'h IndexShared,
         blocks_per_event_max: usize,
     ) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
         let blocks_max = u16::try_from(blocks_per_event_max.max(1)).unwrap_or(u16::MAX);
-        let (state, runs) = (self.state.lock(), home.runs.write());
+        let (state, runs) = (self.state.lock(), index.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
         for (run, part) in state.share.parts() {
             // Intervals that differ only in being resumable go together.
@@ -45,7 +46,7 @@ impl Holder {
             .flat_map(move |(run, interval)| cut(run, interval, blocks_max));
         let placed = pieces.flat_map(move |(run, offsets)| {
             let state = self.state.lock();
-            state.events(run, offsets, home.settings.hashing, &home.runs.write())
+            state.events(run, offsets, index.settings.hashing, &index.runs.write())
         });
         placed.chain(orphans)
     }

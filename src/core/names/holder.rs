@@ -6,9 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::index::runs::{RunStore, Victim};
-use crate::index::settings::{IndexLimits, NamespaceSettings};
 use crate::index::share::{Evictable, Share};
-use crate::index::shared::IndexShared;
 use crate::wire::{DegradedReason, Tier};
 
 use super::applied::{Applied, RejectReason};
@@ -20,24 +18,6 @@ pub(super) struct Holder {
     pub(super) record: Arc<HolderRecord>,
     /// The holder's blocks. They change only under this lock, in steps that queries see whole or not at all.
     pub(super) state: Mutex<HolderState>,
-}
-
-/// Parts of the index that a holder belongs to.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Home<'a> {
-    pub(super) settings: &'a NamespaceSettings,
-    pub(super) limits: &'a IndexLimits,
-    pub(super) runs: &'a RunStore,
-}
-
-impl<'a> Home<'a> {
-    pub(super) fn of(shared: &'a IndexShared) -> Self {
-        Self {
-            settings: &shared.settings,
-            limits: &shared.limits,
-            runs: &shared.runs,
-        }
-    }
 }
 
 /// Bounds of a turn in which all blocks are removed: number of blocks, and number of runs.

@@ -2,6 +2,7 @@
 
 use crate::index::runs::{RunView, RunWriter, Spot};
 use crate::index::share::{Attributes, Part, Share, aside};
+use crate::index::usage::Change;
 use crate::wire::Tier;
 
 use super::applied::{Applied, RejectReason};
@@ -43,22 +44,14 @@ pub(super) struct HolderState {
     /// Blocks that some orphans may have waited for. Empty between events.
     pub(super) adopting: Vec<Spot>,
     pub(super) parking: Parking,
-    accounted: Accounted,
+    /// Memory of the holder that is accounted for.
+    accounted: Change,
     /// Whether the engine gives names to blocks. Not all blocks need have names.
     pub(super) uses_names: bool,
     /// Whether blocks without a name are refused.
     pub(super) refuses_nameless: bool,
     /// Whether blocks have been evicted since the last event.
     pub(super) is_cut: bool,
-}
-
-/// Bytes that are accounted for: in all (`bytes`), for state without a place among the runs (`aside`), and of the latter
-/// for events that wait (`waiting`).
-#[derive(Debug, Clone, Copy, Default)]
-struct Accounted {
-    bytes: i64,
-    aside: i64,
-    waiting: i64,
 }
 
 impl AsMut<Share> for HolderState {
@@ -114,15 +107,13 @@ impl HolderState {
         let waiting = bytes(self.parking.bytes());
         let aside = bytes(self.orphans.bytes()) + waiting;
         let placed = bytes(self.share.bytes() + self.names.bytes());
-        let now = Accounted {
+        let now = Change {
+            blocks: 0,
             bytes: placed + aside,
             aside,
             waiting,
         };
-        let (change, before) = (&mut runs.state.change, self.accounted);
-        change.bytes += now.bytes - before.bytes;
-        change.aside += now.aside - before.aside;
-        change.waiting += now.waiting - before.waiting;
+        runs.count_usage(now.since(self.accounted));
         self.accounted = now;
     }
 

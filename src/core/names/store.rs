@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::ahead::AHEAD;
 use crate::hash::SequenceHash;
 use crate::index::runs::{Places, RunWriter, Spot, Wanted};
 use crate::index::share::{Attributes, tier_bit};
@@ -36,6 +37,11 @@ impl HolderState {
             if hashes.is_empty() {
                 self.store_beyond(sequence, work);
                 return false;
+            }
+            if self.names.len() > 0 {
+                // Their memory comes while the blocks are put among the runs.
+                let names = sequence.names.iter().take(AHEAD);
+                names.for_each(|name| self.names.prefetch(*name));
             }
             let Some((first, count)) = work.runs.put(parent, position, hashes, true) else {
                 work.reject_full(sequence.hashes.len());

@@ -6,6 +6,7 @@ use parking_lot::MutexGuard;
 use crate::hash::SequenceHash;
 use crate::index::directory::HolderRecord;
 use crate::index::settings::Hashing;
+use crate::index::shared::IndexShared;
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 use crate::words::{GIVEN_BACK, give_back};
 
@@ -13,7 +14,7 @@ use super::applied::{Applied, RejectReason};
 use super::blocks::{NewBlock, Sequence};
 use super::find::Found;
 use super::form::Form;
-use super::holder::{Holder, Home};
+use super::holder::Holder;
 use super::marks::Marks;
 use super::parking::{ParkedEvent, Unplaced, bytes_to_wait, names_in};
 use super::remove::{leave_out_named, leave_out_waiting};
@@ -22,7 +23,7 @@ use super::state::{HolderState, TURN_BLOCKS, Work};
 
 /// Turn of a lane at a holder, with the locks of the holder and of the runs.
 pub(super) struct Turn<'a> {
-    home: Home<'a>,
+    index: &'a IndexShared,
     record: &'a HolderRecord,
     state: MutexGuard<'a, HolderState>,
     work: Work<'a>,
@@ -36,21 +37,21 @@ impl Holder {
     /// blocks.
     pub(super) fn change(
         &self,
-        home: Home<'_>,
+        index: &IndexShared,
         applied: &mut Applied,
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
         let mut turn = Turn {
-            home,
+            index,
             record: &self.record,
             state: self.state.lock(),
             work: Work {
-                runs: home.runs.write(),
+                runs: index.runs.write(),
                 applied,
                 tier: Tier::DEVICE,
-                blocks_max: home.limits.blocks_per_holder_max,
-                waiting_bytes_max: home.limits.parking.bytes_max,
+                blocks_max: index.limits.blocks_per_holder_max,
+                waiting_bytes_max: index.limits.parking.bytes_max,
             },
         };
         turn.state.uses_names |= uses_names;
@@ -160,7 +161,7 @@ impl Turn<'_> {
 
     /// Finds out the hashes and names of an event's blocks, and notes what they contradict.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
-        let (runs, settings) = (&mut self.work.runs, self.home.settings);
+        let (runs, settings) = (&mut self.work.runs, &self.index.settings);
         let start = self.state.start_of(stored, runs)?;
         // Without content there is nothing to hash.
         let hashed = stored.content.as_ref().map_or(0, |_| stored.names.len());
@@ -187,10 +188,10 @@ impl Turn<'_> {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     return self.reject(RejectReason::ContentMismatch, blocks);
                 };
-                let (tier, limits) = (self.work.tier, self.home.limits.parking);
+                let (tier, limits) = (self.work.tier, self.index.limits.parking);
                 let (own, more) = (self.state.parking.bytes() as u64, bytes_to_wait(&stored) as u64);
-                let room = self.home.runs.room_to_wait(own, limits.bytes_max);
-                if !self.home.runs.has_room_aside() || own + more > room {
+                let room = self.index.runs.room_to_wait(own, limits.bytes_max);
+                if !self.index.runs.has_room_aside() || own + more > room {
                     return self.reject(RejectReason::ParkingFull, blocks);
                 }
                 self.work.applied.parked += 1;
@@ -204,10 +205,10 @@ impl Turn<'_> {
     /// events are bounded in blocks, so the content is reduced to what the blocks need: their block hashes, or nothing
     /// if the engine's hashes are the keys.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
-        if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
+        if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
-        let (blocks, size) = (stored.names.len(), self.home.settings.block_size);
+        let (blocks, size) = (stored.names.len(), self.index.settings.block_size);
         let fits = |content: &BlockContent| content.is_of(blocks, size);
         if !stored.content.as_ref().is_none_or(fits) {
             return None;

@@ -11,7 +11,7 @@ use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
 
 use super::applied::{Applied, RejectReason};
-use super::holder::{Holder, Home};
+use super::holder::Holder;
 use super::turn::Turn;
 
 impl PositionalIndexer {
@@ -105,8 +105,7 @@ impl HolderWriter {
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
-        self.holder
-            .change(Home::of(&self.shared), applied, uses_names, change);
+        self.holder.change(&self.shared, applied, uses_names, change);
         if applied.rejected(RejectReason::ForeignChain) > 0 {
             self.set_foreign_chain(true);
         }
@@ -170,7 +169,6 @@ impl HolderWriter {
     /// compactly, for all holders.
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
         self.catch_up();
-        self.holder
-            .dump_events(Home::of(&self.shared), blocks_per_event_max)
+        self.holder.dump_events(&self.shared, blocks_per_event_max)
     }
 }

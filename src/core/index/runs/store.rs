@@ -70,7 +70,7 @@ pub(crate) struct Head<'g> {
 
 /// State of the runs that only the writer with the turn reads and changes.
 #[derive(Debug, Default)]
-pub(crate) struct RunBooks {
+pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
     /// Smallest number that no run has had since there were no runs.
     pub(super) next: u32,
@@ -83,7 +83,7 @@ pub(crate) struct RunBooks {
     pub(super) places: NameMap,
     pub(super) places_bytes: i64,
     /// Changes of the usage that are not accounted for yet.
-    pub(crate) change: Change,
+    pub(super) change: Change,
     /// Bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,

@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::directory::HolderSlot;
 use crate::index::hook::{point, turn_ends};
+use crate::index::usage::Change;
 use crate::words::{self, Words, copy};
 
 use super::Wanted;
@@ -24,7 +25,7 @@ const GARBAGE_MAX: usize = 256 * 1024;
 /// One turn of a writer at the runs. Except in pauses, nobody else changes the runs while it lives.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
-    pub(crate) state: MutexGuard<'s, RunBooks>,
+    pub(super) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
@@ -51,6 +52,11 @@ impl<'g> RunView<'g> {
 }
 
 impl<'s> RunWriter<'s> {
+    /// Counts a change of what a holder uses beside the runs.
+    pub(crate) fn count_usage(&mut self, change: Change) {
+        self.state.change.add(change);
+    }
+
     /// Lets other writers have a turn. It may be called between any two calls of this type's other functions.
     pub(crate) fn pause(&mut self) {
         self.settle();
