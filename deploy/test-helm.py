@@ -94,6 +94,8 @@ DIMENSIONS: list[list[Values]] = [
         },
         {"shards": 3},
         {"shards": 2, "http": {"enabled": True, "tokenSecret": "http-token"}},
+        {"shards": 2, "redis": {"enabled": True, "passwordSecret": "redis"}, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b", "max_connections": 2000}}},
+        {"shards": 2, "config": {"dynamo": {"components": "a.b", "discovery": "etcd:http://etcd:2379"}}},
     ],
     [{}, {"admin": {"bind": "loopback"}}, {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}],
     [
@@ -154,6 +156,19 @@ ONCE: list[Values] = [
     {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True}},
     {"bridge": {"enabled": True, "discover": ["dynamo:etcd:http://etcd:2379,component=dynamo.backend"], "answerPorts": "7300-7315"}},
     {"bridge": {"enabled": True, "engines": ["grpc://vllm-0:50051"], "answerPorts": "7300"}, "networkPolicy": {"answersFrom": [{"namespaceSelector": {}}]}},
+    {"bridge": {"enabled": True, "discover": ["dns:vllm-headless:8000"], "republish": {"enabled": True}}},
+    {
+        "bridge": {
+            "enabled": True,
+            "discover": ["dns:a:8000"],
+            "answerPorts": "7300-7315",
+            "replicas": 2,
+            "state": {"bucket": "kept"},
+            "republish": {"enabled": True, "port": 5700, "engines": 3, "everything": True, "maxBytes": 4294967296, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+        },
+        "networkPolicy": {"republishFrom": [{"namespaceSelector": {}}]},
+    },
+    {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "republish": {"enabled": True}}, "networkPolicy": {"republishFrom": []}},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
     {"networkPolicy": {"redisFrom": []}, "redis": {"enabled": True, "port": 6380}},
     {"networkPolicy": {"grpcFrom": []}, "grpc": {"enabled": True}, "config": {"grpc": {"namespace": "m_ssglang", "writing": "open"}}},
@@ -185,9 +200,6 @@ REFUSED: list[tuple[str, Values]] = [
     ("a section that the daemon does not have", {"config": {"trace": {}}}),
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
-    ("a Redis listener with shards", {"shards": 2, "redis": {"enabled": True}}),
-    ("a listener for Dynamo's routers with shards", {"shards": 2, "dynamo": {"enabled": True}, "config": {"dynamo": {"components": "a.b"}}}),
-    ("Dynamo's routers over NATS with shards", {"shards": 2, "config": {"dynamo": {"components": "a.b"}}}),
     ("a listener for Dynamo's routers of no component", {"dynamo": {"enabled": True}}),
     ("gateways that do not know about what SGLang's routers ask", {"shards": 2, "grpc": {"enabled": True}}),
     ("reports to gateways", {"shards": 2, "config": {"grpc": {"namespace": "m", "writing": "open"}}}),
@@ -200,6 +212,8 @@ REFUSED: list[tuple[str, Values]] = [
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
     ("a PodMonitor of the loopback address", {"admin": {"bind": "loopback"}, "podMonitor": {"enabled": True}}),
+    ("ports for no engine", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "republish": {"enabled": True, "engines": 0}}}),
+    ("bridges that would give an engine different ports", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "replicas": 2, "republish": {"enabled": True}}}),
     ("ports that are no range", {"bridge": {"enabled": True, "discover": ["dns:a:8000"], "answerPorts": "any"}}),
 ]
 # What a schema cannot see: the templates do not render it.
@@ -355,7 +369,8 @@ def check_references(items: list[dict[str, Any]]) -> None:
             found = [template for _, template in pods(items) if selects(spec["selector"], template["metadata"]["labels"])]
             assert found, item
             ports = {port["name"] for template in found for container in template["spec"]["containers"] for port in container["ports"]}
-            assert {port["targetPort"] for port in spec["ports"]} <= ports, item
+            # Those of engines that are republished have no names: see check_republish.
+            assert {port["targetPort"] for port in spec["ports"] if isinstance(port["targetPort"], str)} <= ports, item
         if item["kind"] == "HorizontalPodAutoscaler":
             target = spec["scaleTargetRef"]
             assert (target["kind"], target["name"]) in named, item
@@ -481,7 +496,7 @@ def check_notes(rendered: dict[str, str], items: list[dict[str, Any]]) -> None:
     [notes] = [text for name, text in rendered.items() if name.endswith("kvatlas/templates/NOTES.txt")]
     for item in items:
         if item["kind"] == "Service" and item["metadata"]["labels"]["app.kubernetes.io/name"] != "nats" and "clusterIP" not in item["spec"]:
-            [port] = item["spec"]["ports"]
+            port = item["spec"]["ports"][0]
             address = f"{item['metadata']['name']}.inference:{port['port']}"
             wanted = "find the daemons by etcd:" if port["name"] == "dynamo" and "etcd:" in notes else address
             assert wanted in notes, f"{wanted} is not in {notes}"
@@ -518,11 +533,12 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert all(item in container["volumeMounts"] for item in added.get("extraVolumeMounts", [])), owner["metadata"]
     for policy in own_policies(items):
         bridge = values.get("bridge", {})
-        answers = [rule for rule in policy["spec"].get("ingress") or [] if any("endPort" in port for port in rule["ports"])]
-        assert len(answers) == int(bool(bridge.get("answerPorts"))) and all(rule["from"] for rule in answers), policy
-        if answers:
-            first, _, last = bridge["answerPorts"].partition("-")
-            assert answers[0]["ports"] == [{"protocol": "TCP", "port": int(first), "endPort": int(last or first)}], answers
+        ranges = [rule for rule in policy["spec"].get("ingress") or [] if any("endPort" in port for port in rule["ports"])]
+        assert all(rule["from"] for rule in ranges), policy
+        wanted = [bridge["answerPorts"].partition("-")] if bridge.get("answerPorts") else []
+        if values.get("networkPolicy", {}).get("republishFrom") != []:
+            wanted += [ports.partition("-") for ports in republished(items)]
+        assert [rule["ports"] for rule in ranges] == [[{"protocol": "TCP", "port": int(first), "endPort": int(last or first)}] for first, _, last in wanted], ranges
     toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
     bound = re.search(r'max_bytes_total = "(.*)"', toml)
     if "resources" not in values and "limits" not in values.get("config", {}):
@@ -531,12 +547,37 @@ def check_extras(items: list[dict[str, Any]], values: Values) -> None:
         assert not bound, toml
 
 
+def republished(items: list[dict[str, Any]]) -> list[str]:
+    """The ranges of ports at which bridges republish engines."""
+    arguments = [word for _, template in own_pods(items) for word in template["spec"]["containers"][0]["args"]]
+    return [word.rpartition(":")[2] for word in arguments if word.startswith("--republish=")]
+
+
+def check_republish(items: list[dict[str, Any]], values: Values) -> None:
+    """Where engines are republished, a Service has the ports of as many as are wanted, and they are those that the bridge gives."""
+    given = values.get("bridge", {}).get("republish", {})
+    services = [item for item in items if item["kind"] == "Service" and item["metadata"]["name"].endswith("-republish")]
+    ranges = republished(items)
+    assert len(services) == len(ranges) == int(given.get("enabled", False)), values
+    for service, ports in zip(services, ranges):
+        first, last = map(int, ports.split("-"))
+        assert (first, last - first + 1) == (given.get("port", 5600), 2 * given.get("engines", 16)), ports
+        listed = service["spec"]["ports"]
+        assert [port["port"] for port in listed] == [port["targetPort"] for port in listed] == list(range(first, last + 1)), listed
+        assert [port["name"].partition("-")[0] for port in listed] == ["events", "replay"] * (len(listed) // 2), listed
+        assert service["spec"]["selector"]["app.kubernetes.io/component"] == "bridge", service
+        assert service["spec"]["type"] == given.get("service", {}).get("type", "ClusterIP"), service
+        [arguments] = [template["spec"]["containers"][0]["args"] for _, template in own_pods(items) if f"--republish=tcp://0.0.0.0:{ports}" in template["spec"]["containers"][0]["args"]]
+        assert ("--republish-everything" in arguments) == given.get("everything", False), arguments
+        assert f"--republish-max-bytes={given.get('maxBytes', 1 << 27)}" in arguments, arguments
+
+
 def check_names(with_nats: helm.Chart) -> None:
     """Services have names that Kubernetes takes. Those of StatefulSets leave room for the hash that it adds."""
     for name, values in NAMES:
         for shards in (0, 2):
-            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": shards == 0}, "grpc": {"enabled": shards == 0}}
-            meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2}}, values)
+            more: Values = {"http": {"enabled": True}, "nats": {"enabled": True}, "shards": shards, "redis": {"enabled": True}, "grpc": {"enabled": shards == 0}}
+            meant = merged(more | {"bridge": {"enabled": True, "http": {"enabled": True}, "replicas": 2, "state": {"bucket": "kept"}, "republish": {"enabled": True}}}, values)
             items = objects(with_nats.render(meant, name=name, namespace="inference"))
             for item in items:
                 check_form(item)
@@ -615,13 +656,15 @@ def check_nats_server(items: list[dict[str, Any]], container: dict[str, Any], va
 
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
     """kvatlas takes the configuration of each container. Files of secrets are made up."""
-    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
+    files = next(item["data"] for item in items if item["kind"] == "ConfigMap" and "kvatlas.toml" in item["data"])
     for _, template in own_pods(items):
         [container] = template["spec"]["containers"]
         if container["args"][0] != "serve":
             continue
         with tempfile.TemporaryDirectory() as directory:
             place = Path(directory)
+            config = container["args"][container["args"].index("--config") + 1]
+            toml = files[Path(config).name]
             (place / "kvatlas.toml").write_text(toml)
             environment = {"KVATLAS_CONFIG": str(place / "kvatlas.toml")}
             for item in container["env"]:
@@ -630,7 +673,7 @@ def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
                     (place / item["name"]).write_text("made up")
                     value = str(place / item["name"])
                 environment[item["name"]] = value
-            arguments = [word for word in container["args"] if word not in ("--config", "/etc/kvatlas/config/kvatlas.toml")]
+            arguments = [word for word in container["args"] if word not in ("--config", config)]
             described = toml + str(container["args"]) + str(container["env"])
             if described in checked:
                 continue
@@ -682,7 +725,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             environment = {}
             state = [word.removeprefix("--state=") for word in container["args"] if word.startswith("--state=")]
             assert all(place.startswith(("nats:", *mounts)) for place in state), f"{state} is not in {mounts}"
-            arguments = [re.sub(r"^--state=.*", f"--state={folder}", word) for word in container["args"][1:]]
+            arguments = [re.sub(r"^--state=/.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
                 value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1):\d+$", "127.0.0.1:0", item["value"])
@@ -818,6 +861,7 @@ def main() -> None:
             check_notes(rendered, items)
             check_extras(items, values)
             check_strategies(items, values)
+            check_republish(items, values)
             check_rights(items, values)
             check_nats(items, values)
             check_daemon(items, checked)

@@ -70,7 +70,7 @@ impl Inner {
         };
         if let Some(republisher) = &self.republisher {
             let settings = self.translator_settings(engine)?;
-            let tap = republisher.tap(engine, &name, &settings, republished);
+            let tap = republisher.tap(engine, &name, &settings, republished, relay.turns());
             relay.set_tap(tap.await);
         }
         Ok(Begun {

@@ -2,6 +2,7 @@
 
 mod given;
 mod registry;
+mod republished;
 mod servers;
 
 use std::collections::BTreeMap;
@@ -37,11 +38,11 @@ use super::http::address_of;
 use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
-use super::republish::{RepublishOptions, Republisher, SocketPair};
+use super::republish::{RepublishOptions, Republisher};
 use super::server::Origin;
 use super::sources::SourceTask;
 use super::stalls::{BridgeClock, StallWatch};
-use super::state::{Registered, StateDirectory};
+use super::state::{KeptPlaces, Registered, StateDirectory};
 use super::task::EngineTask;
 use given::Given;
 use servers::AskedServer;
@@ -249,7 +250,10 @@ impl Bridge {
         Self {
             inner: Arc::new(Inner {
                 kin: Kin::default(),
-                republisher: republished.map(|republish| Republisher::new(republish, Arc::clone(&metrics))),
+                republisher: republished.map(|republish| {
+                    let kept = KeptPlaces::of(options.state.as_ref());
+                    Republisher::new(republish, kept, Arc::clone(&metrics))
+                }),
                 subjects,
                 lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
@@ -287,7 +291,16 @@ impl Bridge {
             let metrics = Arc::clone(&self.inner.metrics);
             let registered = move || inner.state.lock().registered();
             let apply = move |registration| bridge.apply(registration);
-            self.spawn_source(shared.clone().run(nats.clone(), metrics, registered, apply));
+            let inner = Arc::clone(&self.inner);
+            let ports = move |revision, places| {
+                if let Some(republisher) = &inner.republisher {
+                    republisher.heard_places(revision, places);
+                }
+            };
+            let running = shared
+                .clone()
+                .run(nats.clone(), metrics, registered, apply, ports);
+            self.spawn_source(running);
         }
     }
 
@@ -447,18 +460,6 @@ impl Bridge {
             .iter()
             .map(Reports::state)
             .collect()
-    }
-
-    /// Assigns addresses at which events are published once more: each of `engines` that has none gets the next address, in their order.
-    pub fn assign_republished(&self, engines: &[GivenEngine]) {
-        if let Some(republisher) = &self.inner.republisher {
-            republisher.assign(engines);
-        }
-    }
-
-    /// Returns the sockets at which an engine's events are published once more; `None` if they are not.
-    pub fn republished_at(&self, engine: &NewEngine) -> Option<SocketPair> {
-        self.inner.republisher.as_ref()?.sockets_of(engine)
     }
 
     /// Returns the number of engines that the sources for which `is_meant` holds know together.

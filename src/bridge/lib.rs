@@ -19,8 +19,8 @@
 //!    stale.
 //! 4. A bridge that has stood still treats every engine as out of sight until it has looked at the engine again (`stalls`).
 //! 5. State that is kept on disk or in JetStream (`state`) makes no holder exact: the bridge treats it like the state before a reconnect.
-//! 6. Of several bridges that follow an engine, one speaks (`lease`): it alone reports the engine to daemons. If two of them speak by
-//!    mistake, daemons tell them apart by their epochs.
+//! 6. Of several bridges that follow an engine, one speaks (`lease`): it alone reports the engine to daemons, and to routers (`republish`).
+//!    If two of them speak by mistake, daemons tell them apart by their epochs.
 //! 7. An answer of an engine's server counts for connections that stood when the server was asked (`server`). A later answer that differs
 //!    means another engine.
 //! 8. Another process at the sockets of an engine that was out of sight for [`FollowOptions::give_up_after`] is in doubt until it clears.
@@ -70,7 +70,7 @@ pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};
 pub use lease::{LeaseOptions, Times as LeaseTimes};
-pub use republish::{RepublishAddress, RepublishOptions, SocketPair};
+pub use republish::{RepublishAddress, RepublishOptions, RouterQuestion, SocketPair};
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;
 pub use state::{PlaceError, StateDirectory, StateError, StatePlace};

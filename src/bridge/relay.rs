@@ -1,6 +1,7 @@
 //! Relay: turns an engine's payloads into batches of the contract, with their doubts, and tells daemons.
 
 mod blocks;
+mod doubts;
 mod kept;
 mod labels;
 
@@ -12,9 +13,7 @@ use kvatlas_client::publish::{
     Beginning, CutBounds, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
     cut_events,
 };
-use kvatlas_core::wire::{
-    DegradedReason, DegradedReasons, Event, Labels, ModelKey, Profile, Rank, Subjects, Tier,
-};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Labels, ModelKey, Profile, Rank, Subjects};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
     TranslatorSettings,
@@ -24,7 +23,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::kin::{Kin, Member};
-use super::lease::{Lease, Share, Sight};
+use super::lease::{Lease, Share, Turns};
 use super::partial::partial_doubts;
 use super::republish::Tap;
 use blocks::Blocks;
@@ -397,17 +396,6 @@ impl Relay {
         self.publisher.set_profile(profile).await
     }
 
-    /// Adds the current doubts behind the last clear of each part. A clear ends every doubt, and the doubts that remain have to be told in
-    /// the same batch.
-    fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
-        for part in &mut self.translation.parts {
-            let clears = part.events.iter().rposition(|event| *event == Event::Cleared);
-            if let Some(index) = clears {
-                part.events.insert(index + 1, Event::Doubted(doubts));
-            }
-        }
-    }
-
     /// Publishes the translation, in pieces that the publisher takes.
     async fn publish(&mut self) -> Result<(), PublisherError> {
         for part in self.translation.parts.drain(..) {
@@ -418,47 +406,9 @@ impl Relay {
         Ok(())
     }
 
-    fn doubts(&self) -> DegradedReasons {
-        let mut doubts = self.partial;
-        if self.doubt.is_some() {
-            doubts = doubts.with(DegradedReason::UpstreamGap);
-        }
-        if self.is_lost {
-            doubts = doubts.with(DegradedReason::UpstreamLost);
-        }
-        if self.hides_groups {
-            doubts = doubts.with(DegradedReason::UnknownGroups);
-        }
-        doubts
-    }
-
-    /// Tells daemons the doubts, if they differ from those last told.
-    async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
-        let doubts = self.doubts();
-        if doubts == self.told {
-            return Ok(());
-        }
-        self.tell_doubts(doubts).await
-    }
-
-    async fn tell_doubts(&mut self, doubts: DegradedReasons) -> Result<(), PublisherError> {
-        self.note_told(doubts);
-        self.publisher
-            .publish(Tier::DEVICE, vec![Event::Doubted(doubts)])
-            .await
-    }
-
-    fn note_told(&mut self, doubts: DegradedReasons) {
-        self.told = doubts;
-        let is_exact = doubts.of_all_queries().is_empty();
-        self.engine_metrics.set_exact(is_exact);
-        if let Some(share) = &self.share {
-            share.note(match is_exact {
-                true => Sight::Whole,
-                false if self.is_lost => Sight::None,
-                false => Sight::Doubtful,
-            });
-        }
+    /// Returns the turns in which this bridge speaks for the holder.
+    pub(super) fn turns(&self) -> Turns {
+        self.share.as_ref().map_or_else(Turns::always, Share::turns)
     }
 
     /// Whether this bridge speaks for the holder.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas_bridge::Bridge;
+use kvatlas_bridge::{Bridge, RouterQuestion};
 use kvatlas_config::{LoggingConfig, process_environment};
-use kvatlas_core::wire::{AdminCommand, Subjects};
+use kvatlas_core::wire::{Address, AdminCommand, Subjects};
 use kvatlas_daemon::http::{HttpLimits, HttpParts, HttpServer, read_token};
 use kvatlas_process::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use kvatlas_process::broker::{ConnectPatience, ConnectionNotice, Refusal, Refused, connect};
@@ -132,8 +132,10 @@ impl AdminSource for View {
                     "endpoint": state.engine.endpoint,
                     "status": format!("{:?}", state.status).to_lowercase(),
                     "last_error": state.last_error,
-                    "republished": self.bridge.republished_at(&state.engine).map(|sockets| {
-                        serde_json::json!({ "events": sockets.events(), "replay": sockets.replay() })
+                    "address": state.engine.profile.address.as_ref().map(Address::as_str),
+                    "republished": self.bridge.republished_at(&state.engine).map(|sockets| match sockets {
+                        Ok(sockets) => serde_json::json!({ "events": sockets.events(), "replay": sockets.replay() }),
+                        Err(error) => serde_json::json!({ "error": error }),
                     }),
                 })
             })
@@ -167,6 +169,13 @@ impl AdminSource for View {
             })
             .collect();
         serde_json::json!({ "engines": engines, "servers": servers, "sources": sources }).to_string()
+    }
+
+    fn router_flags(&self, query: Option<&str>) -> Option<Result<String, String>> {
+        match RouterQuestion::parse(query) {
+            Ok(question) => self.bridge.router_flags(&question).map(Ok),
+            Err(error) => Some(Err(error.to_owned())),
+        }
     }
 
     fn index_json(&self) -> String {

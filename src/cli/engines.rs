@@ -80,14 +80,15 @@ pub(super) struct EngineArguments {
     /// Name that all bridges have which follow the same engines: one of them tells daemons of an engine, and another does when it dies.
     #[arg(long, value_name = "NAME", value_parser = parse_group)]
     lease: Option<String>,
-    /// Publish engines' events once more, for routers with an index of their own: tcp://HOST:PORT, on which the engines of flags and file have
-    /// two ports each in their order, events and replays; or NAME=tcp://HOST:PORT for one engine. May be given many times.
+    /// Publish engines' events once more, for routers with an index of their own, at two ports for each engine, events and replays:
+    /// tcp://HOST:PORT-PORT, of which each engine gets two when it comes; tcp://HOST:PORT, for the engines of flags and file in their order; or
+    /// NAME=tcp://HOST:PORT for one engine. May be given many times.
     #[arg(long = "republish", value_name = "ADDRESS")]
     republish: Vec<RepublishAddress>,
     /// Publish blocks with a salt, an adapter or an image, too. vLLM's router credits them to prompts without.
     #[arg(long)]
     republish_everything: bool,
-    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 112.
+    /// Keep so many bytes of blocks with their tokens for one engine at most; a block of 16 tokens takes 100.
     #[arg(long, value_name = "BYTES", default_value_t = 134_217_728)]
     republish_max_bytes: usize,
     /// Ports at which Dynamo's workers answer, such as 7300-7315, for a firewall that lets them in [default: any that are free].
@@ -192,6 +193,12 @@ impl EngineArguments {
             bytes_max: self.republish_max_bytes,
         };
         options.check().map_err(Failure::usage)?;
+        let has_bucket = matches!(self.state, Some(StatePlace::Bucket { .. }));
+        if options.has_range() && self.lease.is_some() && !has_bucket {
+            return Err(Failure::usage(
+                "bridges with one --lease need --state nats:BUCKET to give an engine the same ports of a range (--republish)",
+            ));
+        }
         Ok((!options.addresses.is_empty()).then_some(options))
     }
 
@@ -203,6 +210,7 @@ impl EngineArguments {
         engines: &[GivenEngine],
         register_token: Option<Secret>,
     ) -> Result<Bridge, Failure> {
+        let republish = self.republished()?;
         let group = self.lease.as_deref();
         let open = |place| StateDirectory::open_place(place, group, &subjects, STATE_INTERVAL);
         let state = self.state.as_ref().map(open);
@@ -222,7 +230,7 @@ impl EngineArguments {
             engines_max: self.max_engines,
             register_hosts: self.register_hosts.clone(),
             register_token,
-            republish: self.republished()?,
+            republish,
             ..BridgeOptions::default()
         };
         let bridge = Bridge::new(subjects, options);

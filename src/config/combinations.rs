@@ -37,13 +37,7 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index. A gateway has no index, so none may be given for one.
-const NOT_FOR_GATEWAY: [&str; 5] = [
-    "sharding.shard",
-    "snapshots.directory",
-    "dynamo.components",
-    "redis.listen",
-    "grpc.writing",
-];
+const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "grpc.writing"];
 
 /// The addresses that the daemon listens at.
 const LISTENERS: [&str; 5] = [
@@ -75,7 +69,7 @@ pub(super) fn check(layers: &mut Layers) {
             &["dynamo.components", "redis.listen", "grpc.listen"],
             |shard| {
                 format!(
-                    "is not for a shard, which {shard} asks for: these routers ask one process about all workers"
+                    "is not for a shard, which {shard} asks for: these routers ask one process about all workers; give it to the gateway"
                 )
             },
         ),

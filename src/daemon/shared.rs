@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -15,7 +16,9 @@ use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
-use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample};
+use super::queries::{
+    Answerer, HeavyTurns, MissingShards, QuerySample, Source, SourceError, listener_source,
+};
 use super::snapshots::SnapshotFailing;
 use super::traces::Tracer;
 use kvatlas_config::{Config, Live, NatsConfig};
@@ -56,9 +59,23 @@ pub(crate) struct Shared {
     pub(crate) http_limits: Live<WireLimits>,
     /// Time without any holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
+    /// Source of the listeners' answers. Empty until the first listener asks for it.
+    pub(crate) source: OnceCell<Arc<Source>>,
 }
 
 impl Shared {
+    /// Returns the source of answers of all listeners: the index here, or, in a gateway, the shards.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] if the shards cannot be asked.
+    pub(crate) async fn source(&self) -> Result<Arc<Source>, SourceError> {
+        self.source
+            .get_or_try_init(|| listener_source(self))
+            .await
+            .cloned()
+    }
+
     /// Returns an answerer for requests over NATS on `subjects`. A shard has other subjects than a daemon with all workers.
     pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
         self.answerer(subjects, &self.query_limits)

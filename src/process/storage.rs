@@ -55,6 +55,8 @@ pub trait Storage: Debug + Send + Sync {
     }
     /// Makes a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
+    /// Makes a file as [`Self::create`] does, which only its owner may read where the file system has owners.
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
     /// Renames a file. A file that has the new name already is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
@@ -77,10 +79,27 @@ impl StorageFile for File {
     }
 }
 
+/// Makes a file that must not exist yet, and that only its owner may read where the file system has owners.
+///
+/// # Errors
+///
+/// The system's error.
+pub fn create_private_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
 impl Storage for Disk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         Ok(Box::new(file))
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        Ok(Box::new(create_private_file(path)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -53,6 +53,8 @@ metric_group! {
         cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
         /// Blocks of engines that are not among what is published for routers once more, by reason.
         republish_left_out: PerLabel<RepublishOmission, Counter> = "kvatlas_bridge_republish_left_out_total", Count;
+        /// Engines that are not published for routers once more, because they have no ports of `--republish` yet.
+        pub republish_without_ports: Gauge = "kvatlas_bridge_republish_engines_without_ports", Count;
         /// Connections of routers that the bridge ended, by reason.
         republish_cut: PerLabel<RepublishCut, Counter> = "kvatlas_bridge_republish_connections_cut_total", Count;
         /// Servers of engines that are asked for their publishers.
@@ -233,6 +235,7 @@ mod tests {
             bridge.republish_left_out(RepublishOmission::Full, 0);
             bridge.republish_left_out(RepublishOmission::Full, 5);
             bridge.republish_cut(RepublishCut::Slow);
+            bridge.republish_without_ports.set(3.0);
             bridge.set_servers(7, 2);
             bridge.discovered.get(EngineSource::Dns).set(3.0);
             bridge
@@ -260,6 +263,7 @@ mod tests {
             "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
             "kvatlas_bridge_republish_left_out_total{reason=\"full\"} 5",
             "kvatlas_bridge_republish_connections_cut_total{reason=\"slow\"} 1",
+            "kvatlas_bridge_republish_engines_without_ports 3",
             "kvatlas_bridge_republished_bytes{namespace=\"m\",engine=\"a/0\"} 9",
             "kvatlas_bridge_republish_subscribers{namespace=\"m\",engine=\"a/0\"} 2",
             "kvatlas_bridge_republish_answers_total{namespace=\"m\",engine=\"a/0\"} 1",

@@ -6,6 +6,10 @@ and for vllm also [[TOKEN'S PLACE, IMAGE], ...].
 
     {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    [[blocks taken from the cache, tokens answered] of each]
     {"depths": [PROMPT, ...]}                     what the caches have now          [[[blocks held, blocks reused] of each prompt] of each engine]
+    {"tiers": [PROMPT, ...]}                      where the blocks are; of "vllm"   [[[tier of each block held] of each prompt] of each engine]
+    {"offload": [ENGINE, PROMPT, FIRST, TOLD]}    copies blocks to host memory; of "vllm"                                         true
+    {"evict": [ENGINE, PROMPT, PLACE]}            drops a block from the pool; of "vllm"                                                  true
+    {"unload": [ENGINE, PROMPT, FIRST]}           drops blocks from there; of "vllm"                                              true
     {"reset": ENGINE}                             clears the cache of an engine     true
     {"hide_removals": ENGINE}                     an engine of "vllm" or "sglang" tells nothing of what it drops any more     true
     {"proofread": true}                           compares stored events with the caches from now on                          true
@@ -33,6 +37,20 @@ def main() -> None:
             answer(serve(engines, command["serve"]))
         elif "depths" in command:
             answer([[engine.depth(*prompt) for prompt in command["depths"]] for engine in engines])
+        elif "tiers" in command:
+            answer([[engine.tiers(*prompt) for prompt in command["tiers"]] for engine in engines])
+        elif "offload" in command:
+            number, *arguments = command["offload"]
+            engines[number].offload(*arguments)
+            answer(True)
+        elif "evict" in command:
+            number, *arguments = command["evict"]
+            engines[number].evict(*arguments)
+            answer(True)
+        elif "unload" in command:
+            number, *arguments = command["unload"]
+            engines[number].unload(*arguments)
+            answer(True)
         elif "hide_removals" in command:
             engines[command["hide_removals"]].hides_removals = True
             answer(True)

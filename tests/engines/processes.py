@@ -101,6 +101,12 @@ class Process:
         assert self._child
         return self._child.pid
 
+    def processor_time(self) -> float:
+        """Processor time that it has used so far, in seconds."""
+        stat = Path(f"/proc/{self.number}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """Asks it to end, and waits."""
         if self._child:
@@ -275,6 +281,25 @@ class Host:
         """Clears the cache of an engine."""
         self._command({"reset": engine})
         self.changed_at = time.monotonic()
+
+    def offload(self, engine: int, prompt: Any, first: int, is_described: bool) -> None:
+        """Copies the blocks of a prompt that an engine has to its host memory, from this one on; it tells their tokens, or their names alone."""
+        self._command({"offload": [engine, prompt, first, is_described]})
+        self.changed_at = time.monotonic()
+
+    def evict(self, engine: int, prompt: Any, place: int) -> None:
+        """Drops a block of a prompt from an engine's pool; it may be in host memory still."""
+        self._command({"evict": [engine, prompt, place]})
+        self.changed_at = time.monotonic()
+
+    def unload(self, engine: int, prompt: Any, first: int) -> None:
+        """Drops the blocks of a prompt from an engine's host memory, from this one on."""
+        self._command({"unload": [engine, prompt, first]})
+        self.changed_at = time.monotonic()
+
+    def tiers(self, prompt: Any) -> list[list[str]]:
+        """Where the leading blocks of a prompt are that the caches have now, by engine."""
+        return [of_prompt for [of_prompt] in self._command({"tiers": [prompt]})]
 
     def hide_removals(self, engine: int) -> None:
         """From now on, an engine tells nobody which blocks it drops."""

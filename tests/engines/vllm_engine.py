@@ -125,6 +125,8 @@ class Engine:
         self._hasher = _utils.get_request_block_hasher(block_size, function)
         # Drops blocks and tells nobody, where that is set.
         self.hides_removals = False
+        # Blocks in host memory, by their hashes.
+        self._host: set[Any] = set()
         self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps, topic=topic)
 
     def _request(self, tokens: list[int], salt: str | None, adapter: str | None, images: Images) -> _Request:
@@ -145,9 +147,62 @@ class Engine:
         return found
 
     def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None, images: Images = ()) -> tuple[int, int]:
-        """How many leading blocks the pool has now, and how many of them a request would take."""
-        held = len(self._cached(self._request(tokens, salt, adapter, images).block_hashes))
+        """How many leading blocks the engine has now, and how many of them a request would take."""
+        held = len(self.tiers(tokens, salt, adapter, images))
         return held, min(held, (len(tokens) - 1) // self._size)
+
+    def tiers(self, tokens: list[int], salt: str | None = None, adapter: str | None = None, images: Images = ()) -> list[str]:
+        """Where each leading block is that the engine has: "gpu", also where it is in host memory, too, or "cpu"."""
+        found: list[str] = []
+        for block_hash in self._request(tokens, salt, adapter, images).block_hashes:
+            if self._pool.get_cached_block(block_hash, [0]):
+                found.append("gpu")
+            elif block_hash in self._host:
+                found.append("cpu")
+            else:
+                break
+        return found
+
+    def offload(self, prompt: Any, first: int, is_described: bool) -> None:
+        """Copies the leading blocks of a prompt in the pool to host memory, from this one on.
+
+        Tells it as vLLM's own offloading does: with the blocks' tokens, or by their names alone.
+        """
+        request = self._request(*prompt)
+        hashes = request.block_hashes[: len(self._cached(request.block_hashes))]
+        names = [_utils.maybe_convert_block_hash(block_hash) for block_hash in hashes]
+        told = {"lora_id": None, "lora_name": None, "medium": "CPU", "group_idx": 0}
+        events = []
+        for place in range(first, len(hashes)):
+            if hashes[place] in self._host:
+                continue
+            before = names[place - 1] if place and is_described else None
+            tokens = list(request.all_token_ids[place * self._size : (place + 1) * self._size]) if is_described else []
+            described = {"kv_cache_spec_kind": "full_attention"} if is_described else {}
+            size = self._size if is_described else 0
+            events.append(
+                _kv_events.BlockStored(block_hashes=[names[place]], parent_block_hash=before, token_ids=tokens, block_size=size, **told, **described)
+            )
+            self._host.add(hashes[place])
+        if events:
+            self.publish(events)
+
+    def evict(self, prompt: Any, place: int) -> None:
+        """Drops a block of a prompt from the pool, as vLLM drops one that it could not load."""
+        [block] = self._pool.get_cached_block(self._request(*prompt).block_hashes[place], [0]) or [None]
+        if block:
+            self._pool.evict_blocks({block.block_id})
+            self._flush()
+
+    def unload(self, prompt: Any, first: int) -> None:
+        """Drops the blocks of a prompt from host memory, from this one on."""
+        self._drop([block_hash for block_hash in self._request(*prompt).block_hashes[first:] if block_hash in self._host])
+
+    def _drop(self, hashes: list[Any]) -> None:
+        if hashes:
+            names = [_utils.maybe_convert_block_hash(block_hash) for block_hash in hashes]
+            self.publish([_kv_events.BlockRemoved(block_hashes=names, medium="CPU", group_idx=0)])
+            self._host -= set(hashes)
 
     def serve(self, prompts: list[Any]) -> list[tuple[int | None, list[int]]]:
         """Serves prompts. Returns how many blocks each took from the cache, where there was room for it, and no answers."""
@@ -168,7 +223,8 @@ class Engine:
         return len(hit)
 
     def reset(self) -> None:
-        """Clears the cache."""
+        """Clears the cache, and host memory."""
+        self._drop(list(self._host))
         self._pool.reset_prefix_cache()
         self._flush()
 

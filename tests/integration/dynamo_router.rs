@@ -4,7 +4,9 @@ use std::path::Path;
 
 use futures_util::StreamExt;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
-use kvatlas_core::wire::{BatchCursor, Event, HolderStatusReply, ModelKey, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{
+    BatchCursor, Event, HolderStatusReply, ModelKey, Shard, StoredBlocks, Tier, WorkerName,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,7 +122,7 @@ fn data(messages: &[(Value, Value)]) -> Value {
     answer["data"].clone()
 }
 
-/// Worker 7 has three blocks on the device and five with the host's; 8 has one, and so has `gpu-0`, which Dynamo does not know; 9 is in doubt.
+/// Worker 7 has three blocks on the device and five with the host's; 11 has one, and so has `gpu-0`, which Dynamo does not know; 9 is in doubt.
 async fn fill(client: &Client) {
     let namespace = ModelKey::new(MODEL).namespace().unwrap();
     let stored = |count: u32| {
@@ -135,7 +137,7 @@ async fn fill(client: &Client) {
     let mut seven = publisher("7");
     seven.publish(host, stored(5)).await.unwrap();
     seven.publish(Tier::DEVICE, stored(3)).await.unwrap();
-    publisher("8").publish(Tier::DEVICE, stored(1)).await.unwrap();
+    publisher("11").publish(Tier::DEVICE, stored(1)).await.unwrap();
     publisher("gpu-0").publish(Tier::DEVICE, stored(1)).await.unwrap();
     let cursor = BatchCursor { epoch: 1, seq: 3 };
     let mut nine = publisher("9").resuming(cursor);
@@ -160,7 +162,7 @@ fn question(model: &str, count: u32) -> Value {
 
 fn expected() -> Value {
     let worker = |id: u64| json!({"worker_id": id, "dp_rank": 0});
-    let device = json!({"scores": [[worker(7), 3], [worker(8), 1]], "frequencies": []});
+    let device = json!({"scores": [[worker(7), 3], [worker(11), 1]], "frequencies": []});
     json!({"TieredScores": {"device": device, "lower_tier": [["host_pinned", {"hits": [[worker(7), 2]]}]]}})
 }
 
@@ -218,6 +220,47 @@ async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
     #[cfg(target_os = "linux")]
     assert!(eventually("a connection has ended", async || router.keeps_ports()).await);
     other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_answers_for_all_its_shards() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let mut shards = Vec::new();
+    for shard in ["0/2", "1/2"] {
+        shards.push(daemon(broker.url(), &[("sharding.shard", shard)]).await);
+    }
+    let settings = [
+        ("gateway.enabled", "true"),
+        ("gateway.deadline_ms", "2000"),
+        ("dynamo.components", "dynamo.backend"),
+        ("dynamo.discovery", discovery.as_str()),
+    ];
+    let gateway = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    fill(&client).await;
+    let record = eventually("the record is there", async || record(folder.path())).await;
+    let subject = record["transport"]["nats_tcp"].as_str().unwrap();
+    let router = Router::new().await;
+    let ask = async || {
+        let request = router.request(&question(MODEL, 6)).into();
+        client.nats.request(subject.to_owned(), request).await.unwrap();
+        in_order(data(&router.answer().await))
+    };
+    let shard_of = |worker: &str| {
+        let worker = WorkerName::new(worker).unwrap();
+        let owns = |index: &u32| Shard::new(*index, 2).unwrap().owns(&worker);
+        (0..2).find(owns).unwrap() as usize
+    };
+    assert_ne!(shard_of("7"), shard_of("11"), "several shards have some");
+    assert_eq!(ask().await, expected());
+    // A shard that is away takes its workers along, and no others.
+    shards.remove(shard_of("11")).stop().await;
+    let mut rest = expected();
+    let scores = rest["TieredScores"]["device"]["scores"].as_array_mut();
+    scores.unwrap().retain(|score| score[0]["worker_id"] == 7);
+    assert_eq!(ask().await, rest);
+    gateway.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use kvatlas_client::ClientError;
 use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
 use kvatlas_core::wire::{
-    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, SingleQuery, StoredBlocks, Tier,
-    worker_of_instance,
+    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, Shard, SingleQuery, StoredBlocks,
+    Tier, worker_of_instance,
 };
 use kvatlas_daemon::Daemon;
 use serde::Deserialize;
@@ -282,6 +282,56 @@ async fn pods_of_all_tenants_are_found() {
     let mut router = Router::connect(&daemon).await;
     router.exchange(&hkeys(&keys(5)), &expected).await;
     daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_answers_for_all_its_shards() {
+    let broker = broker().await;
+    let mut shards = Vec::new();
+    for shard in ["0/2", "1/2"] {
+        shards.push(daemon(broker.url(), &[("sharding.shard", shard)]).await);
+    }
+    let settings = [
+        ("gateway.enabled", "true"),
+        ("gateway.deadline_ms", "2000"),
+        ("redis.listen", "127.0.0.1:0"),
+    ];
+    let gateway = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let pods: Vec<String> = (0..8).map(|number| format!("10.0.0.{number}:8000")).collect();
+    let [left, right] = [0, 1].map(|index| {
+        let owns = |pod: &&String| {
+            Shard::new(index, 2)
+                .unwrap()
+                .owns(&worker_of_instance(pod).unwrap())
+        };
+        pods.iter().find(owns).unwrap()
+    });
+    for (pod, blocks) in [(left, 4), (right, 2)] {
+        let mut publisher = publisher(&client, pod);
+        publisher.publish(Tier::DEVICE, stored(blocks)).await.unwrap();
+    }
+    settles(&client, 6).await;
+    let expected = |left: &str, right: &str| {
+        let (both, one) = (format!("*2\r\n{left}{right}"), format!("*1\r\n{left}"));
+        format!("{both}{both}{one}{one}*0\r\n")
+    };
+    let expected = expected(&field(left, "gpu"), &field(right, "gpu"));
+    let mut router = Router::connect(&gateway).await;
+    eventually("the gateway knows the namespace", async || {
+        router.write(hkeys(&keys(1)).as_bytes()).await;
+        (router.read_like("*0\r\n").await != "*0\r\n").then_some(())
+    })
+    .await;
+    let mut router = Router::connect(&gateway).await;
+    router.exchange(&hkeys(&keys(5)), &expected).await;
+    // A shard that is away takes its pods along, and no others.
+    let [_, away] = <[Daemon; 2]>::try_from(shards).ok().unwrap();
+    away.stop().await;
+    let (one, none) = (format!("*1\r\n{}", field(left, "gpu")), "*0\r\n");
+    let rest = format!("{one}{one}{one}{one}{none}");
+    router.exchange(&hkeys(&keys(5)), &rest).await;
+    gateway.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

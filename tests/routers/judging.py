@@ -16,6 +16,7 @@ PATIENCE = 10.0
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+Truth = TypeVar("Truth")
 Told = dict[str, int]
 
 
@@ -35,19 +36,20 @@ class Restart:
     def __init__(self, name: str) -> None:
         self._name, self._begun = name, time.monotonic()
 
-    def watch(self, ask: Callable[[Asked], Told | None], held: Sequence[tuple[Asked, Told]]) -> bool:
-        """Asks again and again, and prints what came of it. Returns whether nothing was wrong beyond the bound.
+    def watch(
+        self, ask: Callable[[Asked], Answer], held: Sequence[tuple[Asked, Truth]], kinds: Callable[[Answer, Truth], list[str]]
+    ) -> bool:
+        """Asks again and again, and prints what came of it; `kinds` says what is wrong with an answer, blind or stale.
 
-        An answer is blind where there is none, or where it says less than somebody holds, and stale where it says more.
+        Returns whether nothing was wrong beyond the bound.
         """
         questions, last = 0, 0.0
         early, late = {"blind": 0, "stale": 0}, {"blind": 0, "stale": 0}
         while (since := time.monotonic() - self._begun) < BOUND + BEYOND:
             question, expected = held[questions % len(held)]
-            told = ask(question)
+            wrong = kinds(ask(question), expected)
             questions += 1
-            kinds = kinds_of(told, expected)
-            for kind in kinds:
+            for kind in wrong:
                 last = since
                 (early if since <= BOUND else late)[kind] += 1
         print(
@@ -59,7 +61,7 @@ class Restart:
 
 
 def kinds_of(told: Told | None, expected: Told) -> list[str]:
-    """What is wrong with an answer; none is no answer."""
+    """What is wrong with an answer: blind where there is none, or where it says less than somebody holds, and stale where it says more."""
     answer = told or {}
     is_blind = told is None or any(answer.get(name, 0) < depth for name, depth in expected.items())
     is_stale = any(depth > expected.get(name, 0) for name, depth in answer.items())

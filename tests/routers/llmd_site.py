@@ -66,8 +66,8 @@ class Pod:
 class Driver:
     """llm-d's code, in a process of its own; `idle` is called while it works."""
 
-    def __init__(self, process: subprocess.Popen[str], daemon: Daemon, idle: Callable[[], None]) -> None:
-        self._process, self._idle, self.daemon = process, idle, daemon
+    def __init__(self, process: subprocess.Popen[str], daemon: Daemon, redis: Process, idle: Callable[[], None]) -> None:
+        self._process, self._idle, self.daemon, self.redis = process, idle, daemon, redis
 
     def do(self, **request: object) -> dict[str, dict[str, object]]:
         """What it answers."""
@@ -122,7 +122,7 @@ def site(algorithm: str, seed: str, pods: Sequence[Pod], idle: Callable[[], None
         stack.callback(llmd.wait)
         stack.callback(llmd.kill)
         try:
-            yield Driver(llmd, daemon, idle)
+            yield Driver(llmd, daemon, real, idle)
         except Exception:
             for path in folder.glob("*.log"):
                 print(path.name, path.read_text(errors="replace")[-1500:], file=sys.stderr)

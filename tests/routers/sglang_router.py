@@ -304,11 +304,11 @@ def restarts(fleet: Fleet, prompts: list[Prompt]) -> list[bool]:
     held = list(zip(prompts, fleet.truth(prompts), strict=True))
     fleet.daemon.kill()
     fleet.daemon.start()
-    outcomes = [Restart("SGLang over gRPC, the daemon").watch(ask, held)]
+    outcomes = [Restart("SGLang over gRPC, the daemon").watch(ask, held, kinds_of)]
     fleet.host.kill()
     fleet.host.start()
     fleet.host.serve([(number, prompt) for number, prompt in enumerate(prompts[:ENGINES])])
-    return [*outcomes, Restart("SGLang over gRPC, the engines").watch(ask, list(zip(prompts, fleet.truth(prompts), strict=True)))]
+    return [*outcomes, Restart("SGLang over gRPC, the engines").watch(ask, list(zip(prompts, fleet.truth(prompts), strict=True)), kinds_of)]
 
 
 def check_grpcurl(fleet: Fleet, prompts: list[Prompt]) -> int:

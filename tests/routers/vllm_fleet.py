@@ -295,10 +295,12 @@ class Site:
         self.way.ask(prompt, router)
         return self.fleet.outcome(prompt)
 
-    def drive(self, chats: Chats, requests: int, spacing: float = SPACING, aside: float = ASIDE) -> Tally:
-        """Sends requests, most of them through the routers by turns, whose choices are counted."""
+    def drive(self, chats: Chats, requests: int, spacing: float = SPACING, aside: float = ASIDE, choices: int | None = None) -> Tally:
+        """Sends requests, most of them through the routers by turns, whose choices are counted; no more than so many choices."""
         tally = Tally()
         for number in range(requests):
+            if tally.requests == choices:
+                break
             prompt, place = chats.prompt(), self._random.randrange(ENGINES)
             if self._random.random() < aside:
                 served = self.ask_aside(place, prompt)

@@ -130,8 +130,10 @@ class Kvatlas(Process):
         republishes: bool = False,
         keeps_state: bool = False,
         options: tuple[str, ...] = (),
+        ports: list[int] | None = None,
     ) -> None:
-        self.http_port, self._admin_port, *ports = free_ports(2 + 2 * ENGINES)
+        self.http_port, self._admin_port, *own = free_ports(2 + 2 * ENGINES)
+        self.ports = ports = ports or own
         command = [kvatlas(), "up", "--model", MODEL, "--block-size", str(SIZE), "--nats-url", f"nats://127.0.0.1:{nats_port}"]
         command += ["--http-listen", f"127.0.0.1:{self.http_port}", "--admin-listen", f"127.0.0.1:{self._admin_port}"]
         command += ["--snapshots-directory", str(folder / "snapshots"), *options]
@@ -143,7 +145,7 @@ class Kvatlas(Process):
             replay = f",replay=tcp://127.0.0.1:{worker.replay}" if worker.has_replay else ""
             command += ["--engine", f"gpu-{place}=tcp://127.0.0.1:{worker.events}{replay}"]
         self.sockets: list[tuple[int, int | None]] = list(zip(ports[::2], ports[1::2], strict=True))
-        super().__init__(command, folder / "kvatlas.log")
+        super().__init__(command, folder / f"kvatlas-{self.http_port}.log")
 
     def start(self) -> None:
         """Starts it, and waits until it answers."""
@@ -166,10 +168,12 @@ class Republished(Direct):
     """vLLM's router on what kvatlas publishes once more."""
 
     keeps_state = False
+    # More options of kvatlas.
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
         self._broker = Broker(folder, free_ports(1)[0])
-        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True, keeps_state=self.keeps_state)
+        self.kvatlas = Kvatlas(folder, fleet.workers, self._broker.port, republishes=True, keeps_state=self.keeps_state, options=self.OPTIONS)
         super().__init__(folder, fleet, routers)
 
     def _sockets(self) -> list[tuple[int, int | None]]:
@@ -206,6 +210,36 @@ class Kept(Republished):
     """vLLM's router on what kvatlas publishes once more, where kvatlas keeps what it knows."""
 
     keeps_state = True
+
+
+class Leased(Republished):
+    """vLLM's router on what two processes with one lease publish once more: at the same ports, of which one has each engine's at a time."""
+
+    OPTIONS = ("--lease", "pair")
+
+    def __init__(self, folder: Path, fleet: Fleet, routers: int) -> None:
+        super().__init__(folder, fleet, routers)
+        other = folder / "other"
+        other.mkdir()
+        self.other = Kvatlas(other, fleet.workers, self._broker.port, republishes=True, options=self.OPTIONS, ports=self.kvatlas.ports)
+
+    def start(self) -> None:
+        super().start()
+        self.other.start()
+        self.rest()
+
+    def kill_first(self) -> None:
+        """The one that speaks is killed, and the router has what the other one knows."""
+        self.kvatlas.kill()
+        wait_until("the router was given all blocks by the other one", lambda: self.other.answers() >= ENGINES * self.routers)
+        self.rest()
+
+    def stop(self) -> None:
+        self.other.stop()
+        super().stop()
+
+    def processes(self) -> list[Process]:
+        return [*super().processes(), self.other]
 
 
 class Scoring(Way):

@@ -108,7 +108,24 @@ pub(super) struct Reports {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
+/// Engines that a source knows, each time these change; `None` before its first report.
+type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
+
 impl Reports {
+    /// Makes the reports of a source, and their receiver. The receiver is made before the first report, which it would otherwise miss.
+    fn new(source: &str, kind: EngineSource, metrics: &Arc<BridgeMetrics>) -> (Self, KnownEngines) {
+        let (known, received) = watch::channel(None);
+        let reports = Self {
+            look: Arc::default(),
+            source: Arc::from(source),
+            kind,
+            metrics: Arc::clone(metrics),
+            known,
+            trouble: Arc::default(),
+        };
+        (reports, received)
+    }
+
     /// Reports all engines that the source knows now.
     fn know(&self, mut engines: Vec<GivenEngine>) {
         let found = engines.len();
@@ -183,15 +200,8 @@ impl Reports {
 impl Bridge {
     /// Begins to follow the engines that a source finds, until the bridge stops. Settings that nothing else tells come from `defaults`.
     pub fn discover(&self, what: &Discover, defaults: &EngineDefaults, options: DiscoverOptions) {
-        let reports = Reports {
-            look: Arc::default(),
-            source: Arc::from(what.as_str()),
-            kind: what.kind(),
-            metrics: Arc::clone(self.metrics()),
-            known: watch::Sender::new(None),
-            trouble: Arc::default(),
-        };
-        self.spawn_source(apply(self.clone(), reports.clone()));
+        let (reports, known) = Reports::new(what.as_str(), what.kind(), self.metrics());
+        self.spawn_source(apply(self.clone(), reports.clone(), known));
         self.add_source(reports.clone());
         let defaults = defaults.clone();
         match what.place.clone() {
@@ -219,8 +229,7 @@ impl Bridge {
 }
 
 /// Keeps the bridge's engines of a source equal to those that the source knows, for ever.
-async fn apply(bridge: Bridge, reports: Reports) {
-    let mut known = reports.known.subscribe();
+async fn apply(bridge: Bridge, reports: Reports, mut known: KnownEngines) {
     let mut is_refused = false;
     loop {
         let changed = known.changed();
@@ -272,5 +281,37 @@ fn server_at(
             labels: Labels::default(),
         },
         ..defaults.server()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::Subjects;
+    use kvatlas_process::registry::EngineRegistry;
+
+    use super::super::BridgeOptions;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_report_before_the_bridge_looks_is_not_missed() {
+        let bridge = Bridge::new(Subjects::new("kv").unwrap(), BridgeOptions::default());
+        let (reports, known) = Reports::new("dns:vllm", EngineSource::Dns, bridge.metrics());
+        let port = ServerPort {
+            number: 8000,
+            is_grpc: false,
+        };
+        let defaults = EngineDefaults::default();
+        let server = server_at(
+            "a".to_owned(),
+            "127.0.0.1",
+            port,
+            Discovered::default(),
+            &defaults,
+        );
+        reports.know(vec![GivenEngine::Server(server)]);
+        // All answers are the same from then on: nothing else would tell of the engine.
+        let applying = apply(bridge.clone(), reports, known);
+        assert!(futures_util::poll!(std::pin::pin!(applying)).is_pending());
+        assert_eq!(bridge.servers().len(), 1);
     }
 }

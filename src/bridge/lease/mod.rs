@@ -69,7 +69,43 @@ pub(super) struct Share {
     turn: watch::Receiver<Option<u64>>,
 }
 
+/// Turns of a bridge, in which it speaks for a holder.
+#[derive(Debug, Clone)]
+pub(super) struct Turns(Option<watch::Receiver<Option<u64>>>);
+
+impl Turns {
+    /// Makes the turn of a bridge that has no lease. It never ends.
+    pub(super) fn always() -> Self {
+        Self(None)
+    }
+
+    /// Waits until it is the bridge's turn.
+    pub(super) async fn begin(&mut self) {
+        if let Some(turn) = &mut self.0
+            && turn.wait_for(Option::is_some).await.is_err()
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until the turn that has begun ends.
+    pub(super) async fn end(&mut self) {
+        let changed = match &mut self.0 {
+            Some(turn) => turn.changed().await.is_ok(),
+            None => false,
+        };
+        if !changed {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 impl Share {
+    /// Returns the turns in which this bridge speaks for the holder.
+    pub(super) fn turns(&self) -> Turns {
+        Turns(Some(self.turn.clone()))
+    }
+
     /// Stores how well this bridge sees the holder.
     pub(super) fn note(&self, sight: Sight) {
         self.sight.store(sight as u8, Ordering::Release);

@@ -1,5 +1,5 @@
 use futures_util::StreamExt;
-use kvatlas_core::wire::{EventBatch, LAYERS_LABEL, NamespaceName, WireLimits, WorkerName};
+use kvatlas_core::wire::{Event, EventBatch, LAYERS_LABEL, NamespaceName, WireLimits, WorkerName};
 use serde_json::json;
 
 use super::*;

@@ -5,11 +5,15 @@ use std::str::FromStr;
 
 use kvatlas_core::wire::Rank;
 
+use super::places::PLACES_MAX;
+
 /// Most engines that get addresses by their order.
 const ASSIGNED_MAX: usize = 4096;
 
 /// Hint for the form of an address.
-const FORM: &str = "write tcp://HOST:PORT, or NAME=tcp://HOST:PORT for one engine";
+const FORM: &str = "write tcp://HOST:PORT, tcp://HOST:PORT-PORT for engines that are found, or NAME=tcp://HOST:PORT for one engine";
+/// Hint for the width of a range.
+const WIDTH: &str = "a range has 2 to 2048 ports, two for each engine";
 
 /// An address as people write it: for one engine, or for all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +21,30 @@ pub struct RepublishAddress {
     /// Engine of the address; `None` for all engines without an address of their own.
     instance: Option<String>,
     first: SocketPair,
+    /// Number of pairs of a range; `None` for an address without an end.
+    pairs: Option<usize>,
+}
+
+impl RepublishAddress {
+    /// Tells whether the address is a range, from which each engine gets ports when it comes.
+    pub fn is_range(&self) -> bool {
+        self.pairs.is_some()
+    }
+}
+
+/// A range of ports for all engines without an address of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PortRange {
+    first: SocketPair,
+    /// Number of pairs.
+    pub(super) pairs: usize,
+}
+
+impl PortRange {
+    /// Returns the pair of this number, counted from 0; `None` beyond the range.
+    pub(super) fn pair(&self, number: usize) -> Option<SocketPair> {
+        (number < self.pairs).then(|| self.first.behind(number))?
+    }
 }
 
 /// Two sockets of an engine on neighbouring ports: events on one, replays on the next.
@@ -36,7 +64,17 @@ impl SocketPair {
 
     /// Returns the endpoint of replays.
     pub fn replay(&self) -> String {
-        format!("tcp://{}:{}", self.host_of_url(), self.port.saturating_add(1))
+        format!("tcp://{}:{}", self.host_of_url(), self.replay_port())
+    }
+
+    /// Returns the port of the events.
+    pub(super) fn events_port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns the port of replays.
+    pub(super) fn replay_port(&self) -> u16 {
+        self.port.saturating_add(1)
     }
 
     fn host_of_url(&self) -> String {
@@ -70,6 +108,10 @@ impl FromStr for RepublishAddress {
             "*" => "0.0.0.0",
             host => host.trim_start_matches('[').trim_end_matches(']'),
         };
+        let (port, last) = match port.split_once('-') {
+            Some((first, last)) if instance.is_none() => (first, Some(last)),
+            _ => (port, None),
+        };
         let port: u16 = port.parse().map_err(|_| FORM)?;
         if host.is_empty() || port == 0 || port == u16::MAX {
             return Err(FORM.to_owned());
@@ -78,7 +120,18 @@ impl FromStr for RepublishAddress {
         Ok(Self {
             instance,
             first: SocketPair { host, port },
+            pairs: last.map(|last| pairs_of(port, last)).transpose()?,
         })
+    }
+}
+
+/// Returns the number of pairs from the port `first` to the port `last`.
+fn pairs_of(first: u16, last: &str) -> Result<usize, String> {
+    let last: u16 = last.parse().map_err(|_| FORM)?;
+    let ports = usize::from(last).saturating_sub(usize::from(first)) + 1;
+    match ports / 2 {
+        1..=PLACES_MAX => Ok(ports / 2),
+        _ => Err(WIDTH.to_owned()),
     }
 }
 
@@ -100,6 +153,7 @@ pub(super) fn check(addresses: &[RepublishAddress]) -> Result<(), String> {
 pub(super) struct Addresses {
     named: BTreeMap<String, SocketPair>,
     base: Option<SocketPair>,
+    range: Option<PortRange>,
     assigned: HashMap<(String, Rank), usize>,
 }
 
@@ -108,17 +162,28 @@ impl Addresses {
         let named = addresses
             .iter()
             .filter_map(|address| Some((address.instance.clone()?, address.first.clone())));
-        let mut bases = addresses.iter().filter(|address| address.instance.is_none());
+        let for_all = addresses.iter().find(|address| address.instance.is_none());
+        let first = for_all.map(|address| address.first.clone());
+        let pairs = for_all.and_then(|address| address.pairs);
         Self {
             named: named.collect(),
-            base: bases.next().map(|address| address.first.clone()),
+            range: first
+                .clone()
+                .zip(pairs)
+                .map(|(first, pairs)| PortRange { first, pairs }),
+            base: first.filter(|_| pairs.is_none()),
             assigned: HashMap::new(),
         }
     }
 
     /// Tells whether engines without an address of their own get one by their order.
-    pub(super) fn is_for_all(&self) -> bool {
+    pub(super) fn is_by_order(&self) -> bool {
         self.base.is_some()
+    }
+
+    /// Returns the range from which engines without an address of their own get ports; `None` if there is none.
+    pub(super) fn range(&self) -> Option<&PortRange> {
+        self.range.as_ref()
     }
 
     /// Assigns the next pair to an engine, unless it has one.
@@ -130,7 +195,7 @@ impl Addresses {
         }
     }
 
-    /// Returns the sockets of an engine; `None` if it has none.
+    /// Returns the sockets that an engine has by its name or its order; `None` if it has none.
     pub(super) fn of(&self, instance: &str, rank: Rank) -> Option<SocketPair> {
         if let Some(first) = self.named.get(instance) {
             return first.behind(usize::try_from(rank).ok()?);
@@ -165,6 +230,39 @@ mod tests {
     }
 
     #[test]
+    fn a_range_has_a_pair_for_each_two_ports() {
+        let range = |text: &str| {
+            let addresses = Addresses::new(&[text.parse().unwrap()]);
+            assert_eq!(addresses.of("a", 0), None, "it is given when the engine comes");
+            let range = addresses.range().unwrap();
+            let pair = |number| range.pair(number).map(|pair| (pair.port, pair.replay()));
+            (range.pairs, pair(range.pairs - 1), pair(range.pairs))
+        };
+        let pair = |port, replay: &str| Some((port, replay.to_owned()));
+        assert_eq!(
+            range("tcp://*:5600-5699"),
+            (50, pair(5698, "tcp://0.0.0.0:5699"), None)
+        );
+        assert_eq!(
+            range("tcp://[::1]:5600-5602"),
+            (1, pair(5600, "tcp://[::1]:5601"), None)
+        );
+        assert_eq!(range("tcp://h:1-2048"), (1024, pair(2047, "tcp://h:2048"), None));
+        for text in ["tcp://h:5600-5600", "tcp://h:5600-5599", "tcp://h:1-2050"] {
+            assert_eq!(text.parse::<RepublishAddress>(), Err(WIDTH.to_owned()), "{text}");
+        }
+        for text in [
+            "a=tcp://h:1-9",
+            "tcp://h:1-",
+            "tcp://h:-9",
+            "tcp://h:1-70000",
+            "tcp://h:1-2-3",
+        ] {
+            assert_eq!(text.parse::<RepublishAddress>(), Err(FORM.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
     fn no_engine_has_two_addresses() {
         let check = |texts: &[&str]| {
             let addresses: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
@@ -173,6 +271,11 @@ mod tests {
         assert_eq!(check(&["tcp://h:1", "a=tcp://h:3", "b=tcp://h:3"]), Ok(()));
         assert!(
             check(&["tcp://h:1", "tcp://h:3"])
+                .unwrap_err()
+                .contains("all other")
+        );
+        assert!(
+            check(&["tcp://h:1", "tcp://h:3-9"])
                 .unwrap_err()
                 .contains("all other")
         );

@@ -15,6 +15,9 @@ use kvatlas_engines::EventList;
 
 use kvatlas_telemetry::labels::RepublishCut;
 
+use crate::lease::Turns;
+
+use super::addresses::SocketPair;
 use super::stream::{State, Stream};
 use super::zmtp::{ReadError, Received, Role, opening, push_message, read, read_opening};
 
@@ -62,8 +65,29 @@ impl Ended {
     }
 }
 
+/// Serves both sockets of an engine in each turn of the bridge. Connections end with the turn, so that no router mistakes one bridge's
+/// numbers for another's.
+pub(super) async fn serve_in_turns(
+    engine: &str,
+    sockets: &SocketPair,
+    stream: &Arc<Stream>,
+    turns: &mut Turns,
+) {
+    let at = |port: u16| (sockets.host.clone(), port);
+    loop {
+        turns.begin().await;
+        tracing::info!(engine, events = %sockets.events(), replay = %sockets.replay(), "republished");
+        let events = serve(Role::Publisher, at(sockets.events_port()), Arc::clone(stream));
+        let replay = serve(Role::Replay, at(sockets.replay_port()), Arc::clone(stream));
+        tokio::select! {
+            _ = async { tokio::join!(events, replay) } => {}
+            () = turns.end() => tracing::info!(engine, "routers are left to the bridge that speaks for the engine"),
+        }
+    }
+}
+
 /// Serves one socket of an engine, for ever.
-pub(super) async fn serve(role: Role, (host, port): (String, u16), stream: Arc<Stream>) {
+async fn serve(role: Role, (host, port): (String, u16), stream: Arc<Stream>) {
     let listener = bind(&host, port).await;
     let answers = Arc::new(Semaphore::new(ANSWERS_MAX));
     let mut clients = JoinSet::new();

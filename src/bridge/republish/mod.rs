@@ -18,9 +18,18 @@
 //!    [`NUMBERS_MAX`] numbers.
 //! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in bytes and time,
 //!    and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
+//! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse connections, and
+//!    end those that they have when another one begins to speak. A bridge that has just begun offers nothing.
+//!    A router may take the stream of one bridge and the replays of another, but only while both believe to speak. Test:
+//!    `republish_lease::the_bridge_that_speaks_publishes`.
+//!
+//! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`, `places`).
 
 mod addresses;
 mod door;
+mod flags;
+mod places;
+mod ports;
 mod stream;
 mod zmtp;
 
@@ -35,12 +44,17 @@ use kvatlas_engines::{Format, Mirror, MirrorSettings, SavedMirror, TranslatorSet
 use kvatlas_process::registry::{GivenEngine, NewEngine};
 use kvatlas_telemetry::BridgeMetrics;
 
+use super::lease::Turns;
+use super::state::KeptPlaces;
 use addresses::Addresses;
-use door::serve;
+use door::serve_in_turns;
+use ports::{PortUser, Ports};
 use stream::Stream;
-use zmtp::Role;
 
 pub use addresses::{RepublishAddress, SocketPair};
+pub use flags::RouterQuestion;
+pub(super) use flags::router_flags;
+pub(super) use places::Places;
 pub(super) use stream::Tap;
 
 /// Most numbers before they begin anew. At most this many empty batches follow the state of a replay.
@@ -68,6 +82,12 @@ impl RepublishOptions {
     pub fn check(&self) -> Result<(), String> {
         addresses::check(&self.addresses)
     }
+
+    /// Tells whether engines get ports out of a range. Bridges that share a lease then have to share the table of ports, too: a state in
+    /// JetStream.
+    pub fn has_range(&self) -> bool {
+        self.addresses.iter().any(RepublishAddress::is_range)
+    }
 }
 
 /// Publishes engines' events once more.
@@ -75,16 +95,30 @@ pub(super) struct Republisher {
     has_special: bool,
     bytes_max: usize,
     addresses: Mutex<Addresses>,
+    /// Ports out of a range; `None` if there is no range.
+    ports: Option<Arc<Ports>>,
     metrics: Arc<BridgeMetrics>,
 }
 
 impl Republisher {
-    pub(super) fn new(options: &RepublishOptions, metrics: Arc<BridgeMetrics>) -> Self {
+    /// Makes a publisher whose table of ports is in `kept`.
+    pub(super) fn new(options: &RepublishOptions, kept: KeptPlaces, metrics: Arc<BridgeMetrics>) -> Self {
+        let addresses = Addresses::new(&options.addresses);
+        let range = addresses.range().cloned();
+        let ports = range.map(|range| Arc::new(Ports::new(range, kept, Arc::clone(&metrics))));
         Self {
             has_special: options.has_special,
             bytes_max: options.bytes_max,
-            addresses: Mutex::new(Addresses::new(&options.addresses)),
+            addresses: Mutex::new(addresses),
+            ports,
             metrics,
+        }
+    }
+
+    /// Takes in the table of ports as another bridge has written it.
+    pub(super) fn heard_places(&self, revision: u64, places: Places) {
+        if let Some(ports) = &self.ports {
+            ports.heard(revision, places);
         }
     }
 
@@ -105,34 +139,54 @@ impl Republisher {
         }
     }
 
-    /// Returns the sockets of an engine; `None` if it has none or is not republished.
-    pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
-        let addresses = self.addresses.lock();
-        let sockets = addresses.of(&engine.key.instance, engine.key.rank);
-        sockets.filter(|_| is_republished(engine))
+    /// Returns the sockets of an engine that is followed, or what keeps it from having some, in words; `None` if it is not republished.
+    pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
+        if !is_republished(engine) {
+            return None;
+        }
+        match self.own_sockets_of(engine) {
+            Some(sockets) => Some(Ok(sockets)),
+            None => self.ports.as_ref()?.of(&engine.key.to_string()),
+        }
     }
 
-    /// Begins to publish the events of an engine whose blocks are translated with `settings`, from the `kept` blocks on. Returns the tap for
-    /// its relay; `None` if the engine is not republished.
+    /// Returns the sockets that an engine has by its name or its order.
+    fn own_sockets_of(&self, engine: &NewEngine) -> Option<SocketPair> {
+        let addresses = self.addresses.lock();
+        addresses.of(&engine.key.instance, engine.key.rank)
+    }
+
+    /// Returns where an engine listens for routers; `None` if it has neither an address of its own nor a range.
+    fn place_of(&self, engine: &NewEngine) -> Option<DoorPlace> {
+        if let Some(sockets) = self.own_sockets_of(engine) {
+            return Some(DoorPlace::Own(sockets));
+        }
+        if let Some(ports) = &self.ports {
+            return Some(DoorPlace::Range(ports.user(engine.key.to_string())));
+        }
+        if self.addresses.lock().is_by_order() {
+            tracing::warn!(
+                engine = %engine.key,
+                "not republished, as it has no place in the order of flags and file: give --republish tcp://HOST:PORT-PORT or NAME=tcp://HOST:PORT"
+            );
+        }
+        None
+    }
+
+    /// Begins to publish the events of an engine whose blocks are translated with `settings`, from the `kept` blocks on, in the given turns.
+    /// Returns the tap for its relay; `None` if the engine is not republished.
     pub(super) async fn tap(
         &self,
         engine: &NewEngine,
         name: &str,
         settings: &TranslatorSettings,
         kept: Option<SavedMirror>,
+        turns: Turns,
     ) -> Option<Tap> {
         if !is_republished(engine) {
             return None;
         }
-        let Some(sockets) = self.sockets_of(engine) else {
-            if self.addresses.lock().is_for_all() {
-                tracing::warn!(
-                    engine = %engine.key,
-                    "not republished, as it has no place in the order of flags and file: give --republish NAME=tcp://HOST:PORT"
-                );
-            }
-            return None;
-        };
+        let place = self.place_of(engine)?;
         let settings = MirrorSettings {
             block_size: settings.block_size,
             bytes_max: self.bytes_max,
@@ -146,16 +200,36 @@ impl Republisher {
             engine.key.rank,
             (Arc::clone(&self.metrics), metrics),
         ));
-        tracing::info!(engine = %engine.key, events = %sockets.events(), replay = %sockets.replay(), "republished");
-        let (host, port) = (sockets.host, sockets.port);
-        let events = serve(Role::Publisher, (host.clone(), port), Arc::clone(&stream));
-        let replay = serve(Role::Replay, (host, port.saturating_add(1)), Arc::clone(&stream));
+        let engine = engine.key.to_string();
         let tasks = [
-            tokio::spawn(events),
-            tokio::spawn(replay),
+            tokio::spawn(open(place, engine, Arc::clone(&stream), turns)),
             tokio::spawn(beat(Arc::clone(&stream))),
         ];
         Some(Tap::new(stream, tasks.map(AbortOnDropHandle::new)))
+    }
+}
+
+/// Place at which an engine listens for routers.
+enum DoorPlace {
+    /// The engine's own sockets.
+    Own(SocketPair),
+    /// Sockets out of a range.
+    Range(PortUser),
+}
+
+/// Serves the sockets of an engine, for ever. Sockets out of a range may change.
+async fn open(place: DoorPlace, engine: String, stream: Arc<Stream>, mut turns: Turns) {
+    match place {
+        DoorPlace::Own(sockets) => serve_in_turns(&engine, &sockets, &stream, &mut turns).await,
+        DoorPlace::Range(user) => loop {
+            let (place, sockets) = user.take().await;
+            tokio::select! {
+                () = serve_in_turns(&engine, &sockets, &stream, &mut turns) => {}
+                () = user.lost(place) => {
+                    tracing::info!(engine, events = %sockets.events(), "the ports are another engine's by now");
+                }
+            }
+        },
     }
 }
 

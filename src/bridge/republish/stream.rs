@@ -290,12 +290,12 @@ impl Stream {
 /// Tap of a relay: passes the relay's batches to its translator, and their changes to the stream.
 pub(in super::super) struct Tap {
     stream: Arc<Stream>,
-    /// Tasks of the two sockets and of the heartbeat.
-    _tasks: [AbortOnDropHandle<()>; 3],
+    /// Tasks of the sockets and of the heartbeat.
+    _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl Tap {
-    pub(super) fn new(stream: Arc<Stream>, tasks: [AbortOnDropHandle<()>; 3]) -> Self {
+    pub(super) fn new(stream: Arc<Stream>, tasks: [AbortOnDropHandle<()>; 2]) -> Self {
         Self {
             stream,
             _tasks: tasks,

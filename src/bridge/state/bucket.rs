@@ -5,6 +5,7 @@
 //! | object `SET/NAMESPACE.WORKER.RANK.engine` | the file of this name |
 //! | key `SET.owner` | the bridge, or the group of bridges, that has the set |
 //! | key `SET.registered.DIGEST` | an engine that was registered or unregistered over HTTP; see `shared` |
+//! | key `SET.ports` | the ports at which engines are republished; see `places` |
 //!
 //! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Of other bridges the one that has opened the
 //! set last has it: each write of another one is refused (fenced). A file that passes that check late does no harm, as no file makes a
@@ -169,7 +170,8 @@ impl Bucket {
         Ok(owner.filter(|owner| !self.is_own(owner)))
     }
 
-    async fn check_owner(&self, keys: &Store) -> io::Result<()> {
+    /// Fails if another owner has the set.
+    pub(super) async fn check_owner(&self, keys: &Store) -> io::Result<()> {
         match self.other_owner(keys).await? {
             Some(owner) => Err(self.fenced(&owner)),
             None => Ok(()),
@@ -193,7 +195,7 @@ impl Bucket {
     }
 
     /// Returns the buckets; an error while they are not open.
-    fn opened(&self) -> io::Result<Stores> {
+    pub(super) fn opened(&self) -> io::Result<Stores> {
         self.stores.borrow().clone().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotConnected,
@@ -276,6 +278,11 @@ impl Storage for Bucket {
         let draft = Draft::default();
         self.drafts.lock().insert(path.to_owned(), draft.clone());
         Ok(Box::new(draft))
+    }
+
+    /// Makes a file like any other: JetStream says who may read a bucket.
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        self.create(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -30,6 +30,7 @@ const CHECKSUM_BYTES: usize = 8;
 pub(super) enum Kind {
     Engine = 1,
     Registered = 2,
+    Ports = 3,
 }
 
 /// Error that makes a file useless.
@@ -75,7 +76,7 @@ impl<W: Write> Write for Checked<W> {
     }
 }
 
-/// Writes a file, by way of the path `temporary`.
+/// Writes a file, by way of the path `temporary`. Only the owner may read either: the tokens of blocks that are republished are prompts.
 pub(super) fn write_file<T: Serialize>(
     storage: &dyn Storage,
     temporary: &Path,
@@ -87,7 +88,7 @@ pub(super) fn write_file<T: Serialize>(
     // Removes a temporary file that a crash has left.
     let _ = storage.remove(temporary);
     let mut writer = Checked {
-        inner: BufWriter::new(storage.create(temporary)?),
+        inner: BufWriter::new(storage.create_private(temporary)?),
         hasher: Xxh3::new(),
         left: bytes_max,
     };

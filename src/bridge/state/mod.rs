@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `NAMESPACE.WORKER.RANK.engine` | of one engine: the translator, and the last batches that were applied, by number and digest |
 //! | `registered` | the engines that were registered over HTTP |
+//! | `ports` | the ports at which engines are republished |
 //! | `.lock` | name of the process that uses the directory |
 //!
-//! In JetStream (`bucket`) files of engines are objects, and registrations are keys (`shared`).
+//! In JetStream (`bucket`) files of engines are objects, and registrations (`shared`) and ports (`places`) are keys.
 //!
 //! A file may be older than the batches that were published. So the next bridge begins a new epoch with the file's content, in doubt, and
 //! asks the engine's replay socket for later batches. The doubt ends when the replay has shown that it is the same process, and has given
@@ -16,6 +17,7 @@ mod bucket;
 mod file;
 mod keeper;
 mod place;
+mod places;
 mod registered;
 mod shared;
 
@@ -42,6 +44,7 @@ use file::{Kind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
+pub(super) use places::{KeptPlaces, PlacesError};
 pub(super) use registered::Registered;
 pub(super) use shared::{Registration, SharedRegistrations};
 

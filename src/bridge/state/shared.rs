@@ -23,6 +23,8 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::FORGOTTEN_AFTER;
 use super::bucket::{ANSWER_PATIENCE, Bucket};
+use super::places::{places_in, places_key};
+use crate::republish::Places;
 
 /// Pause before the buckets are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -59,6 +61,10 @@ impl SharedRegistrations {
         }
     }
 
+    pub(super) fn bucket(&self) -> Arc<Bucket> {
+        Arc::clone(&self.bucket)
+    }
+
     /// Notes a registration of this bridge, to be written.
     pub(in super::super) fn note(&self, registration: Registration, metrics: &BridgeMetrics) {
         let key = self.key(&registration.engine);
@@ -72,14 +78,15 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set, writes what is noted and the `registered` engines that it lacks, and tells `apply` the registrations of all bridges.
-    /// Returns when another owner has the set.
+    /// Opens the set, writes what is noted and the `registered` engines that it lacks. Gives `apply` the registrations of all bridges, and
+    /// `ports` each revision of the table of ports. Returns when another owner has the set.
     pub(in super::super) async fn run(
         self,
         nats: Client,
         metrics: Arc<BridgeMetrics>,
         registered: impl Fn() -> Vec<GivenEngine>,
         apply: impl Fn(Registration),
+        ports: impl Fn(u64, Places),
     ) {
         let mut jetstream = async_nats::jetstream::new(nats);
         jetstream.set_timeout(ANSWER_PATIENCE);
@@ -88,7 +95,7 @@ impl SharedRegistrations {
                 Ok(stores) => {
                     tracing::info!(state = ?self.bucket, "the bridge's state is kept in JetStream");
                     let engines = registered();
-                    Box::pin(self.exchange(&stores.keys, engines, &metrics, &apply)).await
+                    Box::pin(self.exchange(&stores.keys, engines, &metrics, &apply, &ports)).await
                 }
                 Err(error) => Err(error),
             };
@@ -115,6 +122,7 @@ impl SharedRegistrations {
         engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
         apply: &impl Fn(Registration),
+        ports: &impl Fn(u64, Places),
     ) -> io::Result<Bytes> {
         if let Some(owner) = self.bucket.other_owner(keys).await? {
             return Ok(owner);
@@ -133,6 +141,12 @@ impl SharedRegistrations {
                         // Whoever empties the bucket leaves it to whom it belongs.
                         if entry.operation == Operation::Put && !self.bucket.is_own(&entry.value) {
                             return Ok(entry.value);
+                        }
+                    } else if entry.key == places_key(&self.bucket) {
+                        if entry.operation == Operation::Put
+                            && let Some(places) = places_in(&self.bucket, &entry.value)
+                        {
+                            ports(entry.revision, places);
                         }
                     } else if !self.is_outdated(&entry, &mut written) {
                         self.heard(keys, &entry, apply).await?;

@@ -2,6 +2,7 @@ use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
+use crate::republish::Places;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
 
@@ -85,6 +86,81 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     directory.forget_engine(&holder(), &BridgeMetrics::new());
     directory.forget_engine(&holder(), &BridgeMetrics::new());
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
+}
+
+/// The disk, which notes the modes of files as they are given their names.
+#[cfg(unix)]
+#[derive(Debug, Default)]
+struct Modes(parking_lot::Mutex<Vec<u32>>);
+
+#[cfg(unix)]
+impl Storage for Modes {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create(path)
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn kvatlas_process::storage::StorageFile>> {
+        Disk.create_private(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.lock().push(mode_of(from));
+        Disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(directory)
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.create_directory(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Disk.sync_directory(path)
+    }
+}
+
+#[cfg(unix)]
+fn mode_of(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().unwrap().permissions().mode() & 0o777
+}
+
+#[cfg(unix)]
+#[test]
+fn only_the_owner_may_read_files_and_those_that_are_being_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(engine_file(&holder()));
+    // An earlier version has left it to the umask.
+    std::fs::write(&path, b"x").unwrap();
+    let modes = Arc::new(Modes::default());
+    let directory = StateDirectory::open_on(folder.path(), INTERVAL, Arc::clone(&modes) as _).unwrap();
+    assert!(write(&directory, &kept("cache")));
+    assert_eq!(modes.0.lock().as_slice(), [0o600], "while it is written");
+    assert_eq!(mode_of(&path), 0o600);
+}
+
+#[tokio::test]
+async fn the_table_of_ports_is_read_again_and_a_damaged_one_is_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = KeptPlaces::of(Some(&open(folder.path())));
+    let metrics = Arc::new(BridgeMetrics::new());
+    assert_eq!(kept.read(), Places::default());
+    let mut given = None;
+    let change = |places: &mut Places| given = places.give("gpu-0", 2, |_| true);
+    let (revision, places) = kept
+        .change((4, Places::default()), change, &metrics)
+        .await
+        .unwrap();
+    assert_eq!((given, revision), (Some(0), 5));
+    assert_eq!(kept.read(), places);
+    std::fs::write(folder.path().join("ports"), b"something else").unwrap();
+    assert_eq!(kept.read(), Places::default());
 }
 
 #[test]

@@ -16,6 +16,8 @@ use serde_json::{Map, Value, json};
 
 #[path = "vectors/batches.rs"]
 mod batches;
+#[path = "vectors/llmd.rs"]
+mod llmd;
 #[path = "vectors/queries.rs"]
 mod queries;
 #[path = "vectors/replies.rs"]
@@ -217,7 +219,7 @@ fn shards() -> Vec<Value> {
 fn document() -> String {
     let sections = [
         ("hashes", hashes()),
-        ("llmd_keys", schemes::llmd_keys()),
+        ("llmd_keys", llmd::llmd_keys()),
         ("sglang_pages", schemes::sglang_pages()),
         ("vllm_blocks", schemes::vllm_blocks()),
         ("lineage", lineage()),

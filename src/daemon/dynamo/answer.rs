@@ -7,31 +7,32 @@ use serde_json::{Value, json};
 
 use kvatlas_core::wire::{ErrorCode, ModelKey, QueryKey};
 
-use crate::queries::{Answerer, Found, FoundHolder};
+use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::messages::Question;
 
-/// Answers routers from the index.
+/// Answers routers.
 pub(super) struct Indexer {
-    pub(super) answerer: Answerer,
+    pub(super) source: Arc<Source>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) errors: QueryErrorMetrics,
     pub(super) namespaces: QueryMetricsByNamespace,
+    pub(super) misses: Misses,
 }
 
 impl Indexer {
     /// Returns the answer to `question` about a tenant's workers: those whose state is certain, each with its number of the prompt's leading
     /// blocks.
-    pub(super) fn answer(&self, question: &Question, tenant: &str) -> Value {
-        let found = self.find(question, tenant);
+    pub(super) async fn answer(&self, question: &Question, tenant: &str) -> Value {
+        let found = self.find(question, tenant).await;
         let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
         tiered_scores(holders, question.device_only)
     }
 
-    fn find(&self, question: &Question, tenant: &str) -> Option<Found> {
+    async fn find(&self, question: &Question, tenant: &str) -> Option<Found> {
         if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
             return None;
@@ -43,14 +44,19 @@ impl Indexer {
         let hashes = question
             .block_hashes
             .iter()
-            .take(self.answerer.limits().query_depth_max);
+            .take(self.source.limits().query_depth_max);
         let key = QueryKey::BlockHashes(hashes.map(|hash| (*hash).into()).collect());
         let begun = Instant::now();
-        match self.answerer.find(&namespace, &key, None) {
+        match self.source.find(&namespace, &key, None).await {
             Ok(found) => {
                 let metrics = self.namespaces.of(&namespace);
                 metrics.answered(QueryKind::BlockHashes, begun.elapsed());
                 metrics.found(found.prompt());
+                if !found.holders.is_empty() {
+                    self.misses.found();
+                } else if !question.block_hashes.is_empty() {
+                    self.misses.missed(&self.source, &[namespace]);
+                }
                 Some(found)
             }
             Err(error) => {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::queries::QueueMember;
+use crate::queries::{Misses, QueueMember, SourceError};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{Component, DynamoConfig};
 use kvatlas_process::admin::Latch;
@@ -62,6 +62,9 @@ pub enum DynamoError {
     /// NATS cannot be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The shards cannot be asked.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The listener for routers cannot be opened.
     #[error("cannot listen on {address} for Dynamo's routers: {source}")]
     Listen {
@@ -78,7 +81,6 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     if config.components.is_empty() {
         return Ok(());
     }
-    let answerer = shared.listener_answerer();
     let tenants = config.components.iter();
     let tenants = tenants
         .filter(|one| !one.tenant.is_empty())
@@ -86,10 +88,14 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     let service = Arc::new(Service {
         tenants: tenants.collect(),
         indexer: Indexer {
-            answerer,
+            source: shared.source().await?,
             readiness: Arc::clone(&shared.readiness),
             errors: QueryErrorMetrics::new(),
             namespaces: QueryMetricsByNamespace::default(),
+            misses: Misses::new(
+                "Dynamo's routers",
+                "--kv-cache-block-size with the namespace here",
+            ),
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
         room: Semaphore::new(config.max_receiving_bytes / ROOM_BYTES),
@@ -193,7 +199,10 @@ impl Service {
             }
         };
         let (answer, outcome) = match asked.question {
-            Ok(question) => (self.indexer.answer(&question, tenant), DynamoOutcome::Answered),
+            Ok(question) => (
+                self.indexer.answer(&question, tenant).await,
+                DynamoOutcome::Answered,
+            ),
             Err(error) => {
                 log_unreadable(&error);
                 let answer = serde_json::json!({"Error": error.to_string()});

@@ -11,8 +11,7 @@ use kvatlas_core::wire::{
     Address, ErrorCode, NamespaceName, QueryKey, WireError, instance_of_worker, is_pool,
 };
 
-use crate::http::Source;
-use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns};
+use crate::queries::{Found, FoundHolder, HeavyRequest, HeavyTurns, Misses, Source};
 use kvatlas_config::Depth;
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
@@ -36,7 +35,7 @@ const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
 /// Answers routers.
 pub(super) struct Questions {
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
     /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
     pub(super) namespace: Option<NamespaceName>,
     /// Workers whose blocks are reported over gRPC. `None` if reports are not taken.
@@ -49,6 +48,7 @@ pub(super) struct Questions {
     pub(super) metrics: GrpcMetrics,
     pub(super) errors: QueryErrorMetrics,
     pub(super) namespaces: QueryMetricsByNamespace,
+    pub(super) misses: Misses,
 }
 
 /// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about holders.
@@ -270,15 +270,15 @@ impl Questions {
             },
             ..Certain::default()
         };
-        for name in names.into_iter().take(NAMESPACES_MAX) {
+        for name in names.iter().take(NAMESPACES_MAX) {
             let begun = Instant::now();
-            match self.source.find(&name, &key, None).await {
+            match self.source.find(name, &key, None).await {
                 Ok(found) => {
-                    let metrics = self.namespaces.of(&name);
+                    let metrics = self.namespaces.of(name);
                     metrics.answered(QueryKind::SequenceHashes, begun.elapsed());
                     metrics.found(found.prompt());
                     certain.add(&found);
-                    certain.namespace = Some(name);
+                    certain.namespace = Some(name.clone());
                 }
                 Err(error) => {
                     // An unknown namespace has no workers beside the reported ones, so the answer stays exact.
@@ -286,6 +286,11 @@ impl Questions {
                     refusal = Some(error);
                 }
             }
+        }
+        if !certain.workers.is_empty() {
+            self.misses.found();
+        } else if certain.namespace.is_some() && !hashes.is_empty() {
+            self.misses.missed(&self.source, &names);
         }
         if certain.namespace.is_some() || reports.knows_some {
             return Ok(certain);
@@ -300,7 +305,7 @@ impl Questions {
 
     /// Returns the names of the namespaces to search.
     fn asked(&self) -> Vec<NamespaceName> {
-        match (&self.namespace, &self.source) {
+        match (&self.namespace, &*self.source) {
             (Some(name), _) => vec![name.clone()],
             (None, Source::Here(index)) => {
                 let is_sglang = |algorithm| algorithm == SchemeAlgorithm::Sglang;

@@ -11,7 +11,8 @@ use tonic_reflection::server::{Builder, Error as ReflectionError};
 
 use kvatlas_core::wire::{NameError, NamespaceName};
 
-use crate::http::{Bodies, BodyLimits, Source, TokenError, read_token};
+use crate::http::{Bodies, BodyLimits, TokenError, read_token};
+use crate::queries::{Misses, Source, SourceError};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{GrpcConfig, GrpcWriting};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
@@ -46,6 +47,9 @@ pub enum GrpcStartError {
     /// A token file cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// The shards cannot be asked.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The configured namespace is not a valid name.
     #[error("grpc.namespace: {0}")]
     Namespace(#[from] NameError),
@@ -54,15 +58,13 @@ pub enum GrpcStartError {
     Description(#[from] ReflectionError),
 }
 
-/// Serves SGLang's routers as tasks of `stage`, with answers from `source`. Returns the address that the listener is bound to.
-pub(crate) async fn start_grpc(
-    address: SocketAddr,
-    source: Source,
-    shared: &Shared,
-    stage: &Stage,
-) -> Result<SocketAddr, GrpcStartError> {
+/// Serves SGLang's routers as tasks of `stage`. Returns the address that the listener is bound to, or `None` if none is configured.
+pub(crate) async fn start_grpc(shared: &Shared, stage: &Stage) -> Result<Option<SocketAddr>, GrpcStartError> {
     let config = &shared.config.grpc;
-    let door = Arc::new(door(source, shared, stage)?);
+    let Some(address) = config.listen else {
+        return Ok(None);
+    };
+    let door = Arc::new(door(shared.source().await?, shared, stage)?);
     let failed = |source| GrpcStartError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
@@ -86,11 +88,11 @@ pub(crate) async fn start_grpc(
     });
     stage.tasks.spawn(accepting);
     tracing::info!(%local_addr, "listener for SGLang's routers started");
-    Ok(local_addr)
+    Ok(Some(local_addr))
 }
 
 /// Builds everything that the requests of all connections share.
-fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
+fn door(source: Arc<Source>, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStartError> {
     let config = &shared.config.grpc;
     let token = config.token_file.as_deref();
     let token = token
@@ -115,6 +117,7 @@ fn door(source: Source, shared: &Shared, stage: &Stage) -> Result<Door, GrpcStar
             metrics: GrpcMetrics::new(),
             errors: QueryErrorMetrics::new(),
             namespaces: QueryMetricsByNamespace::default(),
+            misses: Misses::new("SGLang's routers", "the page size with the engines'"),
         },
         bodies: Bodies::new(BodyLimits {
             all_bytes_max: config.max_receiving_bytes,

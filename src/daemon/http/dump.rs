@@ -20,12 +20,12 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
 
 use crate::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
+use crate::queries::IndexHere;
 use kvatlas_telemetry::log_gated;
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
 use super::shared::HttpShared;
-use super::source::IndexHere;
 
 /// Most pieces that wait to be sent.
 const PIECES_MAX: usize = 4;

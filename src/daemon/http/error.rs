@@ -8,6 +8,7 @@ use serde_json::json;
 
 use kvatlas_core::wire::{DecodeError, ErrorBody, ErrorCode, NameError, PROTOCOL_VERSION, WireError};
 
+use crate::queries::NoIndex;
 use kvatlas_process::registry::RegisterRefusal;
 
 /// Why a request is refused.
@@ -119,6 +120,12 @@ impl HttpError {
 impl From<WireError> for HttpError {
     fn from(error: WireError) -> Self {
         Self::Contract(error)
+    }
+}
+
+impl From<NoIndex> for HttpError {
+    fn from(error: NoIndex) -> Self {
+        Self::NotFound(error.to_string())
     }
 }
 

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_core::wire::{Gathered, Hint};
 
+use crate::queries::Source;
+
 use super::contract::namespace_of;
 use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
-use super::source::Source;
 
 /// A report of hints, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
@@ -44,7 +45,7 @@ pub(super) async fn hints(
         report.model.as_deref(),
         report.tenant.as_deref(),
     )?;
-    let (taken, gathered) = match &index.source {
+    let (taken, gathered) = match &*index.source {
         Source::Here(here) => {
             let taken = here
                 .answerer

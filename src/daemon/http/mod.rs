@@ -44,7 +44,6 @@ mod routes;
 mod scores;
 mod server;
 mod shared;
-mod source;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -61,4 +60,3 @@ pub(crate) use error::HttpError;
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;
 pub(crate) use shared::Index;
-pub(crate) use source::{IndexHere, Shards, Source};

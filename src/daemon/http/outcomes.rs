@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use kvatlas_core::wire::{Gathered, Outcome, OutcomeReport, WireError};
 
+use crate::queries::Source;
+
 use super::contract::namespace_of;
 use super::error::ContractError;
 use super::fields::Unknown;
 use super::shared::{HttpShared, Payload, json_response};
-use super::source::Source;
 
 /// A report of outcomes, and the namespace that it is about.
 #[derive(Debug, Deserialize)]
@@ -45,7 +46,7 @@ pub(super) async fn outcomes(
         report.tenant.as_deref(),
     )?;
     let sent = OutcomeReport::new(report.outcomes);
-    let (counted, gathered) = match &index.source {
+    let (counted, gathered) = match &*index.source {
         Source::Here(_) => {
             let counted = index.outcomes.take(&namespace, &sent, Instant::now());
             (counted.map_err(WireError::from)? as u64, None)

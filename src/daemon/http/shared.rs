@@ -15,7 +15,7 @@ use kvatlas_core::index::NearBlocks;
 use kvatlas_core::wire::ModelKey;
 
 use crate::outcomes::Outcomes;
-use crate::queries::Found;
+use crate::queries::{Found, Source};
 use crate::traces::Tracer;
 use kvatlas_config::Secret;
 use kvatlas_process::admin::{AdminSource, Readiness};
@@ -25,7 +25,6 @@ use kvatlas_telemetry::{HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace}
 use super::bodies::{Bodies, BodyLimits, Received};
 use super::error::HttpError;
 use super::fields::{self, Unknown};
-use super::source::Source;
 use kvatlas_process::registry::EngineRegistry;
 
 /// Header that tells whether an answer is certain.
@@ -75,7 +74,7 @@ impl HttpParts {
 /// The index, and the metrics of its queries.
 pub(crate) struct Index {
     /// The index or the shards that answer.
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
     pub(super) errors: QueryErrorMetrics,
     /// Whether queries are answered yet.
     pub(super) readiness: Arc<Readiness>,
@@ -91,7 +90,7 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn new(
-        source: Source,
+        source: Arc<Source>,
         readiness: Arc<Readiness>,
         outcomes: Arc<Outcomes>,
         shard: Option<String>,

@@ -46,13 +46,7 @@ pub(super) async fn open_doors(shared: &Shared, stage: &Stage) -> Result<Doors, 
         #[cfg(feature = "redis")]
         redis: crate::redis::start_redis(shared, stage).await?,
         #[cfg(feature = "grpc")]
-        grpc: match shared.config.grpc.listen {
-            None => None,
-            Some(address) => {
-                let source = super::http::source(shared).await?;
-                Some(crate::grpc::start_grpc(address, source, shared, stage).await?)
-            }
-        },
+        grpc: crate::grpc::start_grpc(shared, stage).await?,
         ..Doors::default()
     })
 }

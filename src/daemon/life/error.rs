@@ -2,6 +2,7 @@
 
 use crate::http::{HttpStartError, TokenError};
 use crate::lanes::PoolError;
+use crate::queries::SourceError;
 use crate::snapshots::SnapshotStartError;
 use kvatlas_core::wire::SubjectError;
 use kvatlas_process::admin::AdminError;
@@ -43,9 +44,9 @@ pub enum StartError {
     /// The connection to NATS cannot be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection on which a gateway asks the shards for its listener cannot be used.
-    #[error("the connection to the shards: {0}")]
-    Shards(#[from] kvatlas_client::ClientError),
+    /// The shards cannot be asked for a listener.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The subject prefix is not valid.
     #[error(transparent)]
     Subjects(#[from] SubjectError),

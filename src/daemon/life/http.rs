@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::{HttpLimits, HttpParts, HttpServer, Index, IndexHere, Shards, Source, read_token};
-use crate::queries::{connect_to_shards, query_limits, shard_asker};
+use crate::http::{HttpLimits, HttpParts, HttpServer, Index, read_token};
+use crate::queries::query_limits;
 use crate::shared::Shared;
 use kvatlas_config::Config;
 use kvatlas_process::admin::AdminSource;
@@ -25,21 +25,6 @@ pub(super) fn http_limits(config: &Config) -> WireLimits {
     }
 }
 
-/// Makes the source of answers over HTTP or gRPC: the index here, or the shards.
-pub(super) async fn source(shared: &Shared) -> Result<Source, StartError> {
-    if !shared.config.gateway.enabled {
-        return Ok(Source::Here(Box::new(IndexHere {
-            answerer: shared.listener_answerer(),
-            pool: Arc::clone(&shared.pool),
-        })));
-    }
-    Ok(Source::Shards(Box::new(Shards {
-        asker: shard_asker(shared, connect_to_shards(shared).await?).await?,
-        limits: shared.http_limits.clone(),
-        dialect_depth: shared.config.queries.dialect_depth,
-    })))
-}
-
 /// Starts the query listener, if one is configured. Until the daemon is ready, the listener answers that it is not.
 pub(super) async fn start_http(
     shared: &Shared,
@@ -55,7 +40,7 @@ pub(super) async fn start_http(
         .map(|path| read_token("http.token_file", path))
         .transpose()?;
     let index = Index::new(
-        source(shared).await?,
+        shared.source().await?,
         Arc::clone(&shared.readiness),
         Arc::clone(&shared.outcomes),
         shared.config.sharding.shard.map(|shard| shard.to_string()),

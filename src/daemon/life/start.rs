@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::costs::Costs;
@@ -175,6 +176,7 @@ async fn share(
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
+        source: OnceCell::new(),
     };
     if shared.config.events.transport.keeps_events() {
         // Until the stream has been read up to its end, nothing is certain.

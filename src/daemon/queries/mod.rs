@@ -19,6 +19,8 @@
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
+//! | `source.rs` | where the listeners' answers come from: the index, or the shards |
+//! | `misses.rs` | routers that never find anybody |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 
@@ -27,6 +29,8 @@ pub(crate) mod gateway;
 mod heavy;
 mod hinting;
 mod member;
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+mod misses;
 mod missing;
 mod observed;
 mod prompts;
@@ -37,6 +41,7 @@ mod sample;
 pub(crate) mod service;
 mod settle;
 mod shards;
+mod source;
 mod start;
 mod turns;
 mod whole;
@@ -47,7 +52,10 @@ pub(crate) use heavy::HeavyRequest;
 pub(crate) use heavy::HeavyTurns;
 #[cfg(feature = "dynamo")]
 pub(crate) use member::QueueMember;
+#[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
+pub(crate) use misses::Misses;
 pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
-pub(crate) use start::{connect_to_shards, query_limits, shard_asker, start_gateway, start_queries};
+pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
+pub(crate) use start::{listener_source, query_limits, start_gateway, start_queries};

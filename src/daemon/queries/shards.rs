@@ -213,10 +213,26 @@ impl ShardAsker {
     ///
     /// The errors of [`Self::statuses`].
     pub(crate) async fn names(&self) -> Result<BTreeSet<NamespaceName>, WireError> {
+        let (names, gathered) = self.gather_names().await?;
+        self.check_whole(&gathered)?;
+        Ok(names)
+    }
+
+    /// The names of all namespaces that the shards which answer know.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::status`].
+    #[cfg(feature = "redis")]
+    pub(crate) async fn names_so_far(&self) -> Result<BTreeSet<NamespaceName>, WireError> {
+        let (names, _) = self.gather_names().await?;
+        Ok(names)
+    }
+
+    async fn gather_names(&self) -> Result<(BTreeSet<NamespaceName>, Gathered), WireError> {
         let merged = self.gatherer.namespaces(self.deadline).await;
         let Merged { reply, gathered } = merged.map_err(|error| self.failed(error))?;
-        self.check_whole(&gathered)?;
-        Ok(reply.namespaces.into_iter().collect())
+        Ok((reply.namespaces.into_iter().collect(), gathered))
     }
 
     fn check_whole(&self, gathered: &Gathered) -> Result<(), WireError> {

@@ -3,13 +3,11 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use async_nats::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::outcomes::start_outcomes;
 use crate::shared::{Shared, Stage};
-use kvatlas_client::ClientError;
 use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::admin::Latch;
@@ -23,6 +21,7 @@ use super::requests::ServedRequests;
 use super::service::QueryService;
 use super::settle::Settling;
 use super::shards::ShardAsker;
+use super::source::{IndexHere, Shards, Source, SourceError};
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
 use kvatlas_process::presence::{About, Presence, Served};
@@ -128,30 +127,39 @@ fn spawn_settling(
     });
 }
 
-/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for HTTP, if that is
-/// configured.
+/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for all listeners, if there
+/// are any.
 fn gathers_max(config: &Config) -> usize {
-    let connections = config.queries.connections + usize::from(config.http.listen.is_some());
+    let has_listeners = config.http.listen.is_some()
+        || config.grpc.listen.is_some()
+        || config.redis.listen.is_some()
+        || !config.dynamo.components.is_empty();
+    let connections = config.queries.connections + usize::from(has_listeners);
     config.gateway.max_gathers.div_ceil(connections)
 }
 
-/// Makes a connection on which a listener asks the shards. Without that connection, the gateway is not ready.
-pub(crate) async fn connect_to_shards(shared: &Shared) -> Result<Client, ConnectError> {
-    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
-    let client = connect_counted(&shared.nats, Connection::Queries, "http", buffer, |_| {}).await?;
-    follow_connection(&shared.readiness, &client);
-    Ok(client)
-}
-
-/// Makes the client that asks the shards for a listener, on the connection `client`.
+/// Makes the source of answers of all listeners: the index here, or the shards. Without a connection to the shards, a gateway is not ready.
 ///
 /// # Errors
 ///
-/// [`ClientError::Connection`] if the connection is closed.
-pub(crate) async fn shard_asker(shared: &Shared, client: Client) -> Result<ShardAsker, ClientError> {
+/// [`SourceError`] if the shards cannot be asked.
+pub(crate) async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
+    if !shared.config.gateway.enabled {
+        return Ok(Arc::new(Source::Here(Box::new(IndexHere {
+            answerer: shared.listener_answerer(),
+            pool: Arc::clone(&shared.pool),
+        }))));
+    }
+    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
+    let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, |_| {}).await?;
+    follow_connection(&shared.readiness, &client);
     let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
     let missing = Arc::clone(&shared.missing_shards);
-    ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await
+    Ok(Arc::new(Source::Shards(Box::new(Shards {
+        asker: ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await?,
+        limits: shared.http_limits.clone(),
+        dialect_depth: shared.config.queries.dialect_depth,
+    }))))
 }
 
 /// Starts to answer by asking the shards. A gateway has nothing to load, to follow or to compare.

@@ -253,7 +253,7 @@ impl Connection<'_> {
         }
         let keys = std::mem::take(keys);
         let door = Arc::clone(&self.door);
-        let part = door.prefixes.ask(&mut self.chain, &keys);
+        let part = door.prefixes.ask(&mut self.chain, &keys).await;
         let guesses = door.commands.guesses.of(&keys, Instant::now());
         let heavy = match self.heavy(&part, keys.len()) {
             Ok(heavy) => heavy,

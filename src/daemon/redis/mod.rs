@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `resp` | commands from bytes, replies to bytes |
 //! | `entry` | fields of llm-d's Redis hashes: the pod that holds a block, and the tier |
+//! | `known` | the namespaces that are searched |
 //! | `prefixes` | from the keys of a pipeline to the pods that hold leading blocks |
 //! | `guesses` | entries that routers have written themselves |
 //! | `commands` | all commands but `HKEYS`, without I/O |
@@ -24,6 +25,7 @@ mod commands;
 mod connection;
 mod entry;
 mod guesses;
+mod known;
 mod prefixes;
 mod resp;
 mod start;

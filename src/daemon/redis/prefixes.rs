@@ -8,19 +8,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvatlas_core::hash::{SchemeAlgorithm, SequenceHash};
+use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, instance_of_worker, is_pool};
 
-use crate::queries::{Answerer, Found, FoundHolder};
+use crate::queries::{Found, FoundHolder, Misses, Source};
 use kvatlas_process::admin::Readiness;
 use kvatlas_telemetry::labels::QueryKind;
 use kvatlas_telemetry::{QueryErrorMetrics, QueryMetricsByNamespace};
 
 use super::entry::{TIERS, field};
+use super::known::KnownNames;
 use super::resp::Replies;
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
+
+/// The settings of llm-d that its keys depend on, beside the model's name.
+const COMPARED: &str =
+    "blockSizeTokens, hashAlgorithm, hashSeed and the model's name with the namespaces here";
 
 /// A pod that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,10 +98,12 @@ impl Chain {
 
 /// Searches the namespaces of llm-d's schemes.
 pub(super) struct Prefixes {
-    answerer: Answerer,
+    source: Arc<Source>,
+    known: KnownNames,
     readiness: Arc<Readiness>,
     metrics: QueryMetricsByNamespace,
     errors: QueryErrorMetrics,
+    misses: Misses,
 }
 
 /// Holders that have leading blocks of a prompt, in all namespaces.
@@ -108,18 +115,20 @@ struct Held {
 }
 
 impl Prefixes {
-    pub(super) fn new(answerer: Answerer, readiness: Arc<Readiness>) -> Self {
+    pub(super) fn new(source: Arc<Source>, readiness: Arc<Readiness>) -> Self {
         Self {
-            answerer,
+            source,
+            known: KnownNames::default(),
             readiness,
             metrics: QueryMetricsByNamespace::default(),
             errors: QueryErrorMetrics::new(),
+            misses: Misses::new("llm-d's routers", COMPARED),
         }
     }
 
     /// Returns the pods that hold `keys`. The keys begin a prompt, or go on with the prompt in `chain`. While the daemon may not answer, there
     /// are none.
-    pub(super) fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
+    pub(super) async fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
         if !self.readiness.may_still_answer() {
             self.errors.failed(ErrorCode::Unavailable, &"not ready");
             return Part::default();
@@ -127,13 +136,13 @@ impl Prefixes {
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
         let may_go_on = std::mem::take(&mut chain.is_held);
-        let part = self.search(chain, keys.clone(), 0);
+        let part = self.search(chain, keys.clone(), 0).await;
         if !part.pods.is_empty() || !may_go_on {
             return part;
         }
         let offset = before.len();
         let kept = std::mem::take(&mut chain.keys);
-        let whole = self.search(chain, [before, keys].concat(), offset);
+        let whole = self.search(chain, [before, keys].concat(), offset).await;
         if whole.entries(usize::MAX) > 0 {
             return whole;
         }
@@ -146,11 +155,11 @@ impl Prefixes {
     }
 
     /// Searches a whole prompt, whose first `offset` blocks were asked for before, and notes it in `chain`.
-    fn search(&self, chain: &mut Chain, mut keys: Vec<SequenceHash>, offset: usize) -> Part {
+    async fn search(&self, chain: &mut Chain, mut keys: Vec<SequenceHash>, offset: usize) -> Part {
         let asked = keys.len();
-        keys.truncate(self.answerer.limits().query_depth_max);
+        keys.truncate(self.source.limits().query_depth_max);
         let key = QueryKey::SequenceHashes(keys);
-        let Held { holders, namespace } = self.find(&key);
+        let Held { holders, namespace } = self.find(&key).await;
         let part = Part {
             offset,
             pods: pods(&holders),
@@ -164,12 +173,16 @@ impl Prefixes {
     }
 
     /// Returns the holders that have some of the prompt. A prompt's keys belong to one model, which has a namespace for each of its tenants.
-    fn find(&self, key: &QueryKey) -> Held {
+    async fn find(&self, key: &QueryKey) -> Held {
         let (mut held, mut empty) = (Held::default(), None);
-        let names = self.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd);
-        for name in names.into_iter().take(NAMESPACES_MAX) {
+        let names = self.known.of(&self.source).await;
+        let names = names.unwrap_or_else(|error| {
+            self.errors.failed(error.code, &error.text);
+            Vec::new()
+        });
+        for name in names.iter().take(NAMESPACES_MAX) {
             let begun = Instant::now();
-            match self.answerer.find(&name, key, None) {
+            match self.source.find(name, key, None).await {
                 // The namespace has been forgotten since it was listed.
                 Err(error) if error.code == ErrorCode::UnknownNamespace => {}
                 Err(error) => self.errors.failed(error.code, &error.text),
@@ -177,14 +190,18 @@ impl Prefixes {
                     empty = empty.or(Some((name, found, begun.elapsed())));
                 }
                 Ok(found) => {
-                    self.count(&name, &found, begun.elapsed());
+                    self.count(name, &found, begun.elapsed());
                     held.holders.extend(found.holders);
-                    held.namespace = held.namespace.or(Some(name));
+                    held.namespace = held.namespace.or_else(|| Some(name.clone()));
                 }
             }
         }
         if let (None, Some((name, found, elapsed))) = (&held.namespace, empty) {
-            self.count(&name, &found, elapsed);
+            self.count(name, &found, elapsed);
+        }
+        match held.namespace {
+            Some(_) => self.misses.found(),
+            None => self.misses.missed(&self.source, &names),
         }
         held
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use crate::http::{TokenError, read_token};
+use crate::queries::SourceError;
 use crate::shared::{Shared, Stage};
 use kvatlas_process::listener::{Acceptor, ConnectionLimits};
 use kvatlas_telemetry::{RedisConnectionMetrics, RedisMetrics};
@@ -32,6 +33,9 @@ pub enum RedisStartError {
         /// The system's error.
         source: io::Error,
     },
+    /// The shards cannot be asked.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The password's file cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -59,7 +63,7 @@ pub(crate) async fn start_redis(
             guesses: Guesses::new(config.speculative_ttl, config.max_speculative_bytes),
             metrics: RedisMetrics::new(),
         },
-        prefixes: Prefixes::new(shared.listener_answerer(), Arc::clone(&shared.readiness)),
+        prefixes: Prefixes::new(shared.source().await?, Arc::clone(&shared.readiness)),
         heavy_turns: Arc::clone(&shared.heavy_turns),
         room: Door::room(config.max_receiving_bytes),
         limits: Limits {

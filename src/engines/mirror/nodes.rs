@@ -1,6 +1,8 @@
 //! The blocks of a mirror: a forest in a slab, with the tokens of each block.
 
-use hashbrown::HashMap;
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
 use serde::{Deserialize, Serialize};
 
 use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, Token};
@@ -11,8 +13,10 @@ use super::list::MirrorBlock;
 const NONE: u32 = u32::MAX;
 /// Largest number of salts and adapters that are told apart.
 const CACHES_MAX: usize = 4096;
-/// Bytes of a block beside its tokens: its node, and its place in the table of hashes.
-const OVERHEAD_BYTES: usize = size_of::<Node>() + 24;
+/// Bytes of a block in the table of slots: five in a bucket, of which seven in sixteen at least are taken once the table has grown.
+const TABLE_BYTES: usize = 12;
+/// Bytes of a block beside its tokens: its node, and its place in the table.
+const OVERHEAD_BYTES: usize = size_of::<Node>() + TABLE_BYTES;
 
 /// The place of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +87,9 @@ pub(super) struct Nodes {
     /// The tokens of each block, at its slot.
     tokens: Vec<Token>,
     free: Vec<u32>,
-    slots: HashMap<SequenceHash, u32>,
+    /// Slots by the hashes of their blocks' sequences, which are in the nodes.
+    slots: HashTable<u32>,
+    hasher: DefaultHashBuilder,
     caches: Vec<Cache>,
 }
 
@@ -97,7 +103,8 @@ impl Nodes {
             nodes: Vec::new(),
             tokens: Vec::new(),
             free: Vec::new(),
-            slots: HashMap::new(),
+            slots: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
             caches: Vec::new(),
         }
     }
@@ -137,7 +144,9 @@ impl Nodes {
     }
 
     pub(super) fn find(&self, sequence: SequenceHash) -> Option<Slot> {
-        self.slots.get(&sequence).copied().map(Slot)
+        let is_it = |slot: &u32| self.sequence(Slot(*slot)) == Some(sequence);
+        let found = self.slots.find(self.hasher.hash_one(sequence), is_it);
+        found.copied().map(Slot)
     }
 
     pub(super) fn sequence(&self, slot: Slot) -> Option<SequenceHash> {
@@ -225,11 +234,31 @@ impl Nodes {
             is_free: false,
         };
         let slot = self.place(node, tokens)?;
-        self.slots.insert(sequence, slot.0);
+        self.list(slot, sequence);
         if let Some(parent) = parent.and_then(|parent| self.get_mut(parent)) {
             parent.children += 1;
         }
         Some(slot)
+    }
+
+    /// Adds a block to the table, where it must be absent.
+    fn list(&mut self, slot: Slot, sequence: SequenceHash) {
+        let Self {
+            slots, nodes, hasher, ..
+        } = self;
+        let hash_again = |slot: &u32| {
+            let node = nodes.get(*slot as usize);
+            hasher.hash_one(node.map_or(sequence, |node| node.sequence))
+        };
+        slots.insert_unique(hasher.hash_one(sequence), slot.0, hash_again);
+    }
+
+    /// Removes a block from the table.
+    fn unlist(&mut self, slot: Slot, sequence: SequenceHash) {
+        let is_it = |found: &u32| *found == slot.0;
+        if let Ok(found) = self.slots.find_entry(self.hasher.hash_one(sequence), is_it) {
+            found.remove();
+        }
     }
 
     fn cache_of(&mut self, seed: HashSeed, lora_name: Option<&str>) -> Option<u16> {
@@ -341,7 +370,7 @@ impl Nodes {
                 return;
             }
             at = self.parent(slot);
-            self.slots.remove(&node.sequence);
+            self.unlist(slot, node.sequence);
             self.free.push(slot.0);
             if let Some(freed) = self.get_mut(slot) {
                 freed.is_free = true;
@@ -359,6 +388,7 @@ impl Nodes {
             .for_each(|place| self.prune(Slot(place)));
         if self.slots.is_empty() {
             (self.nodes, self.tokens, self.free) = (Vec::new(), Vec::new(), Vec::new());
+            self.slots = HashTable::new();
             self.caches.clear();
         }
     }

@@ -16,6 +16,8 @@ mod saved;
 
 const SIZE: u32 = 2;
 const DEPTH: usize = 5;
+/// Bytes of a block with its two tokens.
+const BLOCK_BYTES: usize = 44;
 
 /// The tokens of all blocks of a prefix.
 type Path = Vec<Vec<u32>>;
@@ -370,12 +372,12 @@ proptest! {
         history in prop::collection::vec(steps(), 1..80),
     ) {
         let mut cache = Cache::default();
-        let (mut sides, mut router) = (Sides::new(blocks_max * 56, false), Router::default());
+        let (mut sides, mut router) = (Sides::new(blocks_max * BLOCK_BYTES, false), Router::default());
         for step in history {
             let is_clear = matches!(step, Step::Clear);
             sides.apply(&cache.step(&step).into_iter().collect::<Vec<_>>());
             sides.tell(&mut router);
-            prop_assert!(sides.mirror.bytes() <= blocks_max * 56);
+            prop_assert!(sides.mirror.bytes() <= blocks_max * BLOCK_BYTES);
             prop_assert!(router.held.is_subset(&cache.expected()));
             prop_assert_eq!(&sides.joined(), &router.held);
             prop_assert!(!is_clear || sides.mirror.bytes() == 0);

@@ -19,6 +19,7 @@
 //! | `/readyz` | 200 or 503, and as JSON which [`Latch`] is set and, in words, why it is not ready |
 //! | `/workers` | JSON: the workers, see [`WorkersQuery`] |
 //! | `/index` | JSON: the sizes of the index, by namespace |
+//! | `/vllm-router` | flags of vLLM's router for the engines that a bridge republishes, as text |
 //! | `/page/…` | what the page in a browser loads |
 
 mod body;
@@ -65,6 +66,12 @@ pub trait AdminSource: Send + Sync {
 
     /// Returns the sizes of the index by namespace, as one JSON value.
     fn index_json(&self) -> String;
+
+    /// Returns flags of vLLM's router for a query string, or words for the client if the query string is none. `None` where no engines are
+    /// republished.
+    fn router_flags(&self, _query: Option<&str>) -> Option<Result<String, String>> {
+        None
+    }
 
     /// Returns the answer for the page in a browser, or for a file that it loads. `None` if there is no such path. The
     /// answer is a future and may take its time.

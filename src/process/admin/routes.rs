@@ -14,6 +14,8 @@ pub(super) const ROUTES: &str = "kvatlas admin listener\n\n\
     GET /workers  workers, at most 1000 unless told otherwise; JSON\n\
     \x20             ?namespace=NAME&worker=NAME&state=exact|degraded&reason=REASON&changes=true&limit=COUNT&after=NEXT\n\
     GET /index    sizes of the index by namespace; JSON\n\
+    GET /vllm-router  of a bridge with --republish: flags of vLLM's router\n\
+    \x20             ?host=NAME&model=NAME\n\
     \nA browser gets a page about all of this at /.\n";
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -80,6 +82,7 @@ enum Route {
     Ready,
     Workers,
     Index,
+    RouterFlags,
 }
 
 impl Route {
@@ -91,6 +94,7 @@ impl Route {
             "/readyz" => Self::Ready,
             "/workers" => Self::Workers,
             "/index" => Self::Index,
+            "/vllm-router" => Self::RouterFlags,
             _ => return None,
         })
     }
@@ -115,6 +119,11 @@ impl Route {
                 Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
             },
             Self::Index => answer(StatusCode::OK, JSON, source.index_json()),
+            Self::RouterFlags => match source.router_flags(query) {
+                Some(Ok(flags)) => text(StatusCode::OK, flags),
+                Some(Err(error)) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+                None => text(StatusCode::NOT_FOUND, "No engines are republished here.\n"),
+            },
         }
     }
 }

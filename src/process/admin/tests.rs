@@ -48,6 +48,13 @@ impl AdminSource for Source {
         );
         "{\"namespaces\":{}}".to_owned()
     }
+
+    fn router_flags(&self, query: Option<&str>) -> Option<Result<String, String>> {
+        match query? {
+            "host=a" => Some(Ok("--worker-urls http://a\n".to_owned())),
+            other => Some(Err(format!("not {other}"))),
+        }
+    }
 }
 
 fn start(limits: AdminLimits) -> (AdminServer, Arc<Source>) {
@@ -168,6 +175,22 @@ fn every_route_answers() {
         get(&server, "/index").json(),
         serde_json::json!({ "namespaces": {} })
     );
+    server.stop().expect("it stops");
+}
+
+#[test]
+fn flags_of_routers_are_given_where_engines_are_republished() {
+    let (server, _source) = start(patient());
+    let answers = ["", "?host=a", "?x"].map(|query| {
+        let answer = get(&server, &format!("/vllm-router{query}"));
+        (answer.status, answer.body)
+    });
+    let expected = [
+        (404, "No engines are republished here.\n"),
+        (200, "--worker-urls http://a\n"),
+        (400, "not x\n"),
+    ];
+    assert_eq!(answers, expected.map(|(status, body)| (status, body.to_owned())));
     server.stop().expect("it stops");
 }
 

@@ -19,7 +19,7 @@ use crate::support::http::HttpClient;
 use crate::support::process::Process;
 use crate::support::{broker, eventually};
 
-fn discover(bridge: &Bridge, source: &str) {
+pub(super) fn discover(bridge: &Bridge, source: &str) {
     let options = DiscoverOptions {
         dns_interval: Duration::from_millis(50),
         file_interval: Duration::from_millis(50),
@@ -53,13 +53,18 @@ async fn failing(bridge: &Bridge) -> String {
 }
 
 /// Replaces a file in one step.
+pub(super) fn replace(path: &Path, text: &str) {
+    let fresh = path.with_extension("fresh");
+    std::fs::write(&fresh, text).unwrap();
+    std::fs::rename(fresh, path).unwrap();
+}
+
+/// Replaces a file by one with these engines, each with its endpoint.
 fn write(path: &Path, engines: &[(&str, &str)]) {
     let tables = engines
         .iter()
         .map(|(name, endpoint)| format!("[[engine]]\nname = \"{name}\"\nendpoint = \"{endpoint}\"\n"));
-    let fresh = path.with_extension("fresh");
-    std::fs::write(&fresh, tables.collect::<String>()).unwrap();
-    std::fs::rename(fresh, path).unwrap();
+    replace(path, &tables.collect::<String>());
 }
 
 #[tokio::test(flavor = "multi_thread")]

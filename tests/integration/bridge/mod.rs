@@ -12,6 +12,8 @@ mod python;
 mod recovery;
 mod replays;
 mod republish;
+mod republish_lease;
+mod republish_range;
 mod resets;
 mod schemes;
 mod secure;
@@ -118,8 +120,14 @@ impl Site {
             last.replace(holder);
             is_it.then_some(())
         });
-        if tokio::time::timeout(PATIENCE, looked).await.is_err() {
-            panic!("not in time: {}", what());
+        // Before the look itself gives up, which does not know what it saw last.
+        if tokio::time::timeout(PATIENCE * 9 / 10, looked).await.is_err() {
+            panic!(
+                "not in time: {}; servers {:?}; sources {:?}",
+                what(),
+                self.bridge.servers(),
+                self.bridge.sources()
+            );
         }
     }
 

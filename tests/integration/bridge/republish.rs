@@ -15,21 +15,23 @@ use super::{BLOCK, Site, options, removed, stored, tokens};
 use crate::support::{eventually, subjects};
 
 /// The tokens of all blocks of a prefix.
-type Path = Vec<Vec<u64>>;
+pub(super) type Path = Vec<Vec<u64>>;
 
-/// A port that nobody listens on, with the one behind it.
-fn free_pair() -> u16 {
+/// The first of so many ports in a row that nobody listens on.
+pub(super) fn free_ports(count: u16) -> u16 {
     loop {
-        let port = 12_000 + fastrand::u16(..10_000) * 2;
-        let pair = [port, port + 1].map(|port| TcpListener::bind(("127.0.0.1", port)));
-        if pair.iter().all(Result::is_ok) {
-            return port;
+        let first = 12_000 + fastrand::u16(..10_000) * 2;
+        let bound: Vec<_> = (first..first + count)
+            .map(|port| TcpListener::bind(("0.0.0.0", port)))
+            .collect();
+        if bound.iter().all(Result::is_ok) {
+            return first;
         }
     }
 }
 
 /// The paths of the first blocks of a sequence.
-fn paths(which: u32, blocks: impl IntoIterator<Item = u32>) -> BTreeSet<Path> {
+pub(super) fn paths(which: u32, blocks: impl IntoIterator<Item = u32>) -> BTreeSet<Path> {
     let block = |place| tokens(which, place, 1).into_iter().map(u64::from).collect();
     let path = |last| (0..=last).map(block).collect();
     blocks.into_iter().map(path).collect()
@@ -43,7 +45,8 @@ fn events_of(payload: &[u8]) -> Vec<Value> {
 }
 
 /// A router that follows as vLLM's does: a number that is lower is a restart, one that is missing is asked for with all behind it.
-struct Router {
+pub(super) struct Router {
+    host: &'static str,
     port: u16,
     events: SubSocket,
     last_live: Option<u64>,
@@ -54,14 +57,19 @@ struct Router {
 }
 
 impl Router {
-    async fn start(port: u16) -> Self {
+    pub(super) async fn start(port: u16) -> Self {
+        Self::start_at("127.0.0.1", port).await
+    }
+
+    pub(super) async fn start_at(host: &'static str, port: u16) -> Self {
         let mut events = SubSocket::new();
         events.subscribe("").await.unwrap();
         eventually("the socket is there", async || {
-            events.connect(&format!("tcp://127.0.0.1:{port}")).await.ok()
+            events.connect(&format!("tcp://{host}:{port}")).await.ok()
         })
         .await;
         Self {
+            host,
             port,
             events,
             last_live: None,
@@ -73,7 +81,7 @@ impl Router {
     }
 
     /// Follows until it has just these blocks.
-    async fn reaches(&mut self, expected: &BTreeSet<Path>) {
+    pub(super) async fn reaches(&mut self, expected: &BTreeSet<Path>) {
         let following = async {
             while self.held != *expected || self.last.is_none() {
                 self.follow_one().await;
@@ -111,7 +119,7 @@ impl Router {
     async fn replay(&mut self, from: u64) {
         self.replays += 1;
         let mut socket = DealerSocket::new();
-        let endpoint = format!("tcp://127.0.0.1:{}", self.port + 1);
+        let endpoint = format!("tcp://{}:{}", self.host, self.port + 1);
         socket.connect(&endpoint).await.unwrap();
         let mut question = ZmqMessage::from(Vec::new());
         question.push_back(from.to_be_bytes().to_vec().into());
@@ -186,7 +194,7 @@ async fn routers_have_what_the_engine_has_whenever_they_come() {
     let site = Site::new(&[]).await;
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(1, 0, 8)]));
-    let port = free_pair();
+    let port = free_ports(2);
     let bridge = republishing(&site, port, None);
     super::follow(&bridge, &publishers, 0, "gpu-0");
     let mut early = Router::start(port).await;
@@ -234,7 +242,7 @@ async fn what_a_replay_does_not_reach_is_kept_for_routers() {
         ..Spec::default()
     };
     let mut publishers = Publishers::start(&python, &[short]);
-    let port = free_pair();
+    let port = free_ports(2);
     let bridge = republishing(&site, port, Some(folder.path()));
     super::follow(&bridge, &publishers, 0, "gpu-0");
     site.settles("gpu-0", 0, &[]).await;
@@ -282,7 +290,7 @@ async fn clients_of_other_kinds_harm_nobody() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
-    let port = free_pair();
+    let port = free_ports(2);
     let bridge = republishing(&site, port, None);
     super::follow(&bridge, &publishers, 0, "gpu-0");
     let mut router = Router::start(port).await;

@@ -25,7 +25,7 @@ fn bridge(site: &Site, publishers: &Publishers) -> Process {
 }
 
 /// Waits until the bridge has applied so many batches and knows all that the engine has, and whether it speaks is as given.
-async fn knows(bridge: &Process, batches: u32, speaks: bool) {
+pub(super) async fn knows(bridge: &Process, batches: u32, speaks: bool) {
     let mut admin = HttpClient::connect(bridge.admin_address()).await;
     eventually("the bridge knows the engine", async || {
         let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();

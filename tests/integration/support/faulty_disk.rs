@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use kvatlas_process::storage::{Disk, Storage, StorageFile};
+use kvatlas_process::storage::{Disk, Storage, StorageFile, create_private_file};
 
 /// What fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,11 @@ impl Storage for FaultyDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
         self.check(|_| false)?;
         Ok(Box::new(FaultyFile(File::create_new(path)?, self.clone())))
+    }
+
+    fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        self.check(|_| false)?;
+        Ok(Box::new(FaultyFile(create_private_file(path)?, self.clone())))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -81,7 +81,16 @@ true
 {{- end -}}
 
 {{- define "kvatlas.toml" -}}
-{{- range $section, $settings := include "kvatlas.settings" . | fromJson }}
+{{- include "kvatlas.sections" (include "kvatlas.settings" . | fromJson) }}
+{{- end -}}
+
+{{/* The settings of a shard: Dynamo's routers ask gateways. */}}
+{{- define "kvatlas.shardToml" -}}
+{{- include "kvatlas.sections" (omit (include "kvatlas.settings" . | fromJson) "dynamo") }}
+{{- end -}}
+
+{{- define "kvatlas.sections" -}}
+{{- range $section, $settings := . }}
 {{- if eq $section "namespaces" }}
 {{- range $name, $namespace := $settings }}
 [namespaces.{{ $name }}]
@@ -369,6 +378,12 @@ priorityClassName: {{ . }}
 {{ ternary .Values.bridge.auth .Values.nats.auth (and (hasKey .Values.bridge.auth "kind") (not .Values.nats.enabled)) | toJson }}
 {{- end -}}
 
+{{/* The first and the last port at which engines are republished, as JSON. */}}
+{{- define "kvatlas.republishPorts" -}}
+{{- $first := int .Values.bridge.republish.port -}}
+{{ list $first (add $first (mul 2 (int .Values.bridge.republish.engines)) -1 | int) | toJson }}
+{{- end -}}
+
 {{- define "kvatlas.bridgeArguments" -}}
 - bridge
 {{- with .Values.bridge.blockSize }}
@@ -398,6 +413,13 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- if .Values.bridge.enginesConfigMap }}
 - --discover=file:/etc/kvatlas/engines
+{{- end }}
+{{- if .Values.bridge.republish.enabled }}
+- --republish=tcp://0.0.0.0:{{ include "kvatlas.republishPorts" . | fromJsonArray | join "-" }}
+- --republish-max-bytes={{ .Values.bridge.republish.maxBytes | int64 }}
+{{- if .Values.bridge.republish.everything }}
+- --republish-everything
+{{- end }}
 {{- end }}
 {{- with .Values.bridge.answerPorts }}
 - {{ printf "--answer-ports=%s" . | quote }}

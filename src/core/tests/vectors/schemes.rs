@@ -1,165 +1,32 @@
-//! Keys of blocks that llm-d's own token processor has printed, and pages of SGLang's own tests.
+//! Names that engines give to blocks: pages of SGLang, and blocks of vLLM.
 
-use kvatlas_core::hash::{BlockSize, Scheme, SchemeChains};
+use kvatlas_core::hash::{BlockSize, SchemeChains};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::wides;
 
-/// Prompts, by their tokens.
-#[derive(Clone, Copy)]
-enum Prompt {
-    /// 53 tokens from 1 on, in blocks of 16.
-    Counted,
-    /// 197 tokens from 1 on, in blocks of 64.
-    Counted64,
-    /// Tokens at the borders of their encodings.
-    Large,
-    /// 48 tokens from 100 on: a block of text, one with an image, one with two.
-    Images,
-}
+/// Tokens, tokens of a page, the salt, the id of the adapter, whether pages are of pairs, and the names.
+type SglangCase = (
+    &'static [u32],
+    u32,
+    &'static str,
+    &'static str,
+    bool,
+    &'static [i64],
+);
 
-impl Prompt {
-    fn tokens(self) -> Vec<u32> {
-        match self {
-            Self::Counted => (1..=53).collect(),
-            Self::Counted64 => (1..=197).collect(),
-            Self::Large => {
-                let borders = [0, 1, 23, 24, 255, 256, 65_535, 65_536, 1 << 31, u32::MAX];
-                borders.into_iter().chain(7..=12).collect()
-            }
-            Self::Images => (100..148).collect(),
-        }
-    }
+/// SGLang's id of the adapter `my-lora` of `--lora-paths my-lora=/adapters/my-lora`, in which name and path are digested.
+const ADAPTER: &str = "f8773e543de25411b8445231782a1fbc";
 
-    fn block_size(self) -> usize {
-        match self {
-            Self::Counted64 => 64,
-            _ => 16,
-        }
-    }
-
-    fn extras(self, block: usize) -> &'static [&'static str] {
-        match (self, block) {
-            (Self::Images, 1) => &["image-a"],
-            (Self::Images, 2) => &["image-a", "image-b"],
-            _ => &[],
-        }
-    }
-}
-
-const XXH64: &str = "llm-d-xxh64";
-const CBOR_FNV: &str = "llm-d-cbor-fnv";
-
-/// The scheme, its seed, the model, the prompt, and its keys.
-const VECTORS: [(&str, &str, &str, Prompt, &[u64]); 10] = [
-    (
-        XXH64,
-        "",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        Prompt::Counted,
-        &[4762004430771817687, 15345006280760138163, 11152609865747072141],
-    ),
-    (
-        XXH64,
-        "42",
-        "m",
-        Prompt::Counted64,
-        &[15666269219202335940, 7622725183763133469, 5016248529702416155],
-    ),
-    (XXH64, "0", "m", Prompt::Large, &[3215332984664435429]),
-    (
-        XXH64,
-        "42",
-        "",
-        Prompt::Images,
-        &[8648961862628959128, 16498986078399291675, 3316933599733601245],
-    ),
-    (
-        XXH64,
-        "",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        Prompt::Images,
-        &[10875869796742601563, 10569714926623175869, 8982326392129356962],
-    ),
-    (
-        CBOR_FNV,
-        "",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        Prompt::Counted,
-        &[369436768847880749, 14719338691038004320, 7734130225493398187],
-    ),
-    (
-        CBOR_FNV,
-        "42",
-        "m",
-        Prompt::Counted64,
-        &[11752599813133945327, 10909176858796045133, 16868418804418177423],
-    ),
-    (CBOR_FNV, "0", "m", Prompt::Large, &[4430413064205329747]),
-    (
-        CBOR_FNV,
-        "42",
-        "",
-        Prompt::Images,
-        &[7469440865592995999, 12006437525484438847, 7129050020315312786],
-    ),
-    (
-        CBOR_FNV,
-        "",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        Prompt::Images,
-        &[840838903144113277, 7050024594969592681, 5261347487402463153],
-    ),
-];
-
-/// The vectors as they are in the file.
-pub(crate) fn llmd_keys() -> Vec<Value> {
-    let vector = |(algorithm, seed, model, prompt, keys): &(&str, &str, &str, Prompt, &[u64])| {
-        let blocks = prompt.tokens().len() / prompt.block_size();
-        json!({
-            "scheme": algorithm,
-            "seed": seed,
-            "model": model,
-            "block_size": prompt.block_size(),
-            "tokens": prompt.tokens(),
-            "extras": (0..blocks).map(|block| prompt.extras(block)).collect::<Vec<_>>(),
-            "sequence_hashes": wides(keys, |key| key),
-        })
-    };
-    VECTORS.iter().map(vector).collect()
-}
-
-#[test]
-fn schemes_meet_the_vectors_of_llm_d() {
-    for (algorithm, seed, model, prompt, keys) in VECTORS {
-        let scheme = match seed {
-            "" => algorithm.to_owned(),
-            seed => format!("{algorithm}:{seed}"),
-        };
-        let chains = SchemeChains::new(scheme.parse::<Scheme>().unwrap(), model);
-        let tokens = prompt.tokens();
-        let steps = chains.steps().unwrap();
-        let mut last = steps.root(None);
-        let blocks = tokens.chunks_exact(prompt.block_size()).enumerate();
-        let computed: Vec<u64> = blocks
-            .map(|(block, tokens)| {
-                last = steps.next(last, tokens, prompt.extras(block));
-                last.as_u64()
-            })
-            .collect();
-        assert_eq!(computed, keys, "{scheme} of {model:?}");
-    }
-}
-
-/// Tokens, tokens of a page, the salt, whether pages are of pairs, and the names.
-type SglangCase = (&'static [u32], u32, &'static str, bool, &'static [i64]);
-
-/// Printed by `compute_node_event_hash_values` of SGLang 0.5.23 over its own compiled hash, as its events name the pages.
-const SGLANG: [SglangCase; 7] = [
-    (&[1, 2, 3, 4, 5], 4, "", false, &[-3488128144981237669]),
+/// Printed by SGLang 0.5.23 itself: by `compute_node_event_hash_values` over its own compiled hash, and with an adapter by its cache, as
+/// its events name the pages.
+const SGLANG: [SglangCase; 9] = [
+    (&[1, 2, 3, 4, 5], 4, "", "", false, &[-3488128144981237669]),
     (
         &[10, 20, 30, 40, 50, 60, 70, 80],
         2,
+        "",
         "",
         false,
         &[
@@ -173,6 +40,7 @@ const SGLANG: [SglangCase; 7] = [
         &[1, 2, 3, 4, 5, 6, 7, 8],
         4,
         "tenant-a",
+        "",
         false,
         &[3718046898735569995, 3308615664605479373],
     ),
@@ -180,13 +48,15 @@ const SGLANG: [SglangCase; 7] = [
         &[10, 20, 30, 40, 50],
         2,
         "",
+        "",
         true,
         &[-8847804484166691499, 4989791362144317498],
     ),
-    (&[1, 2, 3, 4, 5, 6], 4, "", true, &[-638950109823820341]),
+    (&[1, 2, 3, 4, 5, 6], 4, "", "", true, &[-638950109823820341]),
     (
         &[5, 6, 7, 8, 9, 10, 11, 12, 13],
         4,
+        "",
         "",
         true,
         &[-2900568514773989563, -322435596280658912],
@@ -195,8 +65,25 @@ const SGLANG: [SglangCase; 7] = [
         &[1, 2, 3, 4, 5, 6, 7, 8, 9],
         4,
         "tenant-a",
+        "",
         true,
         &[2832294365426534333, 3603037882432405245],
+    ),
+    (
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        4,
+        "",
+        ADAPTER,
+        false,
+        &[-4667663395000963960, 4360600054185822055],
+    ),
+    (
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        4,
+        "tenant-a",
+        ADAPTER,
+        false,
+        &[-2733114882961410564, -360540036783101778],
     ),
 ];
 
@@ -283,13 +170,14 @@ fn schemes_meet_the_vectors_of_vllm() {
 
 /// The vectors of SGLang as they are in the file.
 pub(crate) fn sglang_pages() -> Vec<Value> {
-    let vector = |(tokens, page_size, salt, in_pairs, pages): &(&[u32], u32, &str, bool, &[i64])| {
+    let vector = |(tokens, page_size, salt, adapter, in_pairs, pages): &SglangCase| {
         let pages: Vec<u64> = pages.iter().map(|page| page.cast_unsigned()).collect();
         json!({
             "scheme": "sglang",
             "block_size": page_size,
             "tokens": tokens,
             "cache_salt": salt,
+            "lora_id": adapter,
             "in_pairs": in_pairs,
             "sequence_hashes": wides(&pages, |page| page),
         })
@@ -301,13 +189,33 @@ pub(crate) fn sglang_pages() -> Vec<Value> {
 fn schemes_meet_the_vectors_of_sglang() {
     let chains = SchemeChains::new("sglang".parse().unwrap(), "m");
     assert!(chains.steps().is_none());
-    for (tokens, page_size, salt, in_pairs, pages) in SGLANG {
+    for (tokens, page_size, salt, adapter, in_pairs, pages) in SGLANG {
         let size = BlockSize::new(page_size).unwrap();
         let computed = match in_pairs {
             true => chains.hashes_ahead(tokens, size, Some(salt)).unwrap(),
             false => chains.sequence_hashes(tokens, size, None, Some(salt)),
         };
-        let computed: Vec<i64> = computed.iter().map(|hash| hash.as_u64().cast_signed()).collect();
+        let computed: Vec<i64> = computed
+            .iter()
+            .map(|hash| page_of(adapter, hash.as_u64()).cast_signed())
+            .collect();
         assert_eq!(computed, pages, "{tokens:?}");
     }
+}
+
+/// The name of a page of an adapter, as SGLang makes it of the page's name without one. Only SGLang knows its adapters' ids, so that
+/// nothing in kvatlas names such pages.
+fn page_of(adapter: &str, page: u64) -> u64 {
+    if adapter.is_empty() {
+        return page;
+    }
+    let length = (adapter.len() as u64).to_le_bytes();
+    let key = Sha256::new_with_prefix(b"sglang-kv-event-namespace-v1\x01").chain_update(length);
+    // The last byte stands for a salt that is not part of the key.
+    let key = key.chain_update(adapter).chain_update([0]).finalize();
+    let digest = Sha256::new_with_prefix(key)
+        .chain_update(page.to_be_bytes())
+        .finalize();
+    let (first, _) = digest.split_at(8);
+    first.iter().fold(0, |name, byte| (name << 8) | u64::from(*byte))
 }

@@ -58,6 +58,8 @@ pub(crate) struct Taken {
     pub(crate) count: usize,
     /// The most that was held at once, beside what was there before, in bytes.
     pub(crate) peak: usize,
+    /// Bytes that the result of the work holds.
+    pub(crate) held: usize,
 }
 
 /// The result of `work`, and the memory that it takes on this thread. The binary has to have [`Counting`] as its allocator.
@@ -68,6 +70,7 @@ pub(crate) fn taken_by<T>(work: impl FnOnce() -> T) -> (T, Taken) {
     let taken = Taken {
         count: COUNT.get() - count,
         peak: PEAK.get().saturating_sub(held),
+        held: HELD.get().saturating_sub(held),
     };
     (result, taken)
 }

@@ -1,4 +1,4 @@
-//! Source of answers over HTTP: the index of this process, or, in a gateway, the shards behind it.
+//! Source of answers for the listeners: the index of this process, or, in a gateway, the shards behind it.
 
 use std::sync::Arc;
 
@@ -11,10 +11,28 @@ use kvatlas_core::wire::{
 };
 
 use crate::lanes::LanePool;
-use crate::queries::{Answerer, AnyReply, Found, ShardAsker};
+use kvatlas_client::ClientError;
 use kvatlas_config::{Depth, Live};
 
-use super::error::HttpError;
+use kvatlas_process::broker::ConnectError;
+
+use super::{Answerer, AnyReply, Found, ShardAsker};
+
+/// Error that the shards cannot be asked for a listener.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// NATS cannot be connected to.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection cannot be used.
+    #[error("the connection to the shards: {0}")]
+    Shards(#[from] ClientError),
+}
+
+/// Refusal of a question that only an index answers.
+#[derive(Debug, thiserror::Error)]
+#[error("a gateway has no blocks of its own; ask each shard")]
+pub(crate) struct NoIndex;
 
 /// The source from which queries are answered.
 pub(crate) enum Source {
@@ -44,13 +62,10 @@ pub(crate) struct Shards {
 
 impl Source {
     /// Returns the index of this process. Fails in a gateway.
-    pub(super) fn here(&self) -> Result<&IndexHere, HttpError> {
+    pub(crate) fn here(&self) -> Result<&IndexHere, NoIndex> {
         match self {
             Self::Here(index) => Ok(index),
-            Self::Shards(_) => {
-                let text = "a gateway has no blocks of its own; ask each shard";
-                Err(HttpError::NotFound(text.to_owned()))
-            }
+            Self::Shards(_) => Err(NoIndex),
         }
     }
 
@@ -63,7 +78,7 @@ impl Source {
     }
 
     /// Answers a request about the namespace `name`. `bytes_max` is the length of the longest reply that can be sent.
-    pub(super) async fn answer(
+    pub(crate) async fn answer(
         &self,
         name: &NamespaceName,
         request: &QueryRequest,
@@ -80,7 +95,7 @@ impl Source {
     }
 
     /// Returns how far the holders of the namespace `name` have been followed.
-    pub(super) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
+    pub(crate) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {
                 let namespace = index.answerer.namespace(name)?;
@@ -94,7 +109,7 @@ impl Source {
     }
 
     /// Returns the status of every known namespace.
-    pub(super) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
+    pub(crate) async fn statuses(&self) -> Result<Vec<(NamespaceName, StatusReply)>, WireError> {
         match self {
             Self::Here(index) => {
                 let waiting = index.pool.messages_waiting();
@@ -112,7 +127,7 @@ impl Source {
     }
 
     /// Returns the names of all known namespaces.
-    pub(super) async fn names(&self) -> Result<Vec<NamespaceName>, WireError> {
+    pub(crate) async fn names(&self) -> Result<Vec<NamespaceName>, WireError> {
         match self {
             Self::Here(index) => {
                 let namespaces = index.answerer.namespaces().all();
@@ -142,7 +157,7 @@ impl Source {
     }
 
     /// Whether no events of a namespace have come. A gateway judges by `error`, the answer of its shards.
-    pub(super) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
+    pub(crate) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
         match self {
             Self::Here(index) => index.answerer.is_unheard(name),
             Self::Shards(_) => error.code == ErrorCode::UnknownNamespace,

@@ -1,0 +1,63 @@
+//! Doubts about a holder: gathers them, and tells daemons.
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
+
+use super::Relay;
+use crate::lease::Sight;
+
+impl Relay {
+    /// Adds the current doubts behind the last clear of each part. A clear ends every doubt, and the doubts that remain have to be told in
+    /// the same batch.
+    pub(super) fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
+        for part in &mut self.translation.parts {
+            let clears = part.events.iter().rposition(|event| *event == Event::Cleared);
+            if let Some(index) = clears {
+                part.events.insert(index + 1, Event::Doubted(doubts));
+            }
+        }
+    }
+
+    pub(super) fn doubts(&self) -> DegradedReasons {
+        let mut doubts = self.partial;
+        if self.doubt.is_some() {
+            doubts = doubts.with(DegradedReason::UpstreamGap);
+        }
+        if self.is_lost {
+            doubts = doubts.with(DegradedReason::UpstreamLost);
+        }
+        if self.hides_groups {
+            doubts = doubts.with(DegradedReason::UnknownGroups);
+        }
+        doubts
+    }
+
+    /// Tells daemons the doubts, if they differ from those last told.
+    pub(super) async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
+        let doubts = self.doubts();
+        if doubts == self.told {
+            return Ok(());
+        }
+        self.tell_doubts(doubts).await
+    }
+
+    pub(super) async fn tell_doubts(&mut self, doubts: DegradedReasons) -> Result<(), PublisherError> {
+        self.note_told(doubts);
+        self.publisher
+            .publish(Tier::DEVICE, vec![Event::Doubted(doubts)])
+            .await
+    }
+
+    pub(super) fn note_told(&mut self, doubts: DegradedReasons) {
+        self.told = doubts;
+        let is_exact = doubts.of_all_queries().is_empty();
+        self.engine_metrics.set_exact(is_exact);
+        if let Some(share) = &self.share {
+            share.note(match is_exact {
+                true => Sight::Whole,
+                false if self.is_lost => Sight::None,
+                false => Sight::Doubtful,
+            });
+        }
+    }
+}

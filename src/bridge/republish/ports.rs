@@ -1,0 +1,188 @@
+//! Ports: gives engines pairs of ports out of a range, in their table, which may be kept for later bridges and shared with others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use kvatlas_telemetry::{BridgeMetrics, log_gated};
+
+use super::addresses::{PortRange, SocketPair};
+use super::places::Places;
+use crate::state::{KeptPlaces, PlacesError};
+
+/// Pause before a table that is out of reach is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// An engine that is followed and has its ports from the range.
+#[derive(Debug, Default)]
+struct Known {
+    /// Number of taps that are for the engine: an engine that begins anew may have two for a moment.
+    taps: usize,
+    /// Trouble that keeps the engine from having ports; `None` if it has some, or is about to.
+    trouble: Option<String>,
+}
+
+/// Pairs of ports of a range.
+pub(super) struct Ports {
+    range: PortRange,
+    kept: KeptPlaces,
+    /// The table as it was last heard of, with its revision.
+    places: watch::Sender<(u64, Places)>,
+    /// Engines that are followed. Their places are not given to others.
+    known: Mutex<BTreeMap<String, Known>>,
+    /// Signal that an engine is not followed any more.
+    freed: Notify,
+    /// Lock that a task holds while it changes the table.
+    changing: tokio::sync::Mutex<()>,
+    metrics: Arc<BridgeMetrics>,
+}
+
+/// An engine of the range, for as long as it is followed.
+pub(super) struct PortUser {
+    ports: Arc<Ports>,
+    engine: String,
+}
+
+impl Drop for PortUser {
+    fn drop(&mut self) {
+        let mut known = self.ports.known.lock();
+        if let Some(own) = known.get_mut(&self.engine) {
+            own.taps -= 1;
+            if own.taps == 0 {
+                known.remove(&self.engine);
+            }
+        }
+        self.ports.count(&known);
+        drop(known);
+        self.ports.freed.notify_waiters();
+    }
+}
+
+impl Ports {
+    pub(super) fn new(range: PortRange, kept: KeptPlaces, metrics: Arc<BridgeMetrics>) -> Self {
+        let places = kept.read();
+        Self {
+            range,
+            kept,
+            places: watch::Sender::new((0, places)),
+            known: Mutex::default(),
+            freed: Notify::new(),
+            changing: tokio::sync::Mutex::default(),
+            metrics,
+        }
+    }
+
+    /// Notes that an engine is followed.
+    pub(super) fn user(self: &Arc<Self>, engine: String) -> PortUser {
+        self.known.lock().entry(engine.clone()).or_default().taps += 1;
+        PortUser {
+            ports: Arc::clone(self),
+            engine,
+        }
+    }
+
+    /// Returns the sockets of an engine that is followed, or what keeps it from having some; `None` for other engines.
+    pub(super) fn of(&self, engine: &str) -> Option<Result<SocketPair, String>> {
+        let trouble = self.known.lock().get(engine)?.trouble.clone();
+        let place = self.places.borrow().1.of(engine);
+        match place.and_then(|place| self.range.pair(place)) {
+            Some(pair) => Some(Ok(pair)),
+            None => Some(Err(
+                trouble.unwrap_or_else(|| "it is about to get ports".to_owned())
+            )),
+        }
+    }
+
+    /// Takes in the table as another bridge has written it.
+    pub(super) fn heard(&self, revision: u64, places: Places) {
+        self.places.send_if_modified(|known| {
+            let is_news = revision > known.0;
+            if is_news {
+                *known = (revision, places);
+            }
+            is_news
+        });
+    }
+
+    fn is_known(&self, engine: &str) -> bool {
+        self.known.lock().contains_key(engine)
+    }
+
+    fn set_trouble(&self, engine: &str, trouble: Option<String>) {
+        let mut known = self.known.lock();
+        if let Some(own) = known.get_mut(engine) {
+            own.trouble = trouble;
+        }
+        self.count(&known);
+    }
+
+    fn count(&self, known: &BTreeMap<String, Known>) {
+        let without = known.values().filter(|own| own.trouble.is_some()).count();
+        self.metrics.republish_without_ports.set(without as f64);
+    }
+
+    /// Gives the engine a place in the table, which is written before this returns. `None` if all places belong to engines that are
+    /// followed.
+    async fn give(&self, engine: &str) -> Result<Option<usize>, PlacesError> {
+        let _changing = self.changing.lock().await;
+        if let Some(own) = self.places.borrow().1.of(engine)
+            && own < self.range.pairs
+        {
+            return Ok(Some(own));
+        }
+        let before = self.places.borrow().clone();
+        let mut given = None;
+        let change = |places: &mut Places| {
+            given = places.give(engine, self.range.pairs, |other| self.is_known(other));
+        };
+        let changed = self.kept.change(before, change, &self.metrics).await?;
+        self.places.send_replace(changed);
+        Ok(given)
+    }
+}
+
+impl PortUser {
+    /// Waits until the engine has sockets. Returns the number of its place, and the sockets.
+    pub(super) async fn take(&self) -> (usize, SocketPair) {
+        let Ports { range, freed, .. } = &*self.ports;
+        loop {
+            // An engine that leaves from here on wakes this task.
+            let freed = freed.notified();
+            match self.ports.give(&self.engine).await {
+                Ok(Some(place)) => {
+                    if let Some(pair) = range.pair(place) {
+                        self.ports.set_trouble(&self.engine, None);
+                        return (place, pair);
+                    }
+                }
+                Ok(None) => {
+                    let (engine, pairs) = (&self.engine, range.pairs);
+                    let trouble = format!("all {pairs} pairs of ports of --republish are taken by engines");
+                    log_gated!(error "an engine is not republished: the range of --republish has no ports left" up to 16; engine, pairs);
+                    self.ports.set_trouble(&self.engine, Some(trouble));
+                    freed.await;
+                    continue;
+                }
+                Err(error) => {
+                    let engine = &self.engine;
+                    log_gated!(warn "an engine has no ports yet at which it is republished; tried again" up to 16; engine, %error);
+                    self.ports
+                        .set_trouble(&self.engine, Some(format!("it has no ports yet: {error}")));
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Waits until the place is another engine's.
+    pub(super) async fn lost(&self, place: usize) {
+        let mut places = self.ports.places.subscribe();
+        let is_lost = |(_, places): &(u64, Places)| !places.is_of(place, &self.engine);
+        if places.wait_for(is_lost).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Table of the ports that engines have, kept for later bridges and shared with others.
+//!
+//! | state | place of the table |
+//! |---|---|
+//! | a directory | the file `ports` |
+//! | JetStream | the key `SET.ports`. A bridge that changes it names the revision that it has changed, so no two give one place to two engines |
+//! | none | memory |
+
+use std::io;
+use std::sync::Arc;
+
+use async_nats::jetstream::kv::{CreateErrorKind, Store, UpdateErrorKind};
+use bytes::Bytes;
+use kvatlas_telemetry::BridgeMetrics;
+
+use super::bucket::Bucket;
+use super::file::{Kind, read_file};
+use super::{StateDirectory, refused};
+use crate::republish::Places;
+
+const NAME: &str = "ports";
+/// Most bytes of the file.
+const BYTES_MAX: u64 = 1 << 20;
+/// Most attempts to write a table that others write at the same time.
+const ATTEMPTS_MAX: usize = 32;
+
+/// Error that keeps the table from being changed for now.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum PlacesError {
+    /// JetStream cannot be asked, or another bridge has the set.
+    #[error("the table of ports in JetStream: {0}")]
+    Io(#[from] io::Error),
+    /// Others write the table all the time.
+    #[error("the table of ports in JetStream changes all the time")]
+    Busy,
+}
+
+/// Place of the table.
+#[derive(Debug, Clone)]
+pub(in super::super) struct KeptPlaces(Place);
+
+#[derive(Debug, Clone)]
+enum Place {
+    Memory,
+    File(StateDirectory),
+    Shared(Arc<Bucket>),
+}
+
+impl KeptPlaces {
+    /// Returns the table's place for a bridge with this state.
+    pub(in super::super) fn of(state: Option<&StateDirectory>) -> Self {
+        Self(match state {
+            None => Place::Memory,
+            Some(state) => match state.shared() {
+                Some(shared) => Place::Shared(shared.bucket()),
+                None => Place::File(state.clone()),
+            },
+        })
+    }
+
+    /// Returns the table that an earlier bridge has left in a file; an empty one if there is none, or none of use.
+    pub(in super::super) fn read(&self) -> Places {
+        let Place::File(directory) = &self.0 else {
+            return Places::default();
+        };
+        let path = directory.inner.path.join(NAME);
+        let read = read_file(directory.inner.storage.as_ref(), &path, Kind::Ports, BYTES_MAX);
+        let read = read.inspect_err(|error| refused(&path, error));
+        read.ok().flatten().unwrap_or_default()
+    }
+
+    /// Applies `change` to the table, and writes it. The table is `known`, with its revision, or as others have written it since. Returns
+    /// the new revision, and the table. A file that cannot be written is counted, and the change counts nevertheless.
+    pub(in super::super) async fn change(
+        &self,
+        (revision, known): (u64, Places),
+        mut change: impl FnMut(&mut Places),
+        metrics: &Arc<BridgeMetrics>,
+    ) -> Result<(u64, Places), PlacesError> {
+        if let Place::Shared(bucket) = &self.0 {
+            return change_shared(bucket, known, change).await;
+        }
+        let mut places = known.clone();
+        change(&mut places);
+        if let Place::File(directory) = &self.0
+            && places != known
+        {
+            let (directory, metrics, written) = (directory.clone(), Arc::clone(metrics), places.clone());
+            let writing = tokio::task::spawn_blocking(move || {
+                directory.write(NAME, Kind::Ports, &written, BYTES_MAX, &metrics)
+            });
+            // A thread that has failed has logged that.
+            let _ = writing.await;
+        }
+        Ok((revision + 1, places))
+    }
+}
+
+/// Returns the key of the table in a set.
+pub(super) fn places_key(bucket: &Bucket) -> String {
+    format!("{}{NAME}", bucket.prefix())
+}
+
+/// Returns the table in the value of its key; `None` if the value is of no use.
+pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<Places> {
+    let read = rmp_serde::from_slice(value);
+    let read = read.inspect_err(|error| refused(&bucket.path().join(NAME), error));
+    read.ok()
+}
+
+async fn change_shared(
+    bucket: &Bucket,
+    known: Places,
+    mut change: impl FnMut(&mut Places),
+) -> Result<(u64, Places), PlacesError> {
+    let keys = bucket.opened()?.keys;
+    bucket.check_owner(&keys).await?;
+    for _ in 0..ATTEMPTS_MAX {
+        let entry = keys.entry(places_key(bucket)).await.map_err(io::Error::other)?;
+        let revision = entry.as_ref().map(|entry| entry.revision);
+        let value = entry
+            .as_ref()
+            .map(|entry| &entry.value)
+            .filter(|value| !value.is_empty());
+        let before = value.and_then(|value| places_in(bucket, value));
+        // The key is new, was deleted, is damaged, or is lost with JetStream's store: the engines that have ports keep them.
+        let mut places = before.as_ref().unwrap_or(&known).clone();
+        change(&mut places);
+        if before.as_ref() == Some(&places) {
+            return Ok((revision.unwrap_or_default(), places));
+        }
+        if let Some(revision) = write(bucket, &keys, &places, revision).await? {
+            return Ok((revision, places));
+        }
+    }
+    Err(PlacesError::Busy)
+}
+
+/// Writes the table in the place of its `revision`. Returns its new revision; `None` if another bridge has written meanwhile.
+async fn write(
+    bucket: &Bucket,
+    keys: &Store,
+    places: &Places,
+    revision: Option<u64>,
+) -> Result<Option<u64>, PlacesError> {
+    let key = places_key(bucket);
+    let value = Bytes::from(rmp_serde::to_vec(places).map_err(io::Error::other)?);
+    match revision {
+        Some(revision) => match keys.update(key, value, revision).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
+            Err(error) => Err(io::Error::other(error).into()),
+        },
+        None => match keys.create(key, value).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(io::Error::other(error).into()),
+        },
+    }
+}

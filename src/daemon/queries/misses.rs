@@ -1,0 +1,98 @@
+//! Questions in a row that find nobody. The router most likely hashes prompts otherwise than the engines are followed, and no answer shows
+//! that.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvatlas_core::wire::NamespaceName;
+
+use super::Source;
+
+/// Number of questions in a row without a finding after which the log says so. It says so again whenever the number has doubled.
+const SUSPICIOUS: u64 = 100;
+
+/// Number of one door's questions in a row that found nobody, though there were holders.
+#[derive(Debug)]
+pub(crate) struct Misses {
+    in_a_row: AtomicU64,
+    /// Routers that ask at the door, for the log.
+    routers: &'static str,
+    /// The settings of such a router to compare with a namespace's.
+    compared: &'static str,
+}
+
+impl Misses {
+    pub(crate) const fn new(routers: &'static str, compared: &'static str) -> Self {
+        Self {
+            in_a_row: AtomicU64::new(0),
+            routers,
+            compared,
+        }
+    }
+
+    /// Notes a question that found somebody.
+    pub(crate) fn found(&self) {
+        self.in_a_row.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes a question that found nobody in `asked`. Before these namespaces have holders, questions do not count.
+    pub(crate) fn missed(&self, source: &Source, asked: &[NamespaceName]) {
+        let held = || asked.iter().filter_map(|name| described(source, name)).collect();
+        if let Some((in_a_row, held)) = self.suspicious(held) {
+            tracing::warn!(
+                in_a_row, namespaces = ?held,
+                "the last questions of {} found nobody. Unless their prompts are all new, they hash otherwise than the engines are \
+                 followed: compare {}",
+                self.routers, self.compared
+            );
+        }
+    }
+
+    /// Counts a question that found nobody. If it is time to say so, returns how many there are in a row, and the namespaces that are
+    /// `held`.
+    fn suspicious(&self, held: impl FnOnce() -> Vec<String>) -> Option<(u64, Vec<String>)> {
+        let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if !is_time(in_a_row) {
+            return None;
+        }
+        let held = held();
+        if held.is_empty() {
+            self.found();
+            return None;
+        }
+        Some((in_a_row, held))
+    }
+}
+
+/// Tells whether the log says so after this many questions.
+fn is_time(in_a_row: u64) -> bool {
+    in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
+}
+
+/// Returns a namespace with its block size. `None` if it has no holders. A gateway does not know.
+fn described(source: &Source, name: &NamespaceName) -> Option<String> {
+    let Source::Here(index) = source else {
+        return Some(name.to_string());
+    };
+    let namespace = index.answerer.namespaces().get(name)?;
+    let tokens = namespace.indexer.settings().block_size.as_u32();
+    (namespace.indexer.holder_count() > 0).then(|| format!("{name} (blocks of {tokens} tokens)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_speaks_ever_more_rarely_and_only_of_what_is_held() {
+        let misses = Misses::new("routers", "settings");
+        let ask = |count: u64, held: &[&str]| -> Vec<u64> {
+            let held = || held.iter().map(ToString::to_string).collect();
+            let spoken = (0..count).filter_map(|_| misses.suspicious(held));
+            spoken.map(|(in_a_row, _)| in_a_row).collect()
+        };
+        assert!(ask(150, &[]).is_empty());
+        assert_eq!(ask(1000, &["m"]), [100, 200, 400, 800]);
+        misses.found();
+        assert_eq!(ask(100, &["m"]), [100]);
+    }
+}

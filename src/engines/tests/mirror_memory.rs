@@ -1,0 +1,73 @@
+//! The memory of a mirror's blocks, as an allocator counts it.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod common;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_engines::{
+    DecodeLimits, Decoder, EngineBatch, Format, Mirror, MirrorSettings, SavedMirror, Translation,
+};
+
+use common::allocations::{Counting, taken_by};
+use common::{Change, Engine, Store, translator};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Tokens of a block.
+const SIZE: u32 = 16;
+/// Blocks of a prompt.
+const DEPTH: u32 = 500;
+
+fn settings() -> MirrorSettings {
+    MirrorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        bytes_max: 1 << 30,
+        has_special: false,
+        proves_ancestors: true,
+    }
+}
+
+/// A mirror of so many prompts, in the form that is kept.
+fn saved(prompts: u32) -> SavedMirror {
+    let (mut mirror, mut translator) = (Mirror::new(settings()), translator(SIZE));
+    let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());
+    let (mut batch, mut output) = (EngineBatch::default(), Translation::default());
+    for prompt in 0..prompts {
+        let names: Vec<u64> = (0..DEPTH)
+            .map(|block| u64::from(prompt * DEPTH + block))
+            .collect();
+        let tokens: Vec<u32> = (0..DEPTH * SIZE)
+            .map(|token| prompt * DEPTH * SIZE + token)
+            .collect();
+        let store = Change::Store(Store::new(&names, None, &tokens, SIZE));
+        decoder
+            .decode(&Engine::PLAIN.payload(&[store]), &mut batch)
+            .unwrap();
+        output.clear();
+        mirror.translate(&mut translator, &batch, &mut output);
+        mirror.take_changes();
+    }
+    mirror.save()
+}
+
+#[test]
+fn a_mirror_takes_as_much_memory_as_it_says() {
+    // The table has just grown, or is nearly full; so has the room for tokens.
+    for prompts in [115, 116, 160, 200, 229, 230] {
+        let saved = saved(prompts);
+        let (mirror, taken) = taken_by(|| Mirror::restore(settings(), &saved).unwrap());
+        let blocks = (prompts * DEPTH) as usize;
+        let (said, held) = (mirror.bytes(), taken.held);
+        println!(
+            "{blocks} blocks: {} bytes each, {} said",
+            held / blocks,
+            said / blocks
+        );
+        assert!(
+            held <= said + said / 8 && held >= said * 3 / 4,
+            "{held} held, {said} said"
+        );
+    }
+}
