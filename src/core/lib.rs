@@ -7,9 +7,13 @@
 //! - [`stream`]: whether the state that a stream of events gives can be trusted.
 //! - [`trie`]: flat tries in depth-first order.
 
+mod ahead;
 mod epoch;
 pub mod hash;
 pub mod index;
+mod mix;
+mod name_map;
+mod names;
 pub mod snapshot;
 mod split_map;
 pub mod stream;

@@ -1,6 +1,6 @@
-//! The bits of sequence hashes that lineage hashes keep, and blocks to be stored.
+//! The bits of sequence hashes that lineage hashes keep.
 
-use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::hash::{Position, PositionalLineageHash};
 
 /// Returns the mask of the bits of a sequence hash that the lineage hash of the block at `position` keeps. The lineage
 /// hash of its child keeps the same bits of it.
@@ -20,13 +20,3 @@ pub(crate) fn is_fragment_of(key: PositionalLineageHash, hash: u64) -> bool {
 /// keyed by them.
 pub(crate) const COMMON_MASK: u64 =
     u64::MAX >> (64 - PositionalLineageHash::current_fragment_bits(Position::MAX));
-
-/// Block to be stored.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NewBlock {
-    pub(crate) key: PositionalLineageHash,
-    pub(crate) sequence_hash: Option<SequenceHash>,
-    pub(crate) name: Option<u64>,
-    /// Whether the block is not resumable in the tier in which it is stored.
-    pub(crate) is_barred: bool,
-}

@@ -18,7 +18,7 @@ use std::sync::Weak;
 
 use parking_lot::MutexGuard;
 
-use crate::wire::{DegradedReason, WorkerName};
+use crate::wire::WorkerName;
 
 use super::directory::{HolderSlot, SlotSet};
 use super::hook::point;
@@ -51,7 +51,7 @@ impl IndexShared {
     ///
     /// A writer makes room only for about as much as it has stored. So a writer that stores little does not wait
     /// because of what another stores.
-    pub(super) fn make_room(&self, stored: u64) {
+    pub(crate) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
             self.evict(|| self.runs.usage().excess_blocks(), share);
@@ -153,15 +153,7 @@ impl IndexShared {
             let holder = self.holders.read().get(slot).cloned();
             let Some(holder) = holder else { continue };
             point();
-            let mut state = holder.state.lock();
-            // The holder may have removed the blocks, or the slot may be another holder's by now.
-            if !state.has_any(victims) {
-                continue;
-            }
-            // Before the blocks go; and under the lock, since a holder that has been cleared meanwhile is certain again.
-            holder.record.status.degrade(DegradedReason::Capacity);
-            let gone = state.evict(victims, &mut self.runs.write());
-            holder.record.status.note_evicted(gone as u64);
+            holder.evict(victims, &self.runs);
         }
     }
 }

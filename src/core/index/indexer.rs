@@ -6,12 +6,10 @@ use crate::hash::PositionError;
 use crate::stream::{DoubtfulHolders, RefusedAt, RefusedPublisher, StreamTrust};
 use crate::wire::{DegradedReasons, HolderId, QueryKey, Rank, WorkerName};
 
-use super::directory::{HolderRecord, RegisterError};
-use super::holder::Holder;
+use super::directory::HolderRecord;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::shared::{IndexShared, TotalUsage};
-use super::writer::HolderWriter;
 
 /// Sizes of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,7 +57,7 @@ pub struct IndexSizes {
 /// ```
 #[derive(Debug, Clone)]
 pub struct PositionalIndexer {
-    pub(super) shared: Arc<IndexShared>,
+    pub(crate) shared: Arc<IndexShared>,
 }
 
 impl PositionalIndexer {
@@ -87,15 +85,6 @@ impl PositionalIndexer {
         holder.status.blocks.load() < blocks_max - blocks_max / 8 && has_room()
     }
 
-    /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
-    pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
-        let (slot, record) = self.shared.slots.register(id, &self.shared.limits)?;
-        self.shared.unsized_holders.fetch_add(1);
-        let holder = Arc::new(Holder::new(record, slot));
-        self.shared.holders.write().insert(slot, Arc::clone(&holder));
-        Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
-    }
-
     /// Returns which holders hold how long a prefix of `query`. Fails only if the query is deeper than 2^24 blocks.
     pub fn find_matches(&self, query: &QueryKey, search: Search<'_>) -> Result<Matches, PositionError> {
         let mut chain = QueryChain::new(query, self.shared.settings.block_size)?;
@@ -110,18 +99,6 @@ impl PositionalIndexer {
     /// Returns bounds on how long a prefix each holder holds. The query gives only some blocks of a chain.
     pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
         search::find_bounds(&self.shared, chain, search)
-    }
-
-    /// Approximate number of blocks that the next [`Self::find_bounds`] has to enter into its table before it looks for
-    /// any.
-    pub fn blocks_to_prepare(&self) -> u64 {
-        self.shared.runs.write().not_looked_up()
-    }
-
-    /// Enters some blocks into the table of [`Self::find_bounds`], which takes some microseconds. Returns whether more
-    /// are missing.
-    pub fn prepare_bounds(&self) -> bool {
-        self.shared.runs.write().look_up_more()
     }
 
     /// Returns all holders, in no particular order.
@@ -193,12 +170,6 @@ impl PositionalIndexer {
     /// Number of holders whose blocks have an unknown number of tokens.
     pub fn unsized_holders(&self) -> u32 {
         self.shared.unsized_holders.load()
-    }
-
-    /// Frees the table of all blocks that queries by compressed chains make, if no query has used it since the last
-    /// call. To be called every few seconds.
-    pub fn rest(&self) {
-        self.shared.runs.write().rest_lookups();
     }
 
     /// Number of holders whose hashes are not the contract's chain.

@@ -4,8 +4,11 @@
 //!
 //! A block is identified by its whole prefix. The *runs* are a radix tree of blocks (`runs`): a run is like an edge, an
 //! array of consecutive blocks. A block's place in the tree determines every block before it. A holder has some blocks
-//! of the tree, in tiers, under names of its own (`holder`). A holder's share of a run is a short list of intervals. A
-//! hole or a second tier splits an interval, and nothing else changes.
+//! of the tree, in tiers (`share`). A holder's share of a run is a short list of intervals. A hole or a second tier
+//! splits an interval, and nothing else changes.
+//!
+//! The index knows blocks by sequence and lineage hashes only. What engines call blocks, and what events leave open, is
+//! translated before the index, for each holder by itself (`crate::names`).
 //!
 //! A block of a holder is either *resumable* or *barred*. A request cannot go on behind a barred block, although full
 //! attention has the block. Mostly all blocks are resumable. Bars are kept beside the entries (`runs::bars`), and
@@ -15,13 +18,10 @@
 //! search (`search`) goes from position 0 on through the runs along the query. It keeps the holders whose leading
 //! blocks of each run reach far enough.
 //!
-//! Two blocks of the same hash under different parents are different blocks. A holder has at most one block of a name:
-//! a block that gets the name takes it from the block that had it. By the hash contract, a hash stands for its whole
-//! prefix. A search for given hashes relies on that only while it is known to be true of all blocks. Three conditions
-//! must hold. Every block is in the table of hashes. No block has the hash of another
-//! ([`IndexSizes::chain_conflicts`]). No holder's hashes are foreign ([`PositionalIndexer::foreign_holders`]).
-//! Otherwise the search compares every hash. Where engines use names of their own, blocks need not be in the table of
-//! hashes, and mostly are not.
+//! Two blocks of the same hash under different parents are different blocks. By the hash contract, a hash stands for its
+//! whole prefix. A search for given hashes relies on that only while it is known to be true of all blocks. Two conditions must
+//! hold. No block has the hash of another ([`IndexSizes::chain_conflicts`]): a table of all hashes tells. No holder's
+//! hashes are foreign ([`PositionalIndexer::foreign_holders`]). Otherwise the search compares every hash.
 //!
 //! # What a query sees during writes
 //!
@@ -67,44 +67,43 @@
 //! | `settings`, `block`, `usage` | settings, the bits of hashes that blocks keep, the used part of a capacity |
 //! | `directory/` | the registered holders: each by a small number, and sets of them |
 //! | `runs/` | the blocks that all holders share |
-//! | `holder/` | one holder's own state, and what events do to it |
+//! | `share/` | one holder's share of the runs |
 //! | `shared` | one index, and several that are bounded together |
 //! | `capacity` | eviction of blocks beyond the bounds |
 //! | `search/` | queries |
-//! | `writer` | applying events to a holder |
 //! | `indexer` | the index of a namespace |
-//! | `listing/` | walks, and regular holders for snapshots |
+//! | `listing/` | walks, and what they meet of regular holders, for snapshots |
 //! | `namespace` | all namespaces |
 //! | `hook` | points at which tests stop a search or count a writer's turns; does nothing outside of tests |
 //!
-//! Two containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all at once, and `crate::words`,
-//! arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
+//! Three containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all
+//! at once; `crate::name_map`, from names to numbers; and `crate::words`, arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
 
-mod block;
+pub(crate) mod block;
 mod capacity;
-mod directory;
-mod holder;
+pub(crate) mod directory;
 mod hook;
-mod indexer;
-mod listing;
+pub(crate) mod indexer;
+pub(crate) mod listing;
 mod namespace;
-mod runs;
+pub(crate) mod runs;
 mod search;
-mod settings;
-mod shared;
-mod usage;
-mod writer;
+pub(crate) mod settings;
+pub(crate) mod share;
+pub(crate) mod shared;
+pub(crate) mod usage;
 
 #[cfg(test)]
 mod tests;
 
 pub use directory::{HolderRecord, RegisterError};
-pub use holder::{Applied, RejectReason};
 pub use indexer::{IndexSizes, PositionalIndexer};
-pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
+pub use listing::{HolderPart, HolderWalk, Walk, WalkedHolder, WalkedRun};
 pub use namespace::{AnswerTally, Namespace, NamespaceRefused, Namespaces};
 pub use runs::give_back_memory;
 pub use search::{Match, Matches, NearBlocks, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
 pub use shared::TotalUsage;
-pub use writer::HolderWriter;
+
+// Users find the writers of an index here. The index itself does not use them.
+pub use crate::names::{Applied, HolderWriter, RejectReason, RestoredRun};

@@ -6,11 +6,12 @@ use std::sync::{Arc, Weak};
 use crossbeam_utils::atomic::AtomicCell;
 use parking_lot::{Mutex, RwLock};
 
-use super::directory::{HolderSlot, Slots};
-use super::holder::{Holder, Home};
+use super::directory::{HolderRecord, HolderSlot, RegisterError, Slots};
 use super::runs::RunStore;
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
+use super::share::Evictable;
 use super::usage::Usage;
+use crate::wire::HolderId;
 
 /// State that lanes and queries of one index share. The alignment keeps the reference counts, which lanes change all
 /// the time, on another cache line.
@@ -21,21 +22,21 @@ pub(crate) struct IndexShared {
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
-    pub(super) holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
+    pub(crate) holders: RwLock<HashMap<HolderSlot, Arc<dyn Evictable>>>,
     /// Lock that a thread holds while it evicts blocks.
     pub(crate) evicting: Mutex<()>,
     /// Number of holders whose hashes are not the contract's chain.
-    pub(super) foreign_holders: AtomicCell<u32>,
+    pub(crate) foreign_holders: AtomicCell<u32>,
     /// Number of holders whose blocks' size in tokens is not known.
-    pub(super) unsized_holders: AtomicCell<u32>,
+    pub(crate) unsized_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
-    pub(super) replacements: AtomicCell<u64>,
-    pub(super) total: Arc<TotalUsage>,
+    pub(crate) replacements: AtomicCell<u64>,
+    pub(crate) total: Arc<TotalUsage>,
 }
 
 impl IndexShared {
     /// Makes an empty index whose size counts in `total`, too.
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: NamespaceSettings,
         limits: IndexLimits,
         total: &Arc<TotalUsage>,
@@ -56,19 +57,22 @@ impl IndexShared {
         shared
     }
 
-    /// Returns the parts of the index that a holder's turns need.
-    pub(super) fn home(&self) -> Home<'_> {
-        Home {
-            settings: &self.settings,
-            limits: &self.limits,
-            runs: &self.runs,
-        }
-    }
-
     /// Whether each hash stands for its whole prefix, as far as is known.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.runs.is_chain() && self.foreign_holders.load() == 0
+    }
+
+    /// Gives a holder a slot. [`Self::join`] must be called next.
+    pub(crate) fn register(&self, id: &HolderId) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
+        let registered = self.slots.register(id, &self.limits)?;
+        self.unsized_holders.fetch_add(1);
+        Ok(registered)
+    }
+
+    /// Lets eviction take blocks from the holder in `slot`.
+    pub(crate) fn join(&self, slot: HolderSlot, holder: Arc<dyn Evictable>) {
+        self.holders.write().insert(slot, holder);
     }
 
     /// Frees the slot of a holder, which must have no blocks.
@@ -81,8 +85,8 @@ impl IndexShared {
 /// The usage of several indexes together, and which indexes they are.
 #[derive(Debug)]
 pub struct TotalUsage {
-    pub(super) usage: Arc<Usage>,
-    pub(super) members: Mutex<Vec<Weak<IndexShared>>>,
+    pub(crate) usage: Arc<Usage>,
+    pub(crate) members: Mutex<Vec<Weak<IndexShared>>>,
 }
 
 impl TotalUsage {

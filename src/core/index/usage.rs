@@ -27,6 +27,26 @@ pub(crate) struct Change {
     pub(crate) waiting: i64,
 }
 
+impl Change {
+    /// Returns how this differs from `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            blocks: self.blocks - before.blocks,
+            bytes: self.bytes - before.bytes,
+            aside: self.aside - before.aside,
+            waiting: self.waiting - before.waiting,
+        }
+    }
+
+    /// Adds another change to this one.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.blocks += more.blocks;
+        self.bytes += more.bytes;
+        self.aside += more.aside;
+        self.waiting += more.waiting;
+    }
+}
+
 /// A capacity and what is used of it.
 #[derive(Debug)]
 pub(crate) struct Usage {

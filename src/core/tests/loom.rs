@@ -76,14 +76,18 @@ impl Spot {
     }
 }
 
-fn prefetch<T: ?Sized>(_: &T) {}
-
-fn fold(one: u64, other: u64) -> u64 {
-    one ^ other
+mod ahead {
+    pub(crate) fn prefetch<T: ?Sized>(_: &T) {}
 }
 
-fn random_key(number: u64) -> u64 {
-    number
+mod mix {
+    pub(crate) fn fold(one: u64, other: u64) -> u64 {
+        one ^ other
+    }
+
+    pub(crate) fn random_key(number: u64) -> u64 {
+        number
+    }
 }
 
 /// A number of a run at position 0: searches look at its bit, too.

@@ -65,7 +65,6 @@ pub(super) async fn keep_up(
                     );
                 }
                 view.forget_gone_outcomes();
-                view.rest_indexes();
                 give_back_memory();
                 if view.shrinks.lock().is_due() {
                     tokio::task::spawn_blocking(give_to_system);

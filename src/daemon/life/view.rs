@@ -79,13 +79,6 @@ impl DaemonView {
         self.shrinks.lock().note(bytes);
     }
 
-    /// Has the indexes free memory that queries have filled for their own use and no longer need.
-    pub(super) fn rest_indexes(&self) {
-        for namespace in self.namespaces.all() {
-            namespace.indexer.rest();
-        }
-    }
-
     /// Forgets the outcomes that routers told of holders that have gone.
     pub(super) fn forget_gone_outcomes(&self) {
         self.outcomes.forget_gone();

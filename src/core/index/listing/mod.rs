@@ -3,5 +3,5 @@
 mod share;
 mod walk;
 
-pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
+pub use share::{HolderPart, HolderWalk, WalkedHolder};
 pub use walk::{Walk, WalkedRun};

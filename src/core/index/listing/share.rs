@@ -14,11 +14,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::hash::SequenceHash;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::holder::Applied;
 use crate::index::indexer::PositionalIndexer;
-use crate::index::writer::HolderWriter;
 use crate::wire::Tier;
 
 use super::walk::{Walk, WalkedRun};
@@ -35,6 +32,24 @@ pub struct WalkedHolder {
 }
 
 impl WalkedHolder {
+    /// Makes the holder of `record` as a walk over `index` can meet it. All its blocks are in `tier`. `reshaped` and
+    /// the number of replaced states tell whether it is the same holder later.
+    pub(crate) fn new(
+        index: PositionalIndexer,
+        record: Arc<HolderRecord>,
+        tier: Tier,
+        reshaped: u64,
+    ) -> Self {
+        Self {
+            index,
+            slot: record.slot(),
+            tier,
+            reshaped,
+            replacement: record.status.replacement.load(),
+            record,
+        }
+    }
+
     /// Returns the tier that all blocks of the holder are in.
     pub fn tier(&self) -> Tier {
         self.tier
@@ -113,50 +128,5 @@ impl HolderWalk {
     /// Skips the runs below the run that was met last. To be called at most once for a run.
     pub fn skip_subtree(&mut self) {
         self.walk.skip_subtree();
-    }
-}
-
-/// Consecutive blocks that a holder had, to be restored.
-#[derive(Debug, Clone, Copy)]
-pub struct RestoredRun<'a> {
-    /// Position of the first block. The position of the last block is in range, too.
-    pub position: u32,
-    /// Sequence hash of the block before the first; `None` at position 0.
-    pub parent: Option<SequenceHash>,
-    /// The blocks' sequence hashes.
-    pub hashes: &'a [SequenceHash],
-}
-
-impl HolderWriter {
-    /// Returns the holder as a walk can meet it. `None` if the holder is not regular, or has nothing.
-    pub fn as_walked(&mut self) -> Option<WalkedHolder> {
-        self.catch_up();
-        let (slot, tier, reshaped) = self.holder.regular(&self.shared.runs)?;
-        let shared = Arc::clone(&self.shared);
-        Some(WalkedHolder {
-            index: PositionalIndexer { shared },
-            slot,
-            record: Arc::clone(self.record()),
-            tier,
-            reshaped,
-            replacement: self.status().replacement.load(),
-        })
-    }
-
-    /// Stores runs that a walk has met, parents before children. A run whose parent is absent, because the holder is
-    /// full or blocks have been evicted, is left out and counted.
-    pub fn restore_runs<'r>(
-        &mut self,
-        tier: Tier,
-        runs: impl IntoIterator<Item = RestoredRun<'r>>,
-    ) -> Applied {
-        let mut applied = Applied::default();
-        for run in runs {
-            self.change(&mut applied, true, |turn| {
-                turn.restore(run.parent, run.position, run.hashes, tier);
-            });
-            self.shared.make_room(applied.stored);
-        }
-        applied
     }
 }

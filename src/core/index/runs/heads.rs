@@ -11,7 +11,9 @@
 
 use crate::epoch::Guard;
 
-use super::{RunId, Spot, fold, random_key};
+use super::{RunId, Spot};
+use crate::ahead::prefetch;
+use crate::mix::{fold, random_key};
 use crate::sync::{AtomicU64, IS_MODEL, Ordering};
 use crate::words::Words;
 
@@ -111,7 +113,7 @@ impl Heads {
     #[inline]
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
         let slots = self.parts[part_of(hash)].get(guard);
-        probe(slots, tag(hash)).take(1).for_each(super::prefetch);
+        probe(slots, tag(hash)).take(1).for_each(prefetch);
     }
 
     /// Calls `check` with each run that may have this hash, and returns its first `Some`.

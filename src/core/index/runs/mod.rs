@@ -13,19 +13,14 @@
 //! | `roster.rs` | the entries of all holders of a run |
 //! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
-//! | `name_map.rs`, `bucket.rs` | hash table for writers, from a name or hash to places; the word of a bucket that is compared first |
-//! | `places.rs` | table from hashes to the places of blocks, for writers |
-//! | `lookups.rs` | table from the hashes of all blocks to their places, for queries |
+//! | `places.rs` | table from the hashes of all blocks to their places, for turns |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 
 mod bars;
-mod bucket;
 mod entry;
 mod header;
 mod heads;
-mod lookups;
-mod name_map;
 mod places;
 mod print;
 mod recency;
@@ -39,14 +34,13 @@ mod writer;
 pub(crate) use bars::{Barred, STEPS, split_by_usable};
 pub(crate) use entry::Entry;
 pub(crate) use header::Version;
-pub(crate) use lookups::LookedUp;
-pub(crate) use name_map::NameMap;
+pub(crate) use places::Places;
 pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
 pub(crate) use roster::Roster;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::{Head, RunStore};
-pub(crate) use writer::{AHEAD, RunView, RunWriter};
+pub(crate) use writer::{RunView, RunWriter};
 
 use crate::index::block::current_mask;
 use crate::words::give_back;
@@ -80,12 +74,10 @@ pub(crate) struct Spot {
 
 /// Bits of an offset in a spot's number.
 const OFFSET_BITS: u32 = 12;
-/// Bits of a spot's number.
-const SPOT_BITS: u32 = 38;
 
 impl Spot {
-    /// Returns the spot as a number below 2^38, which is never 0.
-    fn bits(self) -> u64 {
+    /// Returns the spot as a number below 2^38, which is never 0. The next block of the run has the next number.
+    pub(crate) fn bits(self) -> u64 {
         u64::from(self.run.0) << OFFSET_BITS | u64::from(self.offset)
     }
 
@@ -93,7 +85,7 @@ impl Spot {
         clippy::cast_possible_truncation,
         reason = "both parts are masked to what fits"
     )]
-    fn from_bits(bits: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64) -> Self {
         Self {
             run: RunId((bits >> OFFSET_BITS) as u32 & (RunId::END - 1)),
             offset: (bits & ((1 << OFFSET_BITS) - 1)) as u16,
@@ -126,38 +118,6 @@ impl Wanted {
             is_whole: false,
         }
     }
-}
-
-/// Returns a random odd number: the secret key of a hash table, without which nobody can construct collisions.
-fn random_key(number: u64) -> u64 {
-    use std::hash::BuildHasher;
-    std::hash::RandomState::new().hash_one(number) | 1
-}
-
-/// Mixes two words into one, by XOR of the two halves of their product. Every caller puts a secret key into one of the
-/// words.
-#[inline]
-#[allow(clippy::cast_possible_truncation, reason = "both halves are used")]
-fn fold(one: u64, other: u64) -> u64 {
-    let product = u128::from(one) * u128::from(other);
-    product as u64 ^ (product >> 64) as u64
-}
-
-/// Asks the processor to load the cache line of `place`, which a later step will need.
-#[inline]
-pub(crate) fn prefetch<T: ?Sized>(place: &T) {
-    #[cfg(target_arch = "x86_64")]
-    #[allow(
-        unsafe_code,
-        reason = "a hint without an effect on memory; probing without it costs a cache miss per block stored"
-    )]
-    // SAFETY: a prefetch does not access memory as far as the program can see; any address is allowed.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
 }
 
 /// Number of collection steps in one call of [`give_back_memory`]. One step frees a few hundred allocations.

@@ -7,7 +7,7 @@
 
 use crate::hash::{BlockHash, SequenceHash};
 
-use super::{fold, random_key};
+use crate::mix::{fold, random_key};
 
 /// Number of blocks that one fingerprint covers.
 pub(crate) const CHUNK: usize = 32;

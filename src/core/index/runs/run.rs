@@ -15,7 +15,7 @@
 //! of it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::epoch::Guard;
 
@@ -25,6 +25,7 @@ use super::header::{Header, Version};
 use super::print::CHUNK;
 use super::roster::Roster;
 use super::{Spot, Wanted, is_same_at};
+use crate::ahead::prefetch;
 use crate::words::{Words, copy};
 
 /// Number of holders whose entries fit into the run itself, without another allocation.
@@ -52,8 +53,6 @@ pub(crate) struct Run {
     pub(super) more: Words,
     /// Tick in which the run was last used. Kept only if the index has a capacity.
     pub(crate) used: AtomicU32,
-    /// Number of leading blocks that have been entered into the table of hashes, `places.rs`.
-    pub(super) placed: AtomicU16,
     /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
     pub(super) bars: Words,
     /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
@@ -184,7 +183,7 @@ impl<'g> Column<'g> {
     /// Prefetches the hash at `offset`.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
-        self.hashes.get(offset).into_iter().for_each(super::prefetch);
+        self.hashes.get(offset).into_iter().for_each(prefetch);
     }
 
     /// Prefetches the first `count` fingerprints of hashes, with `with_content` also those of content, and the first
@@ -194,7 +193,7 @@ impl<'g> Column<'g> {
         let prints = self.prints.iter().take(count).step_by(8);
         let contents = self.contents.iter().take(if with_content { count } else { 0 });
         let all = prints.chain(contents.step_by(8));
-        all.chain(self.hashes.first()).for_each(super::prefetch);
+        all.chain(self.hashes.first()).for_each(prefetch);
     }
 }
 
@@ -314,7 +313,7 @@ impl Run {
     /// Prefetches the pointer to the bars, which [`Self::prefetch_bars`] reads.
     #[inline]
     pub(crate) fn prefetch_bars_word(&self) {
-        super::prefetch(&self.bars);
+        prefetch(&self.bars);
     }
 
     /// Prefetches the bars that a search needs which has found `agreed` of the blocks, at least one.
@@ -323,7 +322,7 @@ impl Run {
         let array = self.bars.get(guard);
         let guess = array.len() * (agreed - 1) / usize::from(self.len().max(1));
         let near = array.get(guess).or(array.last());
-        array.first().into_iter().chain(near).for_each(super::prefetch);
+        array.first().into_iter().chain(near).for_each(prefetch);
     }
 
     /// Whether some block is not resumable for some holder. Reads nothing but the run itself.

@@ -11,8 +11,6 @@ use smallvec::SmallVec;
 
 use super::header::Version;
 use super::heads::{HeadCounts, Heads};
-use super::lookups::Lookups;
-use super::name_map::NameMap;
 use super::print::Prints;
 use super::recency::Queue;
 use super::run::Run;
@@ -21,6 +19,7 @@ use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
 use crate::index::usage::{Change, Usage};
+use crate::name_map::NameMap;
 use crate::split_map::SplitMap;
 
 /// All runs of one index.
@@ -47,14 +46,12 @@ struct Turns {
     evicted: AtomicU64,
 }
 
-/// Counts of facts because of which a search must take more care. Most contradict that hashes are a chain, or could do
-/// so without being noticed. Every search reads these counts.
+/// Counts of facts because of which a search must take more care. Some contradict that hashes are a chain. Every search
+/// reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// Number of places beyond the first of their hash: of placed blocks whose hash another block has, too.
+    /// Number of places beyond the first of their hash: of blocks whose hash another block has, too.
     pub(super) doubles: AtomicU64,
-    /// Number of blocks that are not in the table of hashes. Whether other blocks have the same hashes is not known.
-    pub(super) unplaced: AtomicU64,
     /// Number of runs with blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
     /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
@@ -73,7 +70,7 @@ pub(crate) struct Head<'g> {
 
 /// State of the runs that only the writer with the turn reads and changes.
 #[derive(Debug, Default)]
-pub(crate) struct RunBooks {
+pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
     /// Smallest number that no run has had since there were no runs.
     pub(super) next: u32,
@@ -82,15 +79,11 @@ pub(crate) struct RunBooks {
     /// are left out.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
-    /// Table from hashes to places, of the blocks that are placed; see `places.rs`.
+    /// Table from hashes to the places of all blocks; see `places.rs`.
     pub(super) places: NameMap,
-    /// Number of blocks that are not in `places`.
-    pub(super) unplaced: u64,
-    /// Table of all blocks by their hashes, if a query has needed it lately.
-    pub(super) lookups: Option<Box<Lookups>>,
     pub(super) places_bytes: i64,
     /// Changes of the usage that are not accounted for yet.
-    pub(crate) change: Change,
+    pub(super) change: Change,
     /// Bytes that no reader needs and that have not been freed yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
@@ -150,11 +143,10 @@ impl RunStore {
         self.doubts.doubles.load(Ordering::Relaxed)
     }
 
-    /// Whether hashes are a chain, as far as the runs tell: every block is in the table of hashes, and no two have the
-    /// same hash.
+    /// Whether hashes are a chain, as far as the runs tell: no two blocks have the same hash.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
-        self.doubles() == 0 && self.doubts.unplaced.load(Ordering::Relaxed) == 0
+        self.doubles() == 0
     }
 
     /// Whether a block of some holder is not resumable. To be called after a look at a run: then bars of all steps that

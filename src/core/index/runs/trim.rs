@@ -45,7 +45,7 @@ impl RunWriter<'_> {
     }
 
     fn cut(&mut self, id: RunId, kept: u16, len: u16) {
-        self.displace(id, kept);
+        self.displace(id, kept.into()..len.into());
         let Some(run) = self.store.run(id, &self.guard) else {
             return;
         };

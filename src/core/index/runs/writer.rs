@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::directory::HolderSlot;
 use crate::index::hook::{point, turn_ends};
+use crate::index::usage::Change;
 use crate::words::{self, Words, copy};
 
 use super::Wanted;
@@ -18,15 +19,13 @@ use super::run::{Column, Run, column_words};
 use super::store::{RunBooks, RunStore};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// Number of items ahead for which memory is prefetched.
-pub(crate) const AHEAD: usize = 16;
 /// Bytes of replaced memory from which on a collection is worth it.
 const GARBAGE_MAX: usize = 256 * 1024;
 
 /// One turn of a writer at the runs. Except in pauses, nobody else changes the runs while it lives.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
-    pub(crate) state: MutexGuard<'s, RunBooks>,
+    pub(super) state: MutexGuard<'s, RunBooks>,
     pub(super) guard: Guard,
 }
 
@@ -53,12 +52,9 @@ impl<'g> RunView<'g> {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Tells readers how many blocks are not in the table of hashes. To be called before readers can see such a block.
-    pub(crate) fn show_unplaced(&self) {
-        let (shown, now) = (&self.store.doubts.unplaced, self.state.unplaced);
-        if shown.load(Ordering::Relaxed) != now {
-            shown.store(now, Ordering::Relaxed);
-        }
+    /// Counts a change of what a holder uses beside the runs.
+    pub(crate) fn count_usage(&mut self, change: Change) {
+        self.state.change.add(change);
     }
 
     /// Lets other writers have a turn. It may be called between any two calls of this type's other functions.
@@ -364,8 +360,7 @@ impl<'s> RunWriter<'s> {
             .store(column.hash(end.saturating_sub(1)), Ordering::Release);
         run.header.set_len(u16::try_from(end).unwrap_or(0));
         self.state.change.blocks += i64::try_from(count).unwrap_or(0);
-        self.state.unplaced += count as u64;
-        self.enter_lookups(id);
+        self.place(id, len..end);
         self.note_stored(id, count as u64);
         count
     }
@@ -426,7 +421,6 @@ impl<'s> RunWriter<'s> {
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
-        self.show_unplaced();
         self.settle();
     }
 }

@@ -3,7 +3,8 @@
 use crate::hash::{BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash};
 use crate::wire::QueryKey;
 
-use crate::index::runs::{Prints, prefetch};
+use crate::ahead::prefetch;
+use crate::index::runs::Prints;
 
 use super::rolled::{Content, Rolled};
 

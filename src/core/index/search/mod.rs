@@ -7,8 +7,7 @@
 //! By the contract, a sequence hash stands for its whole prefix. So if the query gives its hashes, the search bisects
 //! for the last block that agrees, and compares only single hashes. Marks, which are a byte of every 64th hash beside
 //! the run, tell where to look. The search compares every hash if something contradicts the contract, or could do so
-//! without being noticed. Examples are a hash under two parents, a holder whose hashes are a foreign chain, and blocks
-//! that are not in the table of hashes.
+//! without being noticed. Examples are a hash under two parents, and a holder whose hashes are a foreign chain.
 //!
 //! The index's own documentation explains why the answers are exact although looks are at different instants. If a step
 //! about one of the runs is made meanwhile, the search is repeated, in the end in a turn at the runs.

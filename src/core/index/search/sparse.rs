@@ -14,7 +14,7 @@ use std::collections::HashMap;
 
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::runs::{LookedUp, Run, RunId, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
+use crate::index::runs::{Places, Run, RunId, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
 use crate::index::shared::IndexShared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
@@ -99,8 +99,7 @@ impl<'a> SparseChain<'a> {
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
-    let mut runs = shared.runs.write();
-    runs.look_up_all();
+    let runs = shared.runs.write();
     let directory = shared.slots.load();
     let mut sparse = SparseSearch {
         runs: &runs,
@@ -110,7 +109,7 @@ pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search:
         is_chain: true,
         found: Groups::new(),
     };
-    sparse.is_chain = !runs.has_equal_lookups() || sparse.meets_no_double();
+    sparse.is_chain = !runs.has_doubles() || sparse.meets_no_double();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
     match sparse.is_chain {
@@ -143,7 +142,7 @@ impl SparseSearch<'_> {
         let mut first_double = |run: RunId, end: u16| {
             let find = || {
                 let hashes = (0..).zip(self.runs.view().hashes(run, 0, end));
-                let mut doubles = hashes.filter(|(_, hash)| self.runs.looked_up(*hash) != LookedUp::Single);
+                let mut doubles = hashes.filter(|(_, hash)| self.runs.places_of(*hash) != Places::Single);
                 doubles.next().map_or(u16::MAX, |(offset, _)| offset)
             };
             *first_doubles.entry(run).or_insert_with(find)
@@ -164,7 +163,7 @@ impl SparseSearch<'_> {
                 // Some of the blocks that the query may mean are not found.
                 return false;
             };
-            let met = self.runs.look_up(chosen.hash.hash, |spot| {
+            let met = self.runs.find_place(chosen.hash.hash, |spot| {
                 (self.is_at(spot, &chosen) && meets(spot)).then_some(())
             });
             met.is_none()
@@ -175,7 +174,7 @@ impl SparseSearch<'_> {
     /// Whether the table finds all blocks that the block chosen as `index` may be.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
-        chosen.is_none_or(|chosen| self.runs.looked_up(chosen.hash.hash) != LookedUp::TooMany)
+        chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)
     }
 
     /// Returns the holders, out of `among`, that have the block chosen as `index` and all before it. Returns all of
@@ -188,7 +187,7 @@ impl SparseSearch<'_> {
         if !self.is_chain && !self.is_known(index) {
             return among.clone();
         }
-        self.runs.look_up(chosen.hash.hash, |spot| {
+        self.runs.find_place(chosen.hash.hash, |spot| {
             if self.is_at(spot, &chosen) {
                 found.unite(&self.runs.holders_to(spot, among, self.tiers));
             }
@@ -227,7 +226,7 @@ impl SparseSearch<'_> {
         if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {
-            self.runs.look_up(chosen.hash.hash, |spot| {
+            self.runs.find_place(chosen.hash.hash, |spot| {
                 if self.is_at(spot, &chosen) {
                     let own = self.runs.holders_to(spot, &rest, self.tiers);
                     rest.subtract(&own);

@@ -11,7 +11,7 @@ use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
 };
 use super::world::stored_by_lineage;
-use crate::index::holder::parking::UNPLACED_MAX;
+use crate::names::UNPLACED_MAX;
 
 fn holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
     let settings = NamespaceSettings {

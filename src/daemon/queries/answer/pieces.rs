@@ -16,8 +16,6 @@ mod tests;
 
 /// Blocks after which a search looks at each holder once more, about: chains that share prefixes branch that often.
 const BLOCKS_PER_LOOK: usize = 64;
-/// Blocks that are entered into the table of compressed chains in the time of one look at a holder, about.
-const PREPARED_PER_LOOK: u64 = 4;
 /// Ranks of a worker, about.
 const RANKS: usize = 8;
 
@@ -41,12 +39,7 @@ impl Answerer {
             // The search of a single query is one piece, however long it takes.
             QueryRequest::Single(_) => 0,
         };
-        let prepared = match has_bounds(request) {
-            true => namespace.indexer.blocks_to_prepare() / PREPARED_PER_LOOK,
-            false => 0,
-        };
-        self.heavy_turns
-            .enter_if_heavy(name, work.saturating_add(prepared))
+        self.heavy_turns.enter_if_heavy(name, work)
     }
 
     /// Answers a heavy request when it has its turn. Lets other requests be answered between the pieces.
@@ -60,11 +53,6 @@ impl Answerer {
         let _turn = heavy.turn().await;
         let namespace = self.namespace(name)?;
         let mut piece = Piece(Instant::now());
-        if has_bounds(request) {
-            while namespace.indexer.prepare_bounds() {
-                piece.end().await;
-            }
-        }
         let QueryRequest::Batch(queries) = request else {
             return self.answer_request(name, request, reply_bytes_max);
         };
@@ -88,15 +76,6 @@ impl Piece {
             self.0 = Instant::now();
         }
     }
-}
-
-/// Tells whether a query of the request is a compressed chain.
-fn has_bounds(request: &QueryRequest) -> bool {
-    let queries = match request {
-        QueryRequest::Single(query) => std::slice::from_ref(query),
-        QueryRequest::Batch(queries) => queries,
-    };
-    queries.iter().any(|query| query.positions.is_some())
 }
 
 /// The replies to the queries of a batch so far.

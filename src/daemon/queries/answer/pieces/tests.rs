@@ -53,8 +53,8 @@ async fn a_batch_that_asks_for_what_many_hold_is_heavy_however_short_it_is() {
     );
 }
 
-#[tokio::test]
-async fn a_compressed_chain_has_its_table_made_in_pieces_and_others_go_on_meanwhile() {
+#[test]
+fn a_compressed_chain_is_little_work_however_the_engine_names_its_blocks() {
     /// Blocks of a chain that ends in a block of its own.
     const CHAIN: u64 = 1000;
     let answerer = answerer();
@@ -69,7 +69,7 @@ async fn a_compressed_chain_has_its_table_made_in_pieces_and_others_go_on_meanwh
         let numbers = 1 + chain * CHAIN..=(chain + 1) * CHAIN;
         let hashes = numbers.clone().map(SequenceHash).collect();
         let blocks = StoredBlocks {
-            // By their engine's names no other table has them.
+            // Under their engine's names.
             engine_hashes: Some(numbers.map(|number| number << 32).collect()),
             ..StoredBlocks::by_sequence(None, None, hashes)
         };
@@ -78,28 +78,10 @@ async fn a_compressed_chain_has_its_table_made_in_pieces_and_others_go_on_meanwh
     let mut query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(CHAIN)]));
     query.positions = Some(vec![Position::new(999).unwrap()]);
     let request = QueryRequest::Single(query);
-    let heavy = answerer
-        .enter_if_heavy(&name, &request)
-        .unwrap()
-        .expect("no table");
-    let other_turns = std::cell::Cell::new(0);
-    let others = async {
-        loop {
-            other_turns.set(other_turns.get() + 1);
-            tokio::task::yield_now().await;
-        }
-    };
-    let reply = tokio::select! {
-        biased;
-        reply = answerer.answer_in_pieces(&name, &request, usize::MAX, &heavy) => reply.unwrap(),
-        () = others => unreachable!("it has no end"),
-    };
-    let AnyReply::Single(reply) = reply else {
+    assert!(answerer.enter_if_heavy(&name, &request).unwrap().is_none());
+    let reply = answerer.answer_request(&name, &request, usize::MAX);
+    let AnyReply::Single(reply) = reply.unwrap() else {
         panic!("one query");
     };
     assert_eq!(reply.holders[0].matched_blocks, 1000);
-    assert!(other_turns.get() > 1, "{} turns of others", other_turns.get());
-    drop(heavy);
-    // With the table it is little work.
-    assert!(answerer.enter_if_heavy(&name, &request).unwrap().is_none());
 }

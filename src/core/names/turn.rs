@@ -1,82 +1,57 @@
 //! A turn of a lane at its holder: applying one event.
 
-use std::sync::Arc;
-
 use bytemuck::TransparentWrapper;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
 use crate::hash::SequenceHash;
-use crate::index::block::NewBlock;
-use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::runs::{Run, RunId, RunStore};
-use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
+use crate::index::directory::HolderRecord;
+use crate::index::settings::Hashing;
+use crate::index::shared::IndexShared;
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 use crate::words::{GIVEN_BACK, give_back};
 
+use super::applied::{Applied, RejectReason};
+use super::blocks::{NewBlock, Sequence};
+use super::find::Found;
+use super::form::Form;
+use super::holder::Holder;
 use super::marks::Marks;
-use super::names::Found;
 use super::parking::{ParkedEvent, Unplaced, bytes_to_wait, names_in};
-use super::part::{Form, tier_bit};
 use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
-use super::store::Sequence;
-use super::{Applied, Holder, HolderState, RejectReason, Work};
+use super::state::{HolderState, TURN_BLOCKS, Work};
 
 /// Turn of a lane at a holder, with the locks of the holder and of the runs.
-pub(in crate::index) struct Turn<'a> {
-    home: Home<'a>,
+pub(super) struct Turn<'a> {
+    index: &'a IndexShared,
     record: &'a HolderRecord,
     state: MutexGuard<'a, HolderState>,
     work: Work<'a>,
 }
 
-/// Parts of the index that a holder belongs to.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::index) struct Home<'a> {
-    pub(in crate::index) settings: &'a NamespaceSettings,
-    pub(in crate::index) limits: &'a IndexLimits,
-    pub(in crate::index) runs: &'a RunStore,
-}
-
-/// Number of blocks after which others have a turn.
-pub(super) const TURN_BLOCKS: usize = 1024;
 /// Number of runs after which others have a turn.
 const TURN_RUNS: usize = 16;
-/// Bounds of a turn in which all blocks are removed: number of blocks, and number of runs.
-const CLEARED_BLOCKS: usize = 4096;
-const CLEARED_RUNS: usize = 256;
 
 impl Holder {
-    pub(in crate::index) fn new(record: Arc<HolderRecord>, slot: HolderSlot) -> Self {
-        let state = HolderState {
-            slot,
-            ..HolderState::default()
-        };
-        Self {
-            record,
-            state: Mutex::new(state),
-        }
-    }
-
     /// Runs `change` in one turn at the holder, and publishes the result. `uses_names` tells that the engine names
     /// blocks.
-    pub(in crate::index) fn change(
+    pub(super) fn change(
         &self,
-        home: Home<'_>,
+        index: &IndexShared,
         applied: &mut Applied,
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
         let mut turn = Turn {
-            home,
+            index,
             record: &self.record,
             state: self.state.lock(),
             work: Work {
-                runs: home.runs.write(),
+                runs: index.runs.write(),
                 applied,
                 tier: Tier::DEVICE,
-                blocks_max: home.limits.blocks_per_holder_max,
-                waiting_bytes_max: home.limits.parking.bytes_max,
+                blocks_max: index.limits.blocks_per_holder_max,
+                waiting_bytes_max: index.limits.parking.bytes_max,
             },
         };
         turn.state.uses_names |= uses_names;
@@ -89,91 +64,11 @@ impl Holder {
         drop(state);
         give_back(GIVEN_BACK);
     }
-
-    /// Drops stored events whose parent did not come in time.
-    pub(in crate::index) fn expire_parked(&self, now_us: u64, runs: &RunStore) -> Applied {
-        let mut applied = Applied::default();
-        let mut state = self.state.lock();
-        let waiting = state.parking.len();
-        let dropped = state.parking.expire(now_us);
-        if state.parking.len() < waiting {
-            applied.reject(RejectReason::ParkingExpired, dropped);
-            state.parking.settle();
-            state.account(&mut runs.write());
-            self.publish_sizes(&state);
-        }
-        applied
-    }
-
-    /// Removes all blocks, and forgets the events that wait for a parent.
-    pub(in crate::index) fn clear(&self, runs: &RunStore) {
-        let mut state = self.state.lock();
-        let mut runs = runs.write();
-        let mut blocks = 0;
-        for number in 0..state.parts.splits() {
-            let held: Vec<RunId> = state.parts.keys_of(number).copied().collect();
-            for run in held {
-                let Some(part) = state.parts.get_mut(&run) else {
-                    continue;
-                };
-                blocks += usize::from(part.end());
-                part.set(0, part.end(), None);
-                state.touch(run);
-                if blocks >= CLEARED_BLOCKS || state.touched.len() >= CLEARED_RUNS {
-                    blocks = 0;
-                    state.publish(&mut runs);
-                    runs.pause_for(|| MutexGuard::bump(&mut state));
-                }
-            }
-        }
-        state.publish(&mut runs);
-        let fresh = HolderState {
-            slot: state.slot,
-            reshaped: state.reshaped + 1,
-            bytes: state.bytes,
-            aside: state.aside,
-            waiting: state.waiting,
-            ..HolderState::default()
-        };
-        let rest = std::mem::replace(&mut *state, fresh);
-        state.account(&mut runs);
-        drop(runs);
-        self.publish_sizes(&state);
-        drop(state);
-        // The rest may be much, so it is dropped when nobody waits for it.
-        drop(rest);
-    }
-
-    /// Returns the holder's slot, its tier, and how often it has been reshaped, if the holder is regular. It is regular
-    /// if it has each block together with all blocks before it, all in one tier, each under its sequence hash. `None`
-    /// if the holder is not regular, or has nothing.
-    pub(in crate::index) fn regular(&self, runs: &RunStore) -> Option<(HolderSlot, Tier, u64)> {
-        let (state, runs) = (self.state.lock(), runs.write());
-        if state.orphans.len() > 0 {
-            return None;
-        }
-        let mut tiers = 0;
-        for (run, part) in state.parts.iter() {
-            let parent = runs.run(*run).and_then(Run::parent);
-            if !part.is_simple() || parent.is_some_and(|parent| state.attributes(parent).is_none()) {
-                return None;
-            }
-            tiers |= part.get(0)?.tiers();
-        }
-        let tier = Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?)?;
-        (tier_bit(tier) == tiers).then_some((state.slot, tier, state.reshaped))
-    }
-
-    fn publish_sizes(&self, state: &HolderState) {
-        let parked = u32::try_from(state.parking.len()).unwrap_or(u32::MAX);
-        self.record.status.blocks.store(state.blocks() as u64);
-        self.record.status.parked_events.store(parked);
-    }
 }
 
 impl Turn<'_> {
     /// Applies a stored event, and then events that have waited for its blocks.
-    pub(in crate::index) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
+    pub(super) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
         self.work.tier = tier;
         self.store(stored, now_us);
         self.store_ready();
@@ -245,14 +140,13 @@ impl Turn<'_> {
             last = next;
             self.breathe();
         }
-        for number in 0..self.state.parts.splits() {
-            let held: Vec<RunId> = self.state.parts.keys_of(number).copied().collect();
-            for runs in held.chunks(TURN_RUNS) {
-                let before = self.state.placed;
+        for group in self.state.share.groups() {
+            for runs in self.state.share.runs_of(group).chunks(TURN_RUNS) {
+                let before = self.state.share.blocks();
                 for run in runs {
                     self.state.erase(*run, 0, u16::MAX, |form| form == Form::Nameless);
                 }
-                self.work.reject_full(before - self.state.placed);
+                self.work.reject_full(before - self.state.share.blocks());
                 self.breathe();
             }
         }
@@ -267,7 +161,7 @@ impl Turn<'_> {
 
     /// Finds out the hashes and names of an event's blocks, and notes what they contradict.
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
-        let (runs, settings) = (&mut self.work.runs, self.home.settings);
+        let (runs, settings) = (&mut self.work.runs, &self.index.settings);
         let start = self.state.start_of(stored, runs)?;
         // Without content there is nothing to hash.
         let hashed = stored.content.as_ref().map_or(0, |_| stored.names.len());
@@ -294,10 +188,10 @@ impl Turn<'_> {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     return self.reject(RejectReason::ContentMismatch, blocks);
                 };
-                let (tier, limits) = (self.work.tier, self.home.limits.parking);
+                let (tier, limits) = (self.work.tier, self.index.limits.parking);
                 let (own, more) = (self.state.parking.bytes() as u64, bytes_to_wait(&stored) as u64);
-                let room = self.home.runs.room_to_wait(own, limits.bytes_max);
-                if !self.home.runs.has_room_aside() || own + more > room {
+                let room = self.index.runs.room_to_wait(own, limits.bytes_max);
+                if !self.index.runs.has_room_aside() || own + more > room {
                     return self.reject(RejectReason::ParkingFull, blocks);
                 }
                 self.work.applied.parked += 1;
@@ -311,10 +205,10 @@ impl Turn<'_> {
     /// events are bounded in blocks, so the content is reduced to what the blocks need: their block hashes, or nothing
     /// if the engine's hashes are the keys.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
-        if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
+        if self.index.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
-        let (blocks, size) = (stored.names.len(), self.home.settings.block_size);
+        let (blocks, size) = (stored.names.len(), self.index.settings.block_size);
         let fits = |content: &BlockContent| content.is_of(blocks, size);
         if !stored.content.as_ref().is_none_or(fits) {
             return None;
@@ -383,7 +277,7 @@ impl Turn<'_> {
                 self.breathe();
             }
             let mut parking = std::mem::take(&mut self.state.parking);
-            let runs = &mut self.work.runs;
+            let runs = &self.work.runs;
             let ready = parking.take_ready(|name| self.state.find_parent(name, None, runs).is_some());
             self.state.parking = parking;
             let Some(event) = ready else { return };
@@ -400,7 +294,7 @@ impl Turn<'_> {
     }
 
     /// Applies a removed event.
-    pub(in crate::index) fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
+    pub(super) fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
         self.work.tier = tier;
         let (names, mut others) = (&removed.hashes, Vec::new());
         let keys = removed.lineage_hashes.iter().copied().map(Unplaced::Key);
@@ -423,7 +317,7 @@ impl Turn<'_> {
     }
 
     /// Applies a resumable event, to the holder's blocks and to blocks of events that wait.
-    pub(in crate::index) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
+    pub(super) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
         self.work.tier = tier;
         let is_barred = !blocks.resumable;
         let dropped = self.state.parking.mark(blocks, tier);
@@ -438,7 +332,7 @@ impl Turn<'_> {
 
     /// Stores blocks that were in an index before, under their hashes as names, after the block with the hash `parent`.
     /// If that block is absent, the blocks are counted and left out.
-    pub(in crate::index) fn restore(
+    pub(super) fn restore(
         &mut self,
         parent: Option<SequenceHash>,
         position: u32,

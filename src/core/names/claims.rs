@@ -5,10 +5,11 @@
 //! comes. From then on they should be found behind that block. The orphans themselves tell which names these are, also
 //! after a restart.
 
-use crate::index::block::{NewBlock, is_fragment_of};
+use crate::index::block::is_fragment_of;
 
-use super::HolderState;
+use super::blocks::NewBlock;
 use super::resolve::Resolved;
+use super::state::HolderState;
 
 impl HolderState {
     /// Number of an event's blocks whose name an orphan gave as the sequence hash of its parent. That parent would be

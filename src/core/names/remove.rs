@@ -3,15 +3,18 @@
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use crate::ahead::AHEAD;
 use crate::hash::SequenceHash;
+use crate::index::runs::{RunView, Spot};
+use crate::index::share::{Interval, tier_bit};
 use crate::wire::Tier;
 
-use super::names::Found;
+use super::applied::{Applied, RejectReason};
+use super::find::Found;
+use super::form::{Form, Named};
 use super::orphans::Key;
 use super::parking::Unplaced;
-use super::part::{Form, Interval, tier_bit};
-use super::{Applied, HolderState, RejectReason, Work};
-use crate::index::runs::{AHEAD, RunView, Spot};
+use super::state::{HolderState, Work};
 
 /// Hash in a removed event that is no name, and whether an event that waits has a block of that name.
 pub(super) type Other = (u64, bool);
@@ -81,7 +84,7 @@ impl HolderState {
         self.aside(names.len(), &mut work.runs, |state, runs| {
             let mut done = 0;
             while let Some(name) = names.get(done)
-                && let Some(spot) = state.find_own(name.0)
+                && let Some(spot) = state.names.find(name.0)
             {
                 let found = Found::Placed(spot);
                 done += state.remove_along(found, &names[done..], work.tier, runs, work.applied);
@@ -104,8 +107,8 @@ impl HolderState {
             if let Some(ahead) = names.get(index + AHEAD)
                 && !is_in_order
             {
-                if self.own.len() > 0 {
-                    self.own.prefetch(ahead.0);
+                if self.names.len() > 0 {
+                    self.names.prefetch(ahead.0);
                 } else {
                     work.runs.prefetch_place(ahead.0);
                 }
@@ -150,7 +153,7 @@ impl HolderState {
         };
         if let Some(was_held) = self.withdraw_many(spot, name, bit) {
             if let Some(ahead) = names.get(AHEAD) {
-                self.own.prefetch(ahead.0);
+                self.names.prefetch(ahead.0);
             }
             applied.count_removed(was_held);
             return 1;
@@ -170,7 +173,8 @@ impl HolderState {
             self.erase_uniform(spot.run, from, to, held.form());
         } else {
             let from = Spot { offset: from, ..spot };
-            self.set(from, to, held.with_tiers(held.tiers() & !bit));
+            let next = held.with_tiers(held.tiers() & !bit);
+            self.share.set(from, to, Some(next));
         }
         blocks
     }
@@ -178,13 +182,14 @@ impl HolderState {
     /// Returns the stretch to be removed: the block at `spot`, which is held under one name or none, and its neighbours
     /// that are held alike and have these names.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
-        let part = self.parts.get(&spot.run)?;
+        let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
         let (run, at, next) = (spot.run, spot.offset, spot.offset + 1);
         let (from, to) = match attributes.form() {
             Form::Hash => along(at, names, runs.hashes(run, next, to), runs.hashes(run, from, at)),
             Form::Own => {
-                let (after, before) = (part.names(next, to), part.names(from, at));
+                let firsts = |from, to| self.names.firsts(run, from, to);
+                let (after, before) = (firsts(next, to), firsts(from, at));
                 along(at, names, after.iter().copied(), before.iter().copied())
             }
             Form::Nameless | Form::Many => (at, next),
@@ -215,7 +220,7 @@ impl HolderState {
             match waits {
                 true => work.applied.count_removed(true),
                 false => {
-                    let found = self.find_hash(*hash, &mut work.runs);
+                    let found = self.find_hash(*hash, &work.runs);
                     self.remove_found(found, work);
                 }
             }
@@ -226,7 +231,7 @@ impl HolderState {
     pub(super) fn remove_keys(&mut self, keys: &[Key], work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
-            let placed = self.find_keys(*key, &mut work.runs).into_iter();
+            let placed = self.find_keys(*key, &work.runs).into_iter();
             self.remove_found(placed.map(Found::Placed).chain(orphan).collect(), work);
         }
     }

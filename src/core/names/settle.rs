@@ -1,13 +1,15 @@
 //! Storing blocks one by one, by their lineage hashes: each block gets its place when its parent has one.
 
 use crate::hash::{Position, SequenceHash};
-
-use super::names::Found;
-use super::orphans::{Key, Orphan};
-use super::part::{Attributes, Form, classes, tier_bit};
-use super::{HolderState, RejectReason, Work};
-use crate::index::block::NewBlock;
 use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
+use crate::index::share::{classes, tier_bit};
+
+use super::applied::RejectReason;
+use super::blocks::NewBlock;
+use super::find::Found;
+use super::form::{self, Form, Named};
+use super::orphans::{Key, Orphan};
+use super::state::{HolderState, Work};
 
 /// Number of orphans that get their places, or of blocks that some may have waited for, after which others have a turn.
 const ADOPTING_STEPS: usize = 2048;
@@ -24,7 +26,7 @@ impl HolderState {
         if self.refuses_nameless && name.is_none() {
             return work.reject_full(1);
         }
-        let mut placed = self.find_keys(key, &mut work.runs).into_iter();
+        let mut placed = self.find_keys(key, &work.runs).into_iter();
         let own =
             placed.find(|spot| sequence_hash.is_none_or(|hash| work.runs.is(*spot, Wanted::whole(hash.0))));
         let mut has_moved = false;
@@ -102,37 +104,33 @@ impl HolderState {
         let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
             return work.reject_full(1);
         };
-        self.settle_at(spot, orphan, &mut work.runs);
+        self.settle_at(spot, orphan, &work.runs);
         self.adopt(spot, spot.offset + 1);
     }
 
     /// Moves an orphan to its place at `spot`, where it becomes held or adds its tiers and names.
-    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
-        self.touch(spot.run);
-        // It can have no other name than in the orphan's list, and so be found by its hash.
-        runs.place(spot.run, spot.offset + 1);
-        let is_whole = orphan.sequence_hash().is_some();
+    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
+        let (end, is_whole) = (spot.offset + 1, orphan.sequence_hash().is_some());
         let held = self.attributes(spot);
-        self.placed += usize::from(held.is_none());
-        let held = held.unwrap_or(Attributes::new(0, Form::Nameless, is_whole));
+        let held = held.unwrap_or(form::held(0, Form::Nameless, is_whole));
         let is_nameless = held.form() == Form::Nameless;
         let nameless = if is_nameless { orphan.nameless } else { 0 };
-        let part = self.parts.or_default(spot.run);
         let held = held.with_whole(is_whole).with_more(nameless);
-        part.set(spot.offset, spot.offset + 1, Some(held));
+        self.share.set(spot, end, Some(held));
         for alias in &orphan.names {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
         if let Some(held) = self.attributes(spot) {
             // In tiers in which both blocks were, the orphan's bars hold: it came with an event of its own.
             let others = held.barred() & !classes(orphan.tiers());
-            self.set(spot, spot.offset + 1, held.with_barred(others | orphan.barred));
+            self.share
+                .set(spot, end, Some(held.with_barred(others | orphan.barred)));
         }
     }
 
     /// Moves an orphan to its place if it turns out to be the block at `at`, so that the holder has the block there.
     /// Returns whether there was such an orphan.
-    pub(super) fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
+    pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {
             let hash = orphan.sequence_hash();

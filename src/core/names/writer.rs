@@ -2,13 +2,29 @@
 
 use std::sync::Arc;
 
+use crate::index::directory::{HolderRecord, RegisterError};
+use crate::index::indexer::PositionalIndexer;
+use crate::index::settings::NamespaceSettings;
+use crate::index::share::Evictable;
+use crate::index::shared::IndexShared;
 use crate::stream::HolderStatus;
-use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
+use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
 
-use super::directory::HolderRecord;
-use super::holder::{Applied, Holder, RejectReason, Turn};
-use super::settings::NamespaceSettings;
-use super::shared::IndexShared;
+use super::applied::{Applied, RejectReason};
+use super::holder::Holder;
+use super::turn::Turn;
+
+impl PositionalIndexer {
+    /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
+    pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
+        let shared = Arc::clone(&self.shared);
+        let (slot, record) = shared.register(id)?;
+        let holder = Arc::new(Holder::new(record, slot));
+        let evictable: Arc<dyn Evictable> = Arc::<Holder>::clone(&holder);
+        shared.join(slot, evictable);
+        Ok(HolderWriter { shared, holder })
+    }
+}
 
 /// Writer of one holder, owned by the holder's lane. Apart from eviction, only this writer may change what the holder
 /// holds.
@@ -19,10 +35,6 @@ pub struct HolderWriter {
 }
 
 impl HolderWriter {
-    pub(super) fn new(shared: Arc<IndexShared>, holder: Arc<Holder>) -> Self {
-        Self { shared, holder }
-    }
-
     /// The holder as queries see it.
     pub fn record(&self) -> &Arc<HolderRecord> {
         &self.holder.record
@@ -93,8 +105,7 @@ impl HolderWriter {
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
-        self.holder
-            .change(self.shared.home(), applied, uses_names, change);
+        self.holder.change(&self.shared, applied, uses_names, change);
         if applied.rejected(RejectReason::ForeignChain) > 0 {
             self.set_foreign_chain(true);
         }
@@ -120,7 +131,7 @@ impl HolderWriter {
     pub fn retire(mut self) {
         self.clear();
         self.set_size_known(true);
-        let slot = self.holder.state.lock().slot;
+        let slot = self.record().slot();
         self.shared.release(slot);
     }
 
@@ -158,6 +169,6 @@ impl HolderWriter {
     /// compactly, for all holders.
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
         self.catch_up();
-        self.holder.dump_events(self.shared.home(), blocks_per_event_max)
+        self.holder.dump_events(&self.shared, blocks_per_event_max)
     }
 }

@@ -6,30 +6,33 @@ use crate::hash::{Position, SequenceHash};
 use crate::index::block::current_mask;
 use crate::index::runs::{Run, RunId, RunWriter, Spot};
 use crate::index::settings::Hashing;
+use crate::index::share::{Interval, classes, tier_bit};
+use crate::index::shared::IndexShared;
 use crate::wire::{BlockNames, Event, Resumable, StoredBlocks, Tier};
 
-use super::names::Found;
+use super::find::Found;
+use super::form::{Form, Named};
+use super::holder::Holder;
 use super::orphans::{Key, Orphan};
-use super::part::{Form, Interval, classes, tier_bit};
-use super::{Holder, HolderState, Home};
+use super::state::HolderState;
 
 impl Holder {
     /// Returns events that rebuild the holder's blocks, parents before children. Each piece is as it is when its turn
     /// comes, since blocks may be evicted meanwhile.
-    pub(in crate::index) fn dump_events<'h>(
+    pub(super) fn dump_events<'h>(
         &'h self,
-        home: Home<'h>,
+        index: &'h IndexShared,
         blocks_per_event_max: usize,
     ) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
         let blocks_max = u16::try_from(blocks_per_event_max.max(1)).unwrap_or(u16::MAX);
-        let (state, runs) = (self.state.lock(), home.runs.write());
+        let (state, runs) = (self.state.lock(), index.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
-        for (run, part) in state.parts.iter() {
+        for (run, part) in state.share.parts() {
             // Intervals that differ only in being resumable go together.
             let mut from = 0;
             while from < part.end() {
                 let (to, held) = part.extent_alike(from, part.end());
-                parts.extend(held.map(|attributes| (*run, Interval { from, to, attributes })));
+                parts.extend(held.map(|attributes| (run, Interval { from, to, attributes })));
                 from = to;
             }
         }
@@ -43,7 +46,7 @@ impl Holder {
             .flat_map(move |(run, interval)| cut(run, interval, blocks_max));
         let placed = pieces.flat_map(move |(run, offsets)| {
             let state = self.state.lock();
-            state.events(run, offsets, home.settings.hashing, &home.runs.write())
+            state.events(run, offsets, index.settings.hashing, &index.runs.write())
         });
         placed.chain(orphans)
     }
@@ -68,7 +71,7 @@ impl HolderState {
         hashing: Hashing,
         runs: &RunWriter<'_>,
     ) -> Vec<(Tier, Event)> {
-        let part = self.parts.get(&run);
+        let part = self.share.part(run);
         let piece = part.map(|part| (part, part.extent_alike(offsets.start, offsets.end)));
         let Some((part, (end, Some(held)))) = piece else {
             return Vec::new();
@@ -94,7 +97,7 @@ impl HolderState {
                 let names = || runs.view().hashes(run, from, end).collect();
                 vec![(tiers, (hashing == Hashing::Recompute).then(names))]
             }
-            Form::Own => vec![(tiers, Some(part.names(from, end).to_vec()))],
+            Form::Own => vec![(tiers, Some(self.names.firsts(run, from, end).to_vec()))],
             Form::Many => {
                 let names = self.names_of(first, runs).into_iter();
                 names.map(|alias| (alias.tiers, Some(vec![alias.name]))).collect()

@@ -4,19 +4,16 @@ use std::borrow::Cow;
 
 use bytemuck::TransparentWrapper;
 
-use crate::hash::{
-    Position, PositionalLineageHash, SequenceHash, lineage_hashes_from, next_sequence_hash,
-    sequence_hashes_after,
-};
+use crate::hash::{Position, PositionalLineageHash, SequenceHash, next_sequence_hash, sequence_hashes_after};
+use crate::index::runs::RunWriter;
+use crate::index::settings::{Hashing, NamespaceSettings};
 use crate::wire::{BlockContent, BlockNames, StoredBlocks};
 
-use crate::index::block::NewBlock;
-use crate::index::runs::{RunWriter, Spot};
-use crate::index::settings::{Hashing, NamespaceSettings};
-
+use super::applied::RejectReason;
+use super::blocks::{NewBlock, Sequence, new_blocks};
+use super::find::Start;
 use super::marks::Marks;
-use super::store::Sequence;
-use super::{HolderState, RejectReason};
+use super::state::HolderState;
 
 /// Reason why an event's blocks cannot be stored, or not yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,19 +45,6 @@ pub(super) struct ResolvedSequence<'e> {
     pub(super) marks: Marks<'e>,
 }
 
-/// The start of a sequence: at position 0, or after a block.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Start {
-    /// Position of the first block.
-    pub(super) position: u64,
-    /// Sequence hash of the block before the first, or the fragment of it that is known.
-    pub(super) parent: Option<SequenceHash>,
-    /// Whether `parent` is the whole sequence hash in the index's own chain.
-    pub(super) parent_is_known: bool,
-    /// The parent's place, if it has one.
-    pub(super) spot: Option<Spot>,
-}
-
 impl ResolvedSequence<'_> {
     /// Returns the blocks as a sequence to be stored among the runs, of which some are `kept`. `None` if the block
     /// before the first has no place.
@@ -89,36 +73,10 @@ impl ResolvedSequence<'_> {
     }
 }
 
-/// Returns blocks one by one. The first is at `position`, after `parent`. Leaves out blocks whose position is out of
-/// range.
-pub(super) fn new_blocks(
-    position: u64,
-    parent: Option<SequenceHash>,
-    hashes: &[SequenceHash],
-    names: &[u64],
-    marks: Marks<'_>,
-) -> Vec<NewBlock> {
-    let keys = lineage_hashes_from(position, parent, hashes);
-    let block = |(((key, hash), name), is_barred): (((Result<_, _>, &SequenceHash), &u64), bool)| {
-        Some(NewBlock {
-            key: key.ok()?,
-            sequence_hash: Some(*hash),
-            name: Some(*name),
-            is_barred,
-        })
-    };
-    let named = keys.zip(hashes).zip(names);
-    named.zip(marks.flags()).filter_map(block).collect()
-}
-
 impl HolderState {
     /// Returns the start of an event's blocks, if they are given one after the other. Fails if the parent is unknown
     /// and the event gives no position.
-    pub(super) fn start_of(
-        &mut self,
-        stored: &StoredBlocks,
-        runs: &mut RunWriter<'_>,
-    ) -> Result<Start, Unresolved> {
+    pub(super) fn start_of(&self, stored: &StoredBlocks, runs: &RunWriter<'_>) -> Result<Start, Unresolved> {
         let (parent, position) = match &stored.names {
             BlockNames::Sequence {
                 parent: Some(parent),

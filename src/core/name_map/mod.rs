@@ -1,4 +1,4 @@
-//! Hash table from names to places, for writers. A slot takes 9 bytes.
+//! Hash table from names to places. A place is a number below 2^38. A name can have several places. A slot takes 9 bytes.
 //!
 //! A slot has a tag of 33 bits, which is a fingerprint of the name, and a place of 38 bits. The caller compares the
 //! whole name at the place: one other name in 8 billion has the same tag. The tag alone decides where a slot belongs,
@@ -19,10 +19,16 @@
 //!
 //! The tag comes from a hash under a secret key, so nobody can construct collisions.
 
-use super::bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
-use super::writer::AHEAD;
-use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
+mod bucket;
 
+use crate::ahead::{AHEAD, prefetch};
+use crate::mix::{fold, random_key};
+
+use bucket::{BucketPrints, PRINT_BITS, PRINT_MASK, indexes};
+
+/// Bits of a place.
+const PLACE_BITS: u32 = 38;
+const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 const TAG_BITS: u32 = 33;
 /// Number of a tag's upper bits, which decide where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
@@ -73,10 +79,10 @@ fn upper(tag: u64) -> u64 {
 
 impl Slot {
     #[inline]
-    fn new(tag: u64, spot: Spot) -> Self {
+    fn new(tag: u64, place: u64) -> Self {
         Self {
             print: tag & PRINT_MASK,
-            rest: upper(tag) << SPOT_BITS | spot.bits(),
+            rest: upper(tag) << PLACE_BITS | place & PLACE_MASK,
         }
     }
 
@@ -90,14 +96,14 @@ impl Slot {
     }
 
     #[inline]
-    fn spot(self) -> Spot {
-        Spot::from_bits(self.rest & ((1 << SPOT_BITS) - 1))
+    fn place(self) -> u64 {
+        self.rest & PLACE_MASK
     }
 
     /// The upper bits of the tag.
     #[inline]
     fn upper(self) -> u64 {
-        self.rest >> SPOT_BITS
+        self.rest >> PLACE_BITS
     }
 }
 
@@ -195,19 +201,19 @@ impl NameMap {
     /// Calls `check` with each place that may have `name`, and returns its first `Some`. `check` must compare the name
     /// itself.
     #[inline]
-    pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
+    pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(u64) -> Option<T>) -> Option<T> {
         // The memory that is read last is prefetched together with the memory that is read first.
         let Home { tag, number, bucket } = self.home(name);
         self.segments.get(number)?.find(tag, bucket, |slot, _, _| {
             let is_it = slot.upper() == upper(tag);
-            if is_it { check(slot.spot()) } else { None }
+            if is_it { check(slot.place()) } else { None }
         })
     }
 
     /// Adds a place for `name`.
-    pub(crate) fn insert(&mut self, name: u64, spot: Spot) {
+    pub(crate) fn insert(&mut self, name: u64, place: u64) {
         let home = self.with_room(self.home(name));
-        self.put(home, spot);
+        self.put(home, place);
     }
 
     /// Adds places for these names, one place after the other from `first` on, up to the first name that is not to be
@@ -220,13 +226,13 @@ impl NameMap {
     pub(crate) fn insert_run(
         &mut self,
         mut names: impl ExactSizeIterator<Item = u64>,
-        first: Spot,
-        is_equal: impl Fn(usize, Spot) -> bool,
+        first: u64,
+        is_equal: impl Fn(usize, u64) -> bool,
         mut is_new: impl FnMut(usize, usize) -> bool,
     ) -> usize {
         let len = names.len();
         let mut homes = self.next_homes(&mut names);
-        for (index, offset) in (0..len).zip(first.offset..) {
+        for (index, place) in (0..len).zip(first..) {
             let mut home = homes[index % AHEAD];
             if let Some(ahead) = names.next() {
                 homes[index % AHEAD] = self.home(ahead);
@@ -235,11 +241,11 @@ impl NameMap {
                 home = self.with_room(home);
                 homes = homes.map(|home| self.home_of(home.tag));
             }
-            let equal = self.equal(home, |spot| is_equal(index, spot));
+            let equal = self.equal(home, |place| is_equal(index, place));
             if equal.is_some_and(|equal| !is_new(index, equal)) {
                 return index;
             }
-            self.put(home, Spot { offset, ..first });
+            self.put(home, place);
         }
         len
     }
@@ -257,12 +263,12 @@ impl NameMap {
     /// Number of places with the tag of `home` for which `is_equal` is true. `None` if no slot can have the tag's
     /// print.
     #[inline]
-    fn equal(&self, home: Home, is_equal: impl Fn(Spot) -> bool) -> Option<usize> {
+    fn equal(&self, home: Home, is_equal: impl Fn(u64) -> bool) -> Option<usize> {
         let (segment, tag) = (&self.segments[home.number], home.tag);
         segment.prints[home.bucket].may_have(tag & PRINT_MASK).then(|| {
             let mut equal = 0;
             segment.find(tag, home.bucket, |slot, _, _| {
-                equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
+                equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.place()));
                 None::<()>
             });
             equal
@@ -270,29 +276,29 @@ impl NameMap {
     }
 
     #[inline]
-    fn put(&mut self, home: Home, spot: Spot) {
-        self.buckets += self.segments[home.number].put(home.bucket, Slot::new(home.tag, spot));
+    fn put(&mut self, home: Home, place: u64) {
+        self.buckets += self.segments[home.number].put(home.bucket, Slot::new(home.tag, place));
         self.len += 1;
     }
 
-    /// Removes the place `spot` of `name`. Returns whether it was there.
-    pub(crate) fn remove(&mut self, name: u64, spot: Spot) -> bool {
+    /// Removes a place of `name`. Returns whether it was there.
+    pub(crate) fn remove(&mut self, name: u64, place: u64) -> bool {
         let before = self.len;
-        self.remove_run(std::iter::once(name), spot, |_, _| ());
+        self.remove_run(std::iter::once(name), place, |_, _| ());
         self.len < before
     }
 
     /// Removes the places of these names, one place after the other from `first` on. Absent places are passed over.
-    /// Calls `note` with the offset of each place as soon as that place is removed.
+    /// Calls `note` with the number of each name as soon as its place is removed.
     pub(crate) fn remove_run(
         &mut self,
         mut names: impl ExactSizeIterator<Item = u64>,
-        first: Spot,
-        mut note: impl FnMut(&Self, u16),
+        first: u64,
+        mut note: impl FnMut(&Self, usize),
     ) {
         let len = names.len();
         let mut homes = self.next_homes(&mut names);
-        for (index, offset) in (0..len).zip(first.offset..) {
+        for (index, place) in (0..len).zip(first..) {
             let home = homes[index % AHEAD];
             if let Some(ahead) = names.next() {
                 homes[index % AHEAD] = self.home(ahead);
@@ -300,7 +306,7 @@ impl NameMap {
             let Some(segment) = self.segments.get_mut(home.number) else {
                 return;
             };
-            if !segment.remove(home, Spot { offset, ..first }) {
+            if !segment.remove(home, place) {
                 continue;
             }
             self.len -= 1;
@@ -308,7 +314,7 @@ impl NameMap {
                 self.shrink(home.number);
                 homes = homes.map(|home| self.home_of(home.tag));
             }
-            note(self, offset);
+            note(self, index);
         }
     }
 
@@ -488,10 +494,10 @@ impl Segment {
         }
     }
 
-    /// Removes the slot with the tag of `home` and the place `spot`. Returns whether it was there.
+    /// Removes the slot with the tag of `home` and this place. Returns whether it was there.
     #[inline]
-    fn remove(&mut self, home: Home, spot: Spot) -> bool {
-        let wanted = Slot::new(home.tag, spot);
+    fn remove(&mut self, home: Home, place: u64) -> bool {
+        let wanted = Slot::new(home.tag, place);
         let is_it = |slot: Slot, place, index| (slot.rest == wanted.rest).then_some((place, index));
         let Some((place, index)) = self.find(home.tag, home.bucket, is_it) else {
             return false;
@@ -511,18 +517,17 @@ mod tests {
 
     use kvatlas_lab::random::Random;
 
-    use super::super::RunId;
     use super::*;
 
-    fn spot(number: u64) -> Spot {
-        Spot::from_bits(number + (1 << 12))
+    fn place(number: u64) -> u64 {
+        number + (1 << 12)
     }
 
     /// Finds all places of a name, as the map alone can: those with its tag.
-    fn places(map: &NameMap, name: u64) -> Vec<Spot> {
+    fn places(map: &NameMap, name: u64) -> Vec<u64> {
         let mut places = Vec::new();
-        map.find(name, |spot| {
-            places.push(spot);
+        map.find(name, |place| {
+            places.push(place);
             None::<()>
         });
         places
@@ -532,20 +537,20 @@ mod tests {
     fn a_map_equals_a_model_through_growth_and_removal() {
         let mut random = Random::new(7);
         let mut map = NameMap::default();
-        let mut model: HashMap<u64, Spot> = HashMap::new();
+        let mut model: HashMap<u64, u64> = HashMap::new();
         let mut names: Vec<u64> = Vec::new();
         for step in 0..400_000_u64 {
             let grows = step % 200_000 < 120_000;
             if random.chance(if grows { 90 } else { 10 }) || names.is_empty() {
                 let name = random.next();
-                map.insert(name, spot(step));
-                model.insert(name, spot(step));
+                map.insert(name, place(step));
+                model.insert(name, place(step));
                 names.push(name);
             } else {
                 let name = names.swap_remove(random.below(names.len()));
-                let place = model.remove(&name).unwrap();
-                assert!(map.remove(name, place));
-                assert!(!map.remove(name, place));
+                let own = model.remove(&name).unwrap();
+                assert!(map.remove(name, own));
+                assert!(!map.remove(name, own));
             }
             assert_eq!(map.len(), model.len());
             let (bytes, len) = (map.bytes(), map.len() as u64);
@@ -566,12 +571,11 @@ mod tests {
     fn one_name_can_have_several_places() {
         let mut map = NameMap::default();
         for number in 0..100 {
-            map.insert(42, spot(number));
+            map.insert(42, place(number));
         }
         assert_eq!(places(&map, 42).len(), 100);
-        assert!(map.remove(42, spot(50)));
-        assert!(!places(&map, 42).contains(&spot(50)));
-        assert_eq!(spot(50).run, RunId(1));
+        assert!(map.remove(42, place(50)));
+        assert!(!places(&map, 42).contains(&place(50)));
     }
 
     /// Names are spread evenly: if all segments grew by the same share, most would grow within few turns.
@@ -581,7 +585,7 @@ mod tests {
         let mut map = NameMap::default();
         let (mut before, mut longest) = (0, 0);
         for step in 0..2_000_000_u64 {
-            map.insert(random.next(), spot(step));
+            map.insert(random.next(), place(step));
             if step % 4096 == 0 {
                 let homes: usize = map.segments.iter().map(|segment| segment.homes).sum();
                 longest = longest.max(homes - before);

@@ -3,11 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::hash::PositionalLineageHash;
+use crate::index::settings::ParkingLimits;
 use crate::wire::{BlockContent, BlockNames, Resumable, ResumableBlocks, StoredBlocks, Tier};
 
-use crate::index::settings::ParkingLimits;
-
-use crate::index::block::NewBlock;
+use super::blocks::NewBlock;
 
 /// Event that waits for its parent.
 #[derive(Debug)]

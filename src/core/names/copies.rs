@@ -1,19 +1,14 @@
-//! Further names, in one part, of blocks that have several names.
+//! Further names, in one column, of blocks that have several names.
 //!
 //! Names are kept in groups of 32 blocks, and only groups with further names are there. So a change moves the names of
 //! one group at most, and a second name takes little more than itself.
 
-use smallvec::SmallVec;
-
-use super::orphans::{Alias, NAMES_MAX};
+use super::alias::{Alias, Aliases, NAMES_MAX};
 
 /// Number of blocks in a group.
 const GROUP: u16 = 32;
 
-/// The names of a block that has a place, oldest first.
-pub(super) type Aliases = SmallVec<[Alias; 4]>;
-
-/// The further names of all blocks of a part.
+/// The further names of all blocks of a column.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Groups in the order of their numbers.

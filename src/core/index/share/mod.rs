@@ -1,0 +1,234 @@
+//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see a change of it as one
+//! step.
+//!
+//! A holder has intervals of each run ([`part`]). The entries of the runs' rosters tell readers how far they reach. What
+//! engines call blocks is no part of a share.
+
+mod part;
+
+use crate::index::directory::HolderSlot;
+use crate::index::runs::{Run, RunId, RunView, RunWriter, Spot, Victim};
+use crate::split_map::SplitMap;
+use crate::wire::Tier;
+
+pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
+
+/// Number of blocks from which on work is worth letting others have turns meanwhile.
+const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
+/// Most runs that are kept from being cut for a holder while others have turns.
+const KEPT_RUNS: usize = 8;
+
+/// Holder from which eviction can take blocks.
+pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
+    /// Takes the blocks to be evicted from the holder, in one step. If it has any, the holder is degraded before.
+    fn evict(&self, victims: &[Victim], runs: &super::runs::RunStore);
+}
+
+/// The blocks of one holder among the runs.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    pub(crate) slot: HolderSlot,
+    parts: SplitMap<RunId, Part>,
+    /// Number of blocks in all parts.
+    blocks: usize,
+    /// Runs of which the share has changed since it was last published.
+    touched: Vec<RunId>,
+    /// Tiers that blocks had when they were last published.
+    tiers: u8,
+    /// Counts changes that are more than getting and losing blocks at the ends of what the holder has. See
+    /// [`Self::regular`].
+    reshaped: u64,
+}
+
+impl Share {
+    /// Makes the empty share of the holder in `slot`.
+    pub(crate) fn new(slot: HolderSlot) -> Self {
+        Self {
+            slot,
+            ..Self::default()
+        }
+    }
+
+    /// Makes the empty share with which the same holder begins anew.
+    pub(crate) fn emptied(&self) -> Self {
+        Self {
+            reshaped: self.reshaped + 1,
+            ..Self::new(self.slot)
+        }
+    }
+
+    /// Number of blocks.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes of the parts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.parts.bytes()
+    }
+
+    /// Returns what the holder has of a run.
+    pub(crate) fn part(&self, run: RunId) -> Option<&Part> {
+        self.parts.get(&run)
+    }
+
+    /// Returns what the holder has of each run, in no particular order.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (RunId, &Part)> {
+        self.parts.iter().map(|(run, part)| (*run, part))
+    }
+
+    /// Returns the numbers of the groups into which the runs are divided; see [`Self::runs_of`].
+    pub(crate) fn groups(&self) -> std::ops::Range<usize> {
+        0..self.parts.splits()
+    }
+
+    /// Returns the runs of one group of which the holder has something.
+    pub(crate) fn runs_of(&self, group: usize) -> Vec<RunId> {
+        self.parts.keys_of(group).copied().collect()
+    }
+
+    /// Returns the attributes of a block; `None` if the holder does not have the block.
+    pub(crate) fn get(&self, spot: Spot) -> Option<Attributes> {
+        self.parts.get(&spot.run)?.get(spot.offset)
+    }
+
+    /// Returns the offset up to which the attributes are the same as at `from`, `to` at most, and these attributes.
+    /// They are `None` where the holder has no blocks.
+    pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
+        let part = self.parts.get(&from.run);
+        part.map_or((to, None), |part| part.extent(from.offset, to))
+    }
+
+    /// Sets the attributes of the blocks from a place on, up to the offset `end`. `None` removes the blocks.
+    pub(crate) fn set(&mut self, from: Spot, end: u16, attributes: Option<Attributes>) {
+        let part = match attributes {
+            Some(_) => Some(self.parts.or_default(from.run)),
+            None => self.parts.get_mut(&from.run),
+        };
+        let Some(part) = part else { return };
+        let before = part.held(from.offset, end);
+        part.set(from.offset, end, attributes);
+        let now = attributes.map_or(0, |_| end.saturating_sub(from.offset));
+        self.blocks = self.blocks - usize::from(before) + usize::from(now);
+        self.touch(from.run);
+    }
+
+    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
+    pub(crate) fn mark(&mut self, spot: Spot, tier: Tier, is_barred: bool) -> bool {
+        let held = self.get(spot);
+        let Some(held) = held.filter(|held| held.tiers() & tier_bit(tier) != 0) else {
+            return false;
+        };
+        let next = held.marked(tier, is_barred);
+        if next != held {
+            self.set(spot, spot.offset + 1, Some(next));
+        }
+        true
+    }
+
+    /// Removes all blocks of a run. Returns how far they reached.
+    pub(crate) fn drop_run(&mut self, run: RunId) -> u16 {
+        let end = self.part(run).map_or(0, Part::end);
+        self.set(Spot { run, offset: 0 }, end, None);
+        end
+    }
+
+    /// Notes that blocks have been put into a run for this holder. They are trimmed when the share is published, if the
+    /// holder does not have them by then.
+    pub(crate) fn touch(&mut self, run: RunId) {
+        if self.touched.last() != Some(&run) {
+            self.touched.push(run);
+        }
+    }
+
+    /// Number of runs that are to be published.
+    pub(crate) fn touched(&self) -> usize {
+        self.touched.len()
+    }
+
+    /// Publishes all changes, in one step, and frees what is no longer needed. Readers could not see the changes
+    /// before: they go by the entries alone.
+    pub(crate) fn publish(&mut self, runs: &mut RunWriter<'_>) {
+        let mut touched = std::mem::take(&mut self.touched);
+        if touched.len() > 1 {
+            touched.sort_unstable();
+            touched.dedup();
+        }
+        runs.step(&touched, |runs| self.show(&touched, runs));
+        // Only now, because cutting off all of one run goes on with another run.
+        for run in &touched {
+            runs.trim(*run);
+        }
+        touched.clear();
+        self.touched = touched;
+        if self.parts.is_empty() {
+            self.touched = Vec::new();
+        }
+    }
+
+    /// Sets the entries and the bars of the runs that have changed.
+    fn show(&mut self, touched: &[RunId], runs: &mut RunWriter<'_>) {
+        for run in touched {
+            let Some(part) = self.parts.get_mut(run) else {
+                continue;
+            };
+            let is_open = part.end() < part.shown && part.end() < runs.attached_end(*run);
+            self.reshaped += u64::from(is_open || !part.is_simple());
+            part.shown = part.end();
+            let tiers = part.get(0).map_or(0, Attributes::tiers);
+            if tiers != 0 && tiers != self.tiers {
+                self.reshaped += u64::from(self.tiers != 0);
+                self.tiers = tiers;
+            }
+            part.hint = runs.set_entry(*run, self.slot, part.entry(self.slot), part.hint);
+            runs.set_bars(*run, self.slot, part.barred());
+            if part.end() == 0 {
+                self.parts.remove(run);
+            }
+        }
+    }
+
+    /// Whether the holder has any of the blocks to be evicted.
+    pub(crate) fn has_any(&self, victims: &[Victim]) -> bool {
+        let has = |victim: &Victim| {
+            self.part(victim.run)
+                .is_some_and(|part| part.end() > victim.cutoff)
+        };
+        victims.iter().any(has)
+    }
+
+    /// Returns the holder's tier, and how often it has been reshaped, if the share is regular: it has each block
+    /// together with all blocks before it, all in one tier and without a note. `None` if it is not, or has nothing.
+    pub(crate) fn regular(&self, runs: &RunWriter<'_>) -> Option<(Tier, u64)> {
+        let mut tiers = 0;
+        for (run, part) in self.parts() {
+            let parent = runs.run(run).and_then(Run::parent);
+            if !part.is_simple() || parent.is_some_and(|parent| self.get(parent).is_none()) {
+                return None;
+            }
+            tiers |= part.get(0)?.tiers();
+        }
+        let tier = Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?)?;
+        (tier_bit(tier) == tiers).then_some((tier, self.reshaped))
+    }
+}
+
+/// Runs `work`, which concerns the `owner` of a share alone, on `blocks` blocks. If that is much, others have turns at
+/// the runs meanwhile. Blocks that the owner has put among the runs are kept until they can be published.
+pub(crate) fn aside<S: AsMut<Share>, T>(
+    owner: &mut S,
+    blocks: usize,
+    runs: &mut RunWriter<'_>,
+    work: impl FnOnce(&mut S, RunView<'_>) -> T,
+) -> T {
+    let share = owner.as_mut();
+    if blocks < ASIDE_BLOCKS || share.touched.len() > KEPT_RUNS {
+        return work(owner, runs.view());
+    }
+    let mut touched = std::mem::take(&mut share.touched);
+    let done = runs.aside(&touched, |view| work(owner, view));
+    let share = owner.as_mut();
+    touched.append(&mut share.touched);
+    share.touched = touched;
+    done
+}

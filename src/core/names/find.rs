@@ -1,0 +1,182 @@
+//! Finding a holder's blocks by name, sequence hash or lineage hash.
+//!
+//! A name is in exactly one of three tables, by the form of its block. Names of the form `Hash` are in the runs' table
+//! of hashes. Names of the forms `Own` and `Many` are in the holder's table. Names of blocks without a place are among
+//! the orphans.
+
+use smallvec::SmallVec;
+
+use crate::hash::SequenceHash;
+use crate::index::runs::{RunWriter, Spot, is_same_at};
+use crate::index::share::Attributes;
+
+use super::alias::{Alias, Aliases};
+use super::form::{Form, Named};
+use super::orphans::{Key, Orphan};
+use super::state::HolderState;
+
+/// Block that a holder has, with or without a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    Placed(Spot),
+    Orphan(Key),
+}
+
+impl Found {
+    fn key(self, runs: &RunWriter<'_>) -> Key {
+        match self {
+            Self::Placed(spot) => runs.key(spot),
+            Self::Orphan(key) => key,
+        }
+    }
+}
+
+/// The start of a sequence: at position 0, or after a block.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Start {
+    /// Position of the first block.
+    pub(super) position: u64,
+    /// Sequence hash of the block before the first, or the fragment of it that is known.
+    pub(super) parent: Option<SequenceHash>,
+    /// Whether `parent` is the whole sequence hash in the index's own chain.
+    pub(super) parent_is_known: bool,
+    /// The parent's place, if it has one.
+    pub(super) spot: Option<Spot>,
+}
+
+impl HolderState {
+    /// Returns the block that the engine calls `name`.
+    pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<Found> {
+        let placed = self.find_spot(name, runs).map(Found::Placed);
+        placed.or_else(|| self.orphans.find_name(name).map(Found::Orphan))
+    }
+
+    /// Does as [`Self::find_name`], for a block that has a place.
+    pub(super) fn find_spot(&self, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
+        if let Some(spot) = self.names.find(name) {
+            return Some(spot);
+        }
+        runs.find_place(name, |spot| {
+            let held = self.attributes(spot).filter(|_| runs.hash(spot) == name)?;
+            (held.form() == Form::Hash).then_some(spot)
+        })
+    }
+
+    /// Returns the places of all blocks with this lineage hash. If hashes are a chain, there is one at most.
+    pub(super) fn find_keys(&self, key: Key, runs: &RunWriter<'_>) -> SmallVec<[Spot; 2]> {
+        self.find_keyed(key.current_hash_fragment(), runs, |spot, _| runs.key(spot) == key)
+    }
+
+    /// Returns all blocks with this sequence hash. If hashes are a chain, there is one at most.
+    pub(super) fn find_hash(&self, hash: u64, runs: &RunWriter<'_>) -> SmallVec<[Found; 2]> {
+        let placed = self.find_keyed(hash, runs, |spot, held| {
+            let own = runs.hash(spot);
+            own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
+        });
+        let orphans = self.orphans.with_hash(hash).map(Found::Orphan);
+        placed.into_iter().map(Found::Placed).chain(orphans).collect()
+    }
+
+    /// Returns the places of the holder's blocks that may have `hash` and for which `is_it` is true.
+    fn find_keyed(
+        &self,
+        hash: u64,
+        runs: &RunWriter<'_>,
+        is_it: impl Fn(Spot, Attributes) -> bool,
+    ) -> SmallVec<[Spot; 2]> {
+        let mut found = SmallVec::new();
+        runs.find_place(hash, |spot| {
+            if self.attributes(spot).is_some_and(|held| is_it(spot, held)) {
+                found.push(spot);
+            }
+            None::<()>
+        });
+        found
+    }
+
+    /// Finds the block that an event names as a parent, and returns where its children begin. The event gives the
+    /// engine's name for the block, or else its sequence hash. `position` is the position of the first child, if the
+    /// event has it. It matters because blocks of that name can stand elsewhere if hashes are no chain.
+    pub(super) fn find_parent(
+        &self,
+        name: u64,
+        position: Option<u64>,
+        runs: &RunWriter<'_>,
+    ) -> Option<Start> {
+        let precedes =
+            |(key, _): &(Key, Found)| position.is_none_or(|position| position == key.position() + 1);
+        let named = self.find_name(name, runs).map(|found| (found.key(runs), found));
+        if let Some((key, found)) = named.filter(precedes) {
+            return Some(self.start_after(key, found, None, runs));
+        }
+        let hashed = self.find_hash(name, runs).into_iter();
+        let hashed = hashed.map(|found| (found.key(runs), found)).filter(precedes);
+        let (key, first) = hashed.min_by_key(|(key, _)| *key)?;
+        // If the block was stored by its lineage hash, the event tells the rest of its hash.
+        Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
+    }
+
+    /// Returns where the children of a block begin. `hash` is its whole sequence hash, unless another one is known.
+    fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
+        let (spot, known) = match found {
+            Found::Placed(spot) => {
+                let is_whole = self.attributes(spot).is_some_and(Attributes::is_whole);
+                (Some(spot), is_whole.then(|| SequenceHash(runs.hash(spot))))
+            }
+            Found::Orphan(key) => (None, self.orphans.get(key).and_then(Orphan::sequence_hash)),
+        };
+        let known = known.or(hash);
+        // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
+        let fragment = SequenceHash(key.current_hash_fragment());
+        Start {
+            position: key.position() + 1,
+            parent: Some(known.unwrap_or(fragment)),
+            parent_is_known: known.is_some(),
+            spot,
+        }
+    }
+
+    /// Returns the block that `name` means, if that is another block than the one at `spot`. `form` is the form in
+    /// which the block at `spot` is to have the name.
+    pub(super) fn find_other(
+        &self,
+        name: u64,
+        spot: Spot,
+        form: Form,
+        runs: &RunWriter<'_>,
+    ) -> Option<Found> {
+        // Mostly no table has anything that a name can clash with.
+        let found = match form {
+            Form::Hash if self.names.len() == 0 && !runs.has_doubles() => None,
+            Form::Own | Form::Many if !self.has_hash_names() => self.names.find(name),
+            _ => self.find_spot(name, runs),
+        };
+        match found {
+            Some(found) if found != spot => Some(Found::Placed(found)),
+            Some(_) => None,
+            None => self.orphans.find_name(name).map(Found::Orphan),
+        }
+    }
+
+    /// Whether some block may be named by its hash.
+    pub(super) fn has_hash_names(&self) -> bool {
+        self.names.blocks() < self.share.blocks()
+    }
+
+    /// Returns the names of a block that has a place, oldest first, each with its tiers. Empty if the block has no
+    /// name.
+    pub(super) fn names_of(&self, spot: Spot, runs: &RunWriter<'_>) -> Aliases {
+        let Some(held) = self.attributes(spot) else {
+            return Aliases::new();
+        };
+        let tiers = held.tiers();
+        match held.form() {
+            Form::Nameless => Aliases::new(),
+            Form::Own | Form::Many => self.names.of(spot, tiers),
+            Form::Hash => Aliases::from_iter([Alias {
+                name: runs.hash(spot),
+                tiers,
+            }]),
+        }
+    }
+}

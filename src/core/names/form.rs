@@ -1,0 +1,64 @@
+//! Notes that a holder keeps with its blocks: how the engine names them, and whether their whole hashes are known. A
+//! block that is named by its whole hash has the note 0. So publishers that use the contract's hashes leave nothing
+//! here.
+
+use crate::index::share::Attributes;
+
+/// How the engine names a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// By its sequence hash.
+    Hash,
+    /// By its lineage hash alone.
+    Nameless,
+    /// By one name of its own, which is in the holder's table of names.
+    Own,
+    /// By several names, which are in the table.
+    Many,
+}
+
+/// Bits of the form in a note.
+const FORM: u8 = 0b11;
+/// Bit that tells that the holder knows only a fragment of the sequence hash.
+const SHORT: u8 = 0b100;
+
+/// The notes of blocks with the same attributes.
+pub(super) trait Named: Copy {
+    fn form(self) -> Form;
+    fn with_form(self, form: Form) -> Self;
+    /// Whether the holder knows the whole sequence hash.
+    fn is_whole(self) -> bool;
+    /// Notes that the whole hash is known if `is_whole`. Otherwise all stays as it is.
+    fn with_whole(self, is_whole: bool) -> Self;
+}
+
+/// Returns the attributes of blocks in some tiers.
+pub(super) fn held(tiers: u8, form: Form, is_whole: bool) -> Attributes {
+    Attributes::new(tiers, form as u8 | if is_whole { 0 } else { SHORT })
+}
+
+impl Named for Attributes {
+    fn form(self) -> Form {
+        match self.note() & FORM {
+            0 => Form::Hash,
+            1 => Form::Nameless,
+            2 => Form::Own,
+            _ => Form::Many,
+        }
+    }
+
+    fn with_form(self, form: Form) -> Self {
+        self.with_note(self.note() & !FORM | form as u8)
+    }
+
+    fn is_whole(self) -> bool {
+        self.note() & SHORT == 0
+    }
+
+    fn with_whole(self, is_whole: bool) -> Self {
+        match is_whole {
+            true => self.with_note(self.note() & !SHORT),
+            false => self,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Giving names to blocks, and taking them away. A block is held as long as it has a name with a tier, or tiers without a
+//! name.
+
+use crate::index::runs::{RunId, RunWriter, Spot};
+use crate::index::share::tier_bit;
+use crate::wire::Tier;
+
+use super::alias::{Aliases, add_name, withdraw_from};
+use super::applied::RejectReason;
+use super::find::Found;
+use super::form::{Form, Named};
+use super::state::{HolderState, Work};
+
+impl HolderState {
+    /// Removes a name from a block. A block that loses its last name is removed.
+    pub(super) fn drop_name(&mut self, found: Found, name: u64) {
+        match found {
+            Found::Orphan(key) => {
+                self.orphans.withdraw(key, Some(name), u8::MAX);
+            }
+            Found::Placed(spot) => {
+                if self.withdraw_many(spot, Some(name), u8::MAX).is_none() {
+                    self.erase(spot.run, spot.offset, spot.offset + 1, |_| true);
+                }
+            }
+        }
+    }
+
+    /// Gives a further name to a block that has a place, or adds tiers to a name that it has. Without `name`, that is
+    /// its first name. Returns false if the block has too many names.
+    pub(super) fn name_again(
+        &mut self,
+        spot: Spot,
+        name: Option<u64>,
+        tiers: u8,
+        runs: &RunWriter<'_>,
+    ) -> bool {
+        let Some(held) = self.attributes(spot) else {
+            return false;
+        };
+        let mut names = self.names_of(spot, runs);
+        let form = match name.or_else(|| names.first().map(|alias| alias.name)) {
+            None => Form::Nameless,
+            Some(name) => {
+                let is_first = names.is_empty();
+                // The first name takes over what was stored without one.
+                let taken = if is_first { held.tiers() } else { 0 };
+                if !add_name(&mut names, name, tiers | taken) {
+                    return false;
+                }
+                match names.len() {
+                    1 if is_first => self.form_of(spot, name, held.is_whole(), runs),
+                    1 => held.form(),
+                    _ => Form::Many,
+                }
+            }
+        };
+        let before = self.own_names(spot);
+        if matches!(form, Form::Own | Form::Many) {
+            self.names.replace(spot, &before, &names);
+        }
+        let next = held.with_more(tiers).with_form(form);
+        self.share.set(spot, spot.offset + 1, Some(next));
+        true
+    }
+
+    /// Returns the names of a block that are in the table.
+    fn own_names(&self, spot: Spot) -> Aliases {
+        let held = self.attributes(spot);
+        match held.map(|held| (held.form(), held.tiers())) {
+            Some((Form::Own | Form::Many, tiers)) => self.names.of(spot, tiers),
+            _ => Aliases::new(),
+        }
+    }
+
+    /// Returns the form in which a block at `spot` can keep its one name.
+    pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &RunWriter<'_>) -> Form {
+        match is_whole && runs.hash(spot) == name && runs.is_placed(spot) {
+            true => Form::Hash,
+            false => Form::Own,
+        }
+    }
+
+    /// Removes tiers from one name, or from all names, of a block that has several names. Returns whether any of these
+    /// tiers held the block. `None` if the block does not have several names.
+    pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<bool> {
+        if !self.names.has_several() {
+            return None;
+        }
+        let held = self.attributes(spot).filter(|held| held.form() == Form::Many)?;
+        let before = self.names.of(spot, held.tiers());
+        let mut names = before.clone();
+        let withdrawn = withdraw_from(&mut names, name, tiers, |_| {});
+        self.names.replace(spot, &before, &names);
+        let left = names.iter().fold(0, |left, alias| left | alias.tiers);
+        let form = if names.len() == 1 { Form::Own } else { Form::Many };
+        let next = held.with_tiers(left).with_form(form);
+        match names.is_empty() {
+            true => self.lose(spot, spot.offset + 1),
+            false if next != held => self.share.set(spot, spot.offset + 1, Some(next)),
+            false => {}
+        }
+        Some(withdrawn != 0)
+    }
+
+    /// Removes the blocks from `from` to `to` whose form satisfies `is_it` from the holder, and their names from the
+    /// tables.
+    pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
+        let mut at = from;
+        while at < to {
+            let Some(part) = self.share.part(run) else { return };
+            let (mut end, held) = part.extent(at, to);
+            match held.map(Named::form).filter(|form| is_it(*form)) {
+                None => {}
+                Some(Form::Many) => {
+                    self.withdraw_many(Spot { run, offset: at }, None, u8::MAX);
+                    end = at + 1;
+                }
+                Some(form) => self.erase_uniform(run, at, end, form),
+            }
+            at = end;
+        }
+    }
+
+    /// Removes blocks of one form, none of which has several names, from the holder.
+    pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
+        if form == Form::Own {
+            self.names.remove(run, from, to);
+        }
+        self.lose(Spot { run, offset: from }, to);
+    }
+
+    /// Stores one block again that has a place. It gets a tier, a name, or a whole hash in addition.
+    pub(super) fn extend(
+        &mut self,
+        at: Spot,
+        name: Option<u64>,
+        is_whole: bool,
+        is_barred: bool,
+        work: &mut Work<'_>,
+    ) {
+        if let Some(name) = name
+            && let Some(other) = self.find_other(name, at, Form::Many, &work.runs)
+        {
+            work.applied.reject(RejectReason::Moved, 1);
+            self.drop_name(other, name);
+        }
+        let Some(held) = self.attributes(at) else { return };
+        self.share.set(at, at.offset + 1, Some(held.with_whole(is_whole)));
+        match self.name_again(at, name, tier_bit(work.tier), &work.runs) {
+            true => {
+                self.mark(Found::Placed(at), work.tier, is_barred);
+                work.applied.stored += 1;
+            }
+            false => work.reject_full(1),
+        }
+    }
+
+    /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
+    pub(super) fn mark(&mut self, found: Found, tier: Tier, is_barred: bool) -> bool {
+        match found {
+            Found::Placed(spot) => self.share.mark(spot, tier, is_barred),
+            Found::Orphan(key) => self.orphans.mark(key, tier, is_barred),
+        }
+    }
+}

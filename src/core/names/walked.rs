@@ -1,0 +1,55 @@
+//! Regular holders for walks, and runs that a walk has met as blocks of a holder again.
+
+use std::sync::Arc;
+
+use crate::hash::SequenceHash;
+use crate::index::indexer::PositionalIndexer;
+use crate::index::listing::WalkedHolder;
+use crate::wire::Tier;
+
+use super::applied::Applied;
+use super::writer::HolderWriter;
+
+/// Consecutive blocks that a holder had, to be restored.
+#[derive(Debug, Clone, Copy)]
+pub struct RestoredRun<'a> {
+    /// Position of the first block. The position of the last block is in range, too.
+    pub position: u32,
+    /// Sequence hash of the block before the first; `None` at position 0.
+    pub parent: Option<SequenceHash>,
+    /// The blocks' sequence hashes.
+    pub hashes: &'a [SequenceHash],
+}
+
+impl HolderWriter {
+    /// Returns the holder as a walk can meet it. `None` if the holder is not regular, or has nothing.
+    pub fn as_walked(&mut self) -> Option<WalkedHolder> {
+        self.catch_up();
+        let (tier, reshaped) = self.holder.regular(&self.shared.runs)?;
+        let shared = Arc::clone(&self.shared);
+        let record = Arc::clone(self.record());
+        Some(WalkedHolder::new(
+            PositionalIndexer { shared },
+            record,
+            tier,
+            reshaped,
+        ))
+    }
+
+    /// Stores runs that a walk has met, parents before children. A run whose parent is absent, because the holder is
+    /// full or blocks have been evicted, is left out and counted.
+    pub fn restore_runs<'r>(
+        &mut self,
+        tier: Tier,
+        runs: impl IntoIterator<Item = RestoredRun<'r>>,
+    ) -> Applied {
+        let mut applied = Applied::default();
+        for run in runs {
+            self.change(&mut applied, true, |turn| {
+                turn.restore(run.parent, run.position, run.hashes, tier);
+            });
+            self.shared.make_room(applied.stored);
+        }
+        applied
+    }
+}
