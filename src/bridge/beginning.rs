@@ -10,7 +10,7 @@ use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
 use kvatlas_engines::{Format, HashMode, SavedMirror, Translator, TranslatorSettings};
 
-use kvatlas_process::registry::NewEngine;
+use kvatlas_process::registry::{Connection, NewEngine};
 use kvatlas_telemetry::log_gated;
 
 use super::dynamo::{PlaneAddress, PlaneEvents};
@@ -191,27 +191,21 @@ impl Inner {
             Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
         });
         let holders = Holders::new(start);
-        if engine.format == Format::Dynamo {
-            let address = PlaneAddress {
-                endpoint: engine.endpoint,
-                topic: engine.topic,
-            };
-            let plane = PlaneEvents::new(holders, address, &task.options);
-            return task.run(plane).await;
-        }
-        let worker = match worker_of_instance(&engine.key.instance) {
-            Ok(worker) => worker,
-            // Engines are checked before they are followed.
-            Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
-        };
-        match engine.is_grpc() {
-            true => {
-                task.run(SubscribedEvents::new(worker, engine.key.rank, holders))
-                    .await
+        let (worker, rank) = (worker_of_instance(&engine.key.instance), engine.key.rank);
+        match (engine.connection(), worker) {
+            (Connection::Plane, _) => {
+                let address = PlaneAddress {
+                    endpoint: engine.endpoint,
+                    topic: engine.topic,
+                };
+                let plane = PlaneEvents::new(holders, address, &task.options);
+                task.run(plane).await;
             }
-            false => {
-                task.run(ServerEvents::new(worker, engine.key.rank, holders))
-                    .await
+            (Connection::Stream, Ok(worker)) => task.run(SubscribedEvents::new(worker, rank, holders)).await,
+            (Connection::Drain, Ok(worker)) => task.run(ServerEvents::new(worker, rank, holders)).await,
+            // Engines are checked before they are followed, and publishers with sockets are no sources.
+            (Connection::Stream | Connection::Drain, Err(_)) | (Connection::Sockets, _) => {
+                tracing::error!(engine = %engine.key, "an engine cannot be followed as a source");
             }
         }
     }

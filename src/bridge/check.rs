@@ -5,7 +5,7 @@ use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
 
-use kvatlas_process::registry::{NewEngine, NewServer, RegisterRefusal, SizeOf};
+use kvatlas_process::registry::{Connection, NewEngine, NewServer, RegisterRefusal, SizeOf};
 
 use super::http::ServerAddress;
 use super::subscribed::method_path;
@@ -132,17 +132,17 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     if engine.discovery.is_some() && engine.format != Format::Dynamo {
         return invalid("discovery is for dynamo only; leave it out".to_owned());
     }
-    match engine.format {
-        _ if engine.is_grpc() => check_grpc(engine),
-        Format::TokenSpeed => {
-            invalid("tokenspeed hands on events over gRPC only: grpc://HOST:PORT".to_owned())
-        }
-        Format::TensorRt => match tensorrt::parse_endpoint(&engine.endpoint) {
+    match engine.connection() {
+        Connection::Stream => check_grpc(engine),
+        Connection::Drain => match tensorrt::parse_endpoint(&engine.endpoint) {
             Ok(_) => Ok(()),
             Err(error) => invalid(format!("endpoint: {error}")),
         },
-        Format::Dynamo if engine.endpoint.starts_with("nats://") => check_subject(engine),
-        Format::Vllm | Format::Sglang | Format::Mooncake | Format::Dynamo => {
+        Connection::Plane if engine.endpoint.starts_with("nats://") => check_subject(engine),
+        Connection::Sockets if engine.format == Format::TokenSpeed => {
+            invalid("tokenspeed hands on events over gRPC only: grpc://HOST:PORT".to_owned())
+        }
+        Connection::Plane | Connection::Sockets => {
             let mut endpoints = std::iter::once(&engine.endpoint).chain(&engine.replay);
             endpoints.try_for_each(|endpoint| check_endpoint(endpoint))
         }
@@ -151,11 +151,11 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
 
 /// Checks that an engine can be followed by several bridges of a lease at once, so that each of them is told all of its events.
 pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
-    match engine.format == Format::TensorRt && !engine.is_grpc() {
-        true => Err(RegisterRefusal::Drained {
+    match engine.connection() {
+        Connection::Drain => Err(RegisterRefusal::Drained {
             key: Box::new(engine.key.clone()),
         }),
-        false => Ok(()),
+        Connection::Sockets | Connection::Plane | Connection::Stream => Ok(()),
     }
 }
 

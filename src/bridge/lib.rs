@@ -1,8 +1,8 @@
 //! The bridge: follows engines' ZMQ publishers and reports their events to daemons in the form of the contract.
 //!
 //! ```text
-//! engine ──PUB──▶ Guard ─▶ Subscription ─┐
-//!        ◀─DEALER─ Guard ◀▶ Replay ─────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
+//! engine ──PUB──▶ Subscription ─┐
+//!        ◀─DEALER─▶ Replay ─────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
 //! ```
 //!
 //! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane report several holders
@@ -28,7 +28,7 @@
 //! 9. A worker of Dynamo's event plane is exact once the bridge has asked it for its state. It stays exact while its event numbers continue
 //!    from that state without a gap (`dynamo::courses`).
 //! 10. Memory is bounded. Unread messages wait in the engine (back-pressure), and a connection with a message beyond the bounds ends
-//!     (`guard`). Names of blocks are bounded by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
+//!     (`zmtp`). Names of blocks are bounded by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` gives the same promises to operators.
 

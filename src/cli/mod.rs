@@ -19,6 +19,7 @@ mod compare;
 mod connect;
 mod demo;
 mod doctor;
+mod doubted;
 #[cfg(feature = "bridge")]
 mod engines;
 mod event_line;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use kvatlas_client::unix_time_us;
-use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
 use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
 use super::admin_client::{AdminArguments, AdminClient, Role};
+use super::doubted::DoubtedHolder;
 use super::failure::Failure;
 use super::missing::MissingShard;
 use super::output::{print, print_json};
@@ -43,23 +43,8 @@ pub(crate) struct StatusArguments {
 /// The answer of `/workers`.
 #[derive(Debug, Deserialize)]
 struct Holders {
-    holders: Vec<ToldHolder>,
+    holders: Vec<DoubtedHolder>,
     next: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ToldHolder {
-    namespace: String,
-    worker: String,
-    rank: u32,
-    #[serde(default)]
-    degraded: DegradedReasons,
-    #[serde(default)]
-    since_us: Option<u64>,
-    #[serde(default)]
-    detail: Option<String>,
-    #[serde(default)]
-    cost: Option<Cost>,
 }
 
 /// The status of a daemon: its answer of `/index`, and what other answers add.
@@ -120,7 +105,7 @@ struct NamespaceStatus {
     named: Vec<String>,
     /// The reasons of each of these, since when, and what that costs, in the same order.
     #[serde(skip)]
-    doubts: Vec<ToldHolder>,
+    doubts: Vec<DoubtedHolder>,
     /// Holders of which exact answers promise more than requests find.
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
@@ -264,7 +249,7 @@ fn listed(names: &[String]) -> String {
 }
 
 impl NamespaceStatus {
-    fn note(&mut self, holder: ToldHolder) {
+    fn note(&mut self, holder: DoubtedHolder) {
         self.degraded += 1;
         for reason in holder.degraded.iter() {
             *self.reasons.entry(reason.as_str()).or_default() += 1;
@@ -338,7 +323,7 @@ impl NamespaceStatus {
     fn render_mends(&self) -> String {
         let mut text = String::new();
         for reason in self.reasons.keys() {
-            let has = |holder: &&ToldHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
+            let has = |holder: &&DoubtedHolder| holder.degraded.iter().any(|one| one.as_str() == *reason);
             if let Some(first) = self.doubts.iter().find(has) {
                 let culprit = [&*first.namespace, &*first.worker, &first.rank.to_string()];
                 let mend = mend_for([*reason].into_iter(), "what to do", culprit);
@@ -351,7 +336,7 @@ impl NamespaceStatus {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::DegradedReason;
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 
     use super::*;
 
@@ -447,7 +432,7 @@ qwen          1000         0  123456  12345678
         let mut status = sound();
         let gap = DegradedReasons::of(DegradedReason::Gap);
         for number in 0..12 {
-            status.namespaces[0].note(ToldHolder {
+            status.namespaces[0].note(DoubtedHolder {
                 namespace: "llama".to_owned(),
                 worker: format!("gpu-{number}"),
                 rank: 0,

@@ -59,6 +59,11 @@ pub(in super::super) enum Mismatch {
     /// The peer wants to know who asks.
     #[error("it wants a security mechanism (CURVE or another one); only NULL is spoken")]
     Mechanism,
+    /// The peer ended the connection instead of shaking hands.
+    #[error(
+        "it ends the connection at once, as a ZeroMQ socket of another type does, behind the port for something else"
+    )]
+    Ended,
     /// The peer refuses the connection, as its own rules say.
     #[error("it refuses the connection")]
     Refused,

@@ -16,7 +16,7 @@ mod reader;
 pub(super) use decoder::{Limits, Mismatch, Received};
 pub(super) use reader::{ReadError, Reader};
 
-pub(super) const GREETING_BYTES: usize = 64;
+const GREETING_BYTES: usize = 64;
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;

@@ -47,9 +47,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         while !self.decoder.greeting()? {
             self.fill().await?;
         }
-        match self.next().await? {
-            Received::Command(body) => Ok(check_ready(&body, role)?),
-            Received::Message(_) => Err(Mismatch::Protocol.into()),
+        match self.next().await {
+            Ok(Received::Command(body)) => Ok(check_ready(&body, role)?),
+            Ok(Received::Message(_)) => Err(Mismatch::Protocol.into()),
+            Err(ReadError::Closed) => Err(Mismatch::Ended.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -74,7 +76,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{opening, push_message};
+    use super::super::{GREETING_BYTES, opening, push_message};
     use super::*;
 
     #[tokio::test]
@@ -91,5 +93,18 @@ mod tests {
         };
         assert_eq!(read, frames);
         assert!(matches!(reader.next().await, Err(ReadError::Closed)));
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_ends_the_handshake_is_another_socket() {
+        let greeting = &opening(Role::Replay)[..GREETING_BYTES];
+        let opened = Reader::new(greeting, Limits::ENGINE)
+            .opening(Role::Subscriber)
+            .await;
+        assert!(matches!(opened, Err(ReadError::Mismatch(Mismatch::Ended))));
+        let opened = Reader::new(&greeting[..9], Limits::ENGINE)
+            .opening(Role::Subscriber)
+            .await;
+        assert!(matches!(opened, Err(ReadError::Closed)));
     }
 }

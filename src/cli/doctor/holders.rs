@@ -9,6 +9,7 @@ use kvatlas_daemon::runbook::mend_for;
 use serde::Deserialize;
 
 use super::report::Check;
+use crate::cli::doubted::DoubtedHolder;
 use crate::cli::text::{counted, since};
 
 /// Holders that have a line of their own, at most.
@@ -24,23 +25,6 @@ pub(super) struct Degraded {
 impl Degraded {
     /// The route that gives them. More are counted, and not listed.
     pub(super) const TARGET: &str = "/workers?state=degraded&limit=1000";
-}
-
-#[derive(Debug, Deserialize)]
-struct DoubtedHolder {
-    namespace: String,
-    worker: String,
-    rank: u32,
-    #[serde(default)]
-    degraded: DegradedReasons,
-    #[serde(default)]
-    since_us: Option<u64>,
-    /// More of what the daemon knows about the reasons. An older one does not say it.
-    #[serde(default)]
-    detail: Option<String>,
-    /// The queries that its doubt concerns. An older daemon does not say it.
-    #[serde(default)]
-    cost: Option<Cost>,
 }
 
 /// The statements of daemons about one holder.

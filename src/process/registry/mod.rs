@@ -89,10 +89,33 @@ impl NewEngine {
         std::iter::once(self.endpoint.as_str()).chain(self.replay.as_deref())
     }
 
+    /// Returns the kind of connection over which its events come.
+    pub fn connection(&self) -> Connection {
+        match self.format {
+            _ if self.is_grpc() => Connection::Stream,
+            Format::TensorRt => Connection::Drain,
+            Format::Dynamo => Connection::Plane,
+            Format::Vllm | Format::Sglang | Format::Mooncake | Format::TokenSpeed => Connection::Sockets,
+        }
+    }
+
     /// Whether one connection to it may tell of several holders. Such a source is no ZeroMQ publisher of its own.
     pub fn is_source(&self) -> bool {
-        self.is_grpc() || matches!(self.format, Format::TensorRt | Format::Dynamo)
+        self.connection() != Connection::Sockets
     }
+}
+
+/// Kind of connection over which a bridge receives events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// Two ZeroMQ sockets of a publisher: one publishes, the other one replays.
+    Sockets,
+    /// One topic or subject of Dynamo's event plane, with the events of many workers.
+    Plane,
+    /// A stream over gRPC from the engine's server.
+    Stream,
+    /// Questions over HTTP to the engine's server, which gives each event away once.
+    Drain,
 }
 
 /// Tells whether an address names a server that speaks gRPC.

@@ -300,7 +300,7 @@ fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
 
 /// Compressed queries of several threads at once find the blocks of every chain.
 #[test]
-fn two_first_compressed_queries_at_once_find_all() {
+fn compressed_queries_of_several_threads_find_all() {
     for _ in 0..5 {
         let index = new_index(Capacity::UNBOUNDED);
         let mut writer = register(&index, 0);
