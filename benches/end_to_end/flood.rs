@@ -44,7 +44,7 @@ accounts {
 }
 "#;
 
-/// Where a flood enters.
+/// Listener where a flood enters.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
     /// In the daemon's account.
@@ -55,7 +55,7 @@ enum Door {
     Shut,
 }
 
-/// What a flood is made of.
+/// Make of a flood.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
@@ -175,7 +175,7 @@ fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool
     [sent, 0, refused]
 }
 
-/// What came of floods, summed up.
+/// Effects of floods, summed up.
 #[derive(Default)]
 struct Flooded {
     milliseconds: u64,

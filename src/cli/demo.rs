@@ -49,7 +49,7 @@ const SAMPLE_REQUESTS: usize = 200;
 /// Width of a bar, in characters.
 const BAR_WIDTH: usize = 24;
 
-/// What to show.
+/// Length and load of the demonstration.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
     /// Send so many requests, or as many as there is time for.

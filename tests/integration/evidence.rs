@@ -1,4 +1,4 @@
-//! What a daemon believes: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer that is
+//! Evidence against a daemon's state: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer that is
 //! marked exact and is not.
 
 use std::io::Write;

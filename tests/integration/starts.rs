@@ -1,4 +1,4 @@
-//! What others send must not keep a daemon from its start, however much it is.
+//! Starts of a daemon: others cannot keep it from one, however much they send.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -53,7 +53,7 @@ struct Worker {
     cursor: BatchCursor,
 }
 
-/// What a fleet's workers publish with.
+/// Publishers of a fleet's workers.
 struct Engines {
     /// The workers use them in turn.
     connections: Vec<async_nats::Client>,

@@ -65,7 +65,7 @@ struct Script {
     queries: Vec<(usize, u32)>,
 }
 
-/// What a worker holds of each conversation, and which it saw last.
+/// Cache of a worker: its blocks of each conversation, and which conversation it saw last.
 #[derive(Debug, Default)]
 struct Cache {
     /// Depth held, the system prompt included, and when it was last seen.
@@ -251,7 +251,7 @@ fn prompt(conversation: usize) -> Prompt {
     Prompt::new(vec![system, own])
 }
 
-/// What a run of both lists took.
+/// Cost of a run of both lists.
 struct Outcome {
     applied: Applied,
     writing: Duration,
