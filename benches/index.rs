@@ -115,7 +115,7 @@ fn with_groups() {
     });
 }
 
-/// What the process has in memory, where the system tells.
+/// Returns the bytes that the process has in memory, where the system tells.
 fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

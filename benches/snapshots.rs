@@ -259,7 +259,7 @@ async fn save(snapshotter: &Arc<Snapshotter>) -> Saved {
         .unwrap()
 }
 
-/// What was measured in one stretch of time.
+/// Measurements of one stretch of time.
 struct Measured {
     query_ns: Histogram<u64>,
     lane_us: Histogram<u64>,
@@ -434,7 +434,7 @@ async fn check(nats: &async_nats::Client, scale: Scale) {
     );
 }
 
-/// What Linux says of this process.
+/// Returns the most memory that this process has had, as Linux says.
 fn memory_high_water() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Not src/cli: there the first words are help texts.
-FOLDERS = tuple(
-    f"src/{name}"
-    for name in "bridge client config core daemon engines lab process simulation telemetry vocab".split()
-)
+FOLDERS = ("src", "tests", "benches")
 FIRST = re.compile(r"[\[`]*(What|Who|Whom|Whose|Where|Those|These|It|None|Of)\b(?!')")
 DOC = re.compile(r"\s*(?:///(?!/)|//!) ?(.*)")
 

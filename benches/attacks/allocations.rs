@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// What is held now, in bytes.
+/// Returns the bytes that are held now.
 pub(crate) fn held() -> usize {
     HELD.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! What several benches need.
+//! Parts that several benches need.
 
 #![allow(
     dead_code,

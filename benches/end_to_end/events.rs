@@ -35,7 +35,7 @@ fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     }
 }
 
-/// What was measured of one side.
+/// Measurements of one side.
 #[derive(Default)]
 struct Rounds {
     rates: Vec<f64>,

@@ -36,7 +36,7 @@ pub(crate) struct AdminArguments {
     command: AdminSubcommand,
 }
 
-/// What all commands have in common.
+/// Arguments that all commands have in common.
 #[derive(Debug, Args)]
 struct CommonArguments {
     #[command(flatten)]

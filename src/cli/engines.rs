@@ -59,10 +59,10 @@ pub(super) struct EngineArguments {
     /// Tokens in a block of engines that nobody says it of, and that cannot be asked.
     #[arg(skip)]
     pub(super) untold_block_size: Option<u32>,
-    /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
+    /// Format of the payloads of engines that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
-    /// Whose hashes name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
+    /// Hashes that name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
     /// where there is one [default: the contract's].
     #[arg(long, value_name = "SCHEME", value_parser = read_scheme)]
     scheme: Option<Scheme>,

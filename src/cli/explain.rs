@@ -14,7 +14,7 @@ Examples:
   kvatlas explain events.lanes
   kvatlas explain                    the words that are explained";
 
-/// What to explain.
+/// Word to explain.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArguments {
     /// A reason, an alert, a latch, a metric or a setting; without one, all words are listed.

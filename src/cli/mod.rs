@@ -87,7 +87,7 @@ pub(crate) use up::UpArguments;
 #[cfg(feature = "vocab")]
 pub(crate) use vocab::{VocabArguments, vocab};
 
-/// What the program was asked to do.
+/// Command line of the program.
 #[derive(Debug, Parser)]
 #[command(
     name = "kvatlas",

@@ -17,7 +17,7 @@ Examples:
   kvatlas probe
   kvatlas probe --live --admin 127.0.0.1:9465";
 
-/// What to ask.
+/// Listener to ask, and the question.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArguments {
     /// The daemon's or bridge's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].

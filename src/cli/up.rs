@@ -42,7 +42,7 @@ const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
 /// Messages that may wait for one publisher: questions of the daemon.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
-/// Whom to follow, and the daemon's settings.
+/// Engines to follow, and the daemon's settings.
 #[derive(Debug, Args)]
 pub(crate) struct UpArguments {
     #[command(flatten)]

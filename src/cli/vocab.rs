@@ -23,7 +23,7 @@ Examples:
   kvatlas vocab mask --vocab tekken.json --regex '\\{\"name\": \"[^\"]*\"\\}' --prefix '{\"na'
   kvatlas vocab mask --vocab o200k_base.tiktoken --regex '(yes|no)' --json";
 
-/// What to do with vocabularies.
+/// Command for vocabularies.
 #[derive(Debug, Args)]
 pub(crate) struct VocabArguments {
     #[command(subcommand)]
@@ -45,7 +45,7 @@ struct MaskArguments {
     /// The expression that the whole text must match, in the syntax of Rust's regex crate.
     #[arg(long, value_name = "RE")]
     regex: String,
-    /// What the file is: hugging-face, tiktoken or tekken [default: found out].
+    /// Format of the file: hugging-face, tiktoken or tekken [default: found out].
     #[arg(long, value_name = "FORMAT")]
     format: Option<VocabularyFormat>,
     /// The text so far.

@@ -41,7 +41,7 @@ async fn publisher(client: &Client, profile: Profile) -> HolderPublisher {
     publisher
 }
 
-/// What the only holder of a query's answer is said to be.
+/// Asks, and returns the only holder of the answer.
 async fn asked(client: &Client) -> HolderMatch {
     client.ask(hashes(10, 3)).await.holders.remove(0)
 }

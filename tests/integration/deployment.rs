@@ -1,4 +1,4 @@
-//! What is shipped to run the daemon with, each checked by its own tool: the systemd unit, the alerts.
+//! Files that are shipped to run the daemon with, each checked by its own tool: the systemd unit, the alerts.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn shipped(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// What a tool says of something that it accepts; none where the tool is not here.
+/// Returns what a tool says of a file that it accepts; none where the tool is not here.
 fn accepted(tool: &str, arguments: &[&str], file: &str) -> Option<String> {
     let path = shipped(file);
     let output = Command::new(tool)

@@ -1,4 +1,4 @@
-//! What a publisher doubts itself, over restarts of the daemon: neither a snapshot nor a stream may make it certain.
+//! Doubts that a publisher itself tells of, over restarts of the daemon: neither a snapshot nor a stream may make it certain.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
 

@@ -1,4 +1,4 @@
-//! What others send must not keep a daemon from its start, however much it is.
+//! Messages from others must not keep a daemon from its start, however many and large they are.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -19,7 +19,7 @@ use crate::support::{
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// What a collector was sent.
+/// Spans that a collector was sent.
 type Received = Arc<Mutex<Vec<Value>>>;
 
 /// A collector, and its address.

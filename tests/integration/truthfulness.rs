@@ -1,4 +1,4 @@
-//! What the daemon does not know for certain, it does not call exact: lost, repeated, damaged and misplaced batches,
+//! Answers that the daemon is not certain of are not called exact: lost, repeated, damaged and misplaced batches,
 //! broken connections, restarts.
 
 use crate::support::{

@@ -31,7 +31,7 @@ pub(super) struct ShownHolder {
     pub(super) worker: String,
     pub(super) rank: u32,
     pub(super) address: String,
-    /// What its publisher says of its own doubts; empty where it says nothing.
+    /// Words of its publisher on its own doubts; empty where it says nothing.
     told: String,
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
@@ -243,7 +243,7 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// What the publisher of the selected holder says of its doubt, the cost, and the mends; none while the holder is exact.
+    /// Returns what the publisher of the selected holder says of its doubt, the cost, and the mends; none while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {

@@ -131,7 +131,7 @@ impl Site {
         }
     }
 
-    /// Who holds how much of the tokens 1, 2, … `blocks` × 4, of the sequence `which`.
+    /// Returns the holders of the tokens 1, 2, … `blocks` × 4, of the sequence `which`, and how much each holds.
     async fn ask(&self, which: u32, blocks: u32) -> Vec<HolderMatch> {
         let key = QueryKey::Tokens {
             tokens: tokens(which, 0, blocks),
@@ -185,7 +185,7 @@ fn tokens(which: u32, first: u32, count: u32) -> Vec<u32> {
         .collect()
 }
 
-/// What the engine calls a block: no hash of the contract.
+/// Returns the engine's name for a block: no hash of the contract.
 fn name_of(which: u32, block: u32) -> u64 {
     0x1000_0000_0000 + u64::from(which) * 1000 + u64::from(block)
 }

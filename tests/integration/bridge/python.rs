@@ -97,7 +97,7 @@ pub struct Publishers {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     specs: Vec<Spec>,
-    /// Of each, its port, and that of its replay socket.
+    /// Ports of each: its own, and that of its replay socket.
     ports: Vec<Vec<u16>>,
 }
 

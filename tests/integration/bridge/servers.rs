@@ -28,7 +28,7 @@ pub(super) struct Answers {
     sources: Value,
     info: Value,
     models: Value,
-    /// Of a question to drop the cache.
+    /// Answer to a question to drop the cache.
     pub(super) reset: Value,
 }
 

@@ -86,7 +86,7 @@ impl Scene {
         self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
     }
 
-    /// What daemons are told next: each block, and whether the holder is in doubt from now on.
+    /// Returns what daemons are told next: each block, and whether the holder is in doubt from now on.
     async fn next(&mut self) -> Vec<&'static str> {
         let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
         let message = message.expect("daemons are told more").unwrap();
@@ -100,7 +100,7 @@ impl Scene {
         batch.events.iter().flat_map(describe).collect()
     }
 
-    /// What daemons are told is `expected`, in this order.
+    /// Checks that daemons are told what is `expected`, in this order.
     async fn tells(&mut self, expected: &[&str]) {
         let mut told = Vec::new();
         while told.len() < expected.len() {

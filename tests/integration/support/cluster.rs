@@ -64,7 +64,7 @@ impl Cluster {
         cluster
     }
 
-    /// Where a server is.
+    /// Returns the address of a server.
     pub fn url(&self, number: usize) -> &str {
         &self.servers[number].url
     }

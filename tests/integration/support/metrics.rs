@@ -1,4 +1,4 @@
-//! What a daemon's metrics say, as a scraper reads them.
+//! Metrics of a daemon, as a scraper reads them.
 
 use std::collections::HashMap;
 

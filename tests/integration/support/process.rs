@@ -154,7 +154,7 @@ impl Process {
         self.daemon.try_wait().unwrap().is_none()
     }
 
-    /// Where the metrics of a process from [`Self::serve`] or [`Self::bridge`] are.
+    /// Returns the address of the metrics of a process from [`Self::serve`] or [`Self::bridge`].
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address.expect("a daemon with an admin listener")
     }

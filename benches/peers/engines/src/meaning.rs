@@ -1,6 +1,6 @@
-//! What an event means, in words that both sides share.
+//! Meaning of an event, in words that both sides share.
 
-/// What one event does.
+/// Effect of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
     /// Blocks are stored: name and block hash of each.
@@ -39,7 +39,7 @@ impl Meaning {
     }
 }
 
-/// What in an event one of the sides is known to treat in its own way.
+/// Traits of an event that one of the sides is known to treat in its own way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traits {
     /// Images or prompt embeddings among the extra keys.

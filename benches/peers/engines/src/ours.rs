@@ -1,4 +1,4 @@
-//! What kvatlas reads.
+//! Reading of events by kvatlas.
 
 use kvatlas_core::hash::{BlockSize, HashSeed};
 use kvatlas_core::wire::{Reader, Value};
@@ -20,7 +20,7 @@ pub fn reads(format: Format, bytes: &[u8]) -> Option<bool> {
     decoded(format, bytes).map(|batch| batch.reasons.of(Reason::Malformed) == 0)
 }
 
-/// What a batch of one event means.
+/// Returns the meaning of a batch of one event.
 pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
     let Some(batch) = decoded(format, bytes) else {
         return Meaning::BatchLost;
@@ -86,7 +86,7 @@ fn stored_meaning(batch: &EngineBatch, stored: &EngineStored, block_size: u32) -
     }
 }
 
-/// What in an event the two sides are known to treat differently.
+/// Returns the traits of an event that the two sides are known to treat differently.
 pub fn traits(event: &[u8]) -> Traits {
     let single = [&[0x93, 1, 0x91][..], event, &[0]].concat();
     let mut traits = Traits {

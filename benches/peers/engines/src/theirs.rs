@@ -1,4 +1,4 @@
-//! What `dynamo-kv-router` reads.
+//! Reading of events by `dynamo-kv-router`.
 
 use dynamo_kv_router::protocols::{KvCacheEventData, StorageTier, WorkerWithDpRank};
 use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
@@ -10,7 +10,7 @@ pub fn reads(bytes: &[u8]) -> bool {
     decode_event_batch(bytes).is_ok()
 }
 
-/// What a batch of one event means.
+/// Returns the meaning of a batch of one event.
 pub fn meaning(block_size: u32, bytes: &[u8]) -> Meaning {
     let Ok(batch) = decode_event_batch(bytes) else {
         return Meaning::BatchLost;

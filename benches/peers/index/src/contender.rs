@@ -1,4 +1,4 @@
-//! What every index under comparison must be able to do, and which indexes there are.
+//! Interface that every index under comparison must have, and the indexes there are.
 
 mod chain_index;
 mod dynamo_compressed;
@@ -20,7 +20,7 @@ pub use kvatlas::Kvatlas;
 pub use modes::{Copies, Holes, InMode, Names, TwoTiers};
 pub use smg_radix::SmgTree;
 
-/// What a query is given as.
+/// Form in which a query is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// The hashes that the index itself searches by: sequence hashes for kvatlas, block hashes for the others.
@@ -45,7 +45,7 @@ impl Form {
     }
 }
 
-/// What an answer is taken as.
+/// Shape in which an answer is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// The leanest form that the index offers: groups, or a callback per holder.
@@ -109,7 +109,7 @@ pub trait TwoLanes: Writer + Send + Sized {
     fn split(self) -> [Self; 2];
 }
 
-/// What belongs to each worker, of all workers or of each second one.
+/// One value for each worker, of all workers or of each second one.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,

@@ -8,7 +8,7 @@ use crate::scenario::memory::{self, FILLS};
 use crate::scenario::{chat, floors, pauses};
 use crate::workload::{Kind, Layout};
 
-/// What is asked of a figure.
+/// Goal for a figure.
 #[derive(Debug, Clone)]
 enum Rule {
     /// At most so many times the best, that is the least, peer.

@@ -33,7 +33,7 @@ use scenario::{Effort, chat, floors, holes, lanes, latency, memory, modes, pause
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to run.
+    /// Part to run.
     #[arg(value_enum, default_value = "all")]
     part: Part,
     /// A smoke run of about a minute: fewer layouts and repetitions.

@@ -1,4 +1,4 @@
-//! What was measured, and Markdown tables of it.
+//! Measurements, and Markdown tables of them.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ struct Verdict {
 pub struct Column {
     /// Its heading.
     pub heading: String,
-    /// Where its samples are.
+    /// Figure that its samples are of.
     pub figure: Figure,
 }
 

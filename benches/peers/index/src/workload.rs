@@ -1,4 +1,4 @@
-//! What is stored and asked: sequences of blocks, made from numbers alone, so that every run has the same.
+//! Sequences of blocks that are stored and asked for, made from numbers alone, so that every run has the same.
 
 use std::ops::Range;
 
@@ -120,7 +120,7 @@ pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Who shares what.
+/// Way in which workers share sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// Every sequence has one holder and nothing in common with another.
@@ -136,7 +136,7 @@ pub enum Sharing {
 /// How an index is filled.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// What it is called in the tables.
+    /// Name in the tables.
     pub name: &'static str,
     /// Blocks held, summed over all workers.
     pub blocks: u32,
@@ -144,7 +144,7 @@ pub struct Layout {
     pub depth: u32,
     /// Workers.
     pub workers: u32,
-    /// Who shares what.
+    /// Way in which workers share sequences.
     pub sharing: Sharing,
 }
 
@@ -177,7 +177,7 @@ impl Layout {
         Prompt::new(segments)
     }
 
-    /// Who holds the sequence called `number`.
+    /// Returns the holders of the sequence called `number`.
     pub fn holders(&self, number: u32) -> Range<u32> {
         match self.sharing {
             Sharing::Distinct | Sharing::EightShareHalf => {
@@ -200,7 +200,7 @@ impl Layout {
     }
 }
 
-/// What part of a query is held.
+/// Part of a query that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// All of it.

@@ -7,7 +7,7 @@ use dynamo_kv_router::services::indexer::{IndexerConfig, run_server};
 /// The settings that a comparison needs.
 #[derive(Parser)]
 struct Arguments {
-    /// Where it listens.
+    /// Port that it listens on.
     #[arg(long)]
     port: u16,
     /// Tokens in a block.

@@ -11,11 +11,11 @@ use super::{ByWorker, Contender, Run, TwoLanes, Writer};
 use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::mix;
 
-/// What an engine publishes.
+/// Kind of events that an engine publishes.
 pub trait Mode {
-    /// What it is called in the tables.
+    /// Name in the tables.
     const NAME: &'static str;
-    /// Whose chain the index is keyed by.
+    /// Chain that the index is keyed by: the engine's, or one that the index computes.
     const HASHING: Hashing;
 
     /// The events of one change: without an allocation of their own, which no lane makes, where each change has as many.

@@ -1,4 +1,4 @@
-//! What hashing alone costs: the part of a search from block hashes or tokens that no index can save.
+//! Cost of hashing alone: the part of a search from block hashes or tokens that no index can save.
 
 use std::hint::black_box;
 use std::time::Instant;

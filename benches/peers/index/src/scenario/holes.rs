@@ -18,7 +18,7 @@ const DEPTH: u32 = 64;
 const WORKERS: u32 = 32;
 const HOLDERS: u64 = 4;
 
-/// What happens to a holder of a sequence after it has stored it.
+/// Fate of a holder of a sequence after it has stored it.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
     /// Nothing.

@@ -31,7 +31,7 @@ const CONTENDERS: [(&str, Measure); 4] = [
     (SmgTree::NAME, measure::<SmgTree>),
 ];
 
-/// What is done, in this order: blocks stored, searches, blocks removed.
+/// Phases, in this order: blocks stored, searches, blocks removed.
 const PHASES: [&str; 3] = ["store", "search", "remove"];
 
 fn figure(phase: &str, what: &str) -> String {
@@ -76,7 +76,7 @@ where
     }
 }
 
-/// What each phase takes so many threads.
+/// Returns the time that each phase takes so many threads.
 fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
 where
     C::Writer: TwoLanes,

@@ -27,7 +27,7 @@ const EVENTS_AT_ONCE: usize = 64;
 pub struct Plan {
     /// How the index is filled.
     pub layout: Layout,
-    /// What kinds of query are asked.
+    /// Kinds of query that are asked.
     pub kinds: &'static [Kind],
     /// In what forms.
     pub forms: &'static [Form],
@@ -41,7 +41,7 @@ struct Question {
     expected: Vec<(u32, u32)>,
 }
 
-/// What all contenders are given.
+/// Work that all contenders are given.
 struct Work<'a> {
     plan: &'a Plan,
     repetition: usize,
@@ -81,7 +81,7 @@ pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
 }
 
-/// What is measured of writes.
+/// Figures that are measured of writes.
 pub mod writes {
     /// Nanoseconds a stored block.
     pub const STORE: &str = "store";

@@ -108,7 +108,7 @@ struct Stretch {
     seen: (usize, Reverse<u32>),
 }
 
-/// What a worker holds, and in which order it would forget it.
+/// Pieces that a worker holds, and the order in which it would forget them.
 #[derive(Debug, Default)]
 struct Cache {
     /// Piece → the stretch that it is part of, by where that begins: `(request, from)`.
