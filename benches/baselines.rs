@@ -21,7 +21,7 @@ const QUERIES: usize = 200;
 /// Holders of every fourth prompt.
 const SHARERS: u32 = 4;
 
-/// Blocks that are stored, and queries that are asked.
+/// Prompts to store, and queries to ask.
 struct Work {
     depth: usize,
     prompts: Vec<(HolderNumber, Vec<Block>)>,

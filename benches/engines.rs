@@ -103,7 +103,7 @@ fn main() {
     );
 }
 
-/// Changes of an engine's cache, by kind.
+/// Changes that an engine makes, by kind.
 struct Changes {
     long: Vec<Change>,
     single: Vec<Change>,

@@ -211,7 +211,7 @@ fn chain(holder: u64, scale: Scale) -> Vec<SequenceHash> {
         .collect()
 }
 
-/// Returns the most memory that a process has had, as Linux says it.
+/// Returns the most memory that a process has had, as Linux says.
 fn memory_high_water(process: u32) -> String {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -434,7 +434,7 @@ async fn check(nats: &async_nats::Client, scale: Scale) {
     );
 }
 
-/// Returns the most memory that this process has had, as Linux says it.
+/// Returns the most memory that this process has had, as Linux says.
 fn memory_high_water() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -221,7 +221,7 @@ fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Attacks by the names of blocks.
+/// Blocks whose names are awkward.
 fn names() -> Vec<Attack> {
     vec![
         attack("own names", 8, |number| {
@@ -354,7 +354,7 @@ fn waiting(number: u64) -> (Tier, Vec<Event>) {
     on_device(events)
 }
 
-/// Attacks by removals.
+/// Removals and clears.
 fn removals() -> Vec<Attack> {
     vec![
         attack("each second block removed", 16, |number| {

@@ -1,4 +1,4 @@
-//! Attacks of a publisher on an index that may send any messages of 1 MiB: the worst time and memory, by kind of attack.
+//! Damage that a publisher can do to an index that may send any messages of 1 MiB: the worst time and memory, by kind of attack.
 //!
 //! ```sh
 //! cargo bench --package kvatlas-core --bench attacks
@@ -45,7 +45,7 @@ static ALLOCATOR: Counting = Counting;
 /// Rounds with another holder beside the attack.
 const ROUNDS: usize = 5;
 
-/// Effect of an attack alone.
+/// Figures of an attack alone.
 #[derive(Default)]
 struct Alone {
     sent: usize,
@@ -56,7 +56,7 @@ struct Alone {
     left: usize,
 }
 
-/// Effect of an attack on others: the longest that a store and a query take.
+/// Figures of another holder beside an attack: the longest that a store and a query take.
 #[derive(Clone, Copy)]
 struct Beside {
     store: Duration,

@@ -44,7 +44,7 @@ accounts {
 }
 "#;
 
-/// Listener where a flood enters.
+/// Account in which a flood enters, and whether it is allowed there.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
     /// In the daemon's account.
@@ -55,7 +55,7 @@ enum Door {
     Shut,
 }
 
-/// Make of a flood.
+/// Requests of a flood: their rate, their payload and the door that they enter by.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
@@ -175,7 +175,7 @@ fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool
     [sent, 0, refused]
 }
 
-/// Effects of floods, summed up.
+/// Sums over floods: how long they lasted, and how many requests were sent, answered and refused.
 #[derive(Default)]
 struct Flooded {
     milliseconds: u64,

@@ -102,7 +102,7 @@ async fn main() {
     }
 }
 
-/// Part of the bench.
+/// Part of the bench that is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
@@ -241,7 +241,7 @@ fn subjects() -> Subjects {
     Subjects::new("kvatlas").unwrap()
 }
 
-/// Subjects of the messages that are only counted, as long as those for the daemon.
+/// Returns the subjects of the messages that are only counted, as long as those for the daemon.
 fn counted_subjects() -> Subjects {
     Subjects::new("counter").unwrap()
 }

@@ -28,7 +28,7 @@ fn prompt(number: u64) -> Vec<SequenceHash> {
         .collect()
 }
 
-/// Question, and who is asked.
+/// Prompts that are asked for, or the bare responder.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Target {
     /// Prompts that one worker holds as a whole.
@@ -154,7 +154,7 @@ pub(crate) async fn round(
     }
 }
 
-/// Daemon and echo that are asked, and the connection.
+/// Processes that are asked, and the connection.
 pub(crate) struct Asked<'a> {
     pub(crate) client: &'a async_nats::Client,
     pub(crate) daemon: &'a KilledOnDrop,

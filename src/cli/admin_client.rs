@@ -25,7 +25,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 const PORT: u16 = 9464;
 const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
 
-/// Address of a daemon's admin listener, and the patience with it.
+/// Address of a daemon's admin listener, and how long to wait for it.
 #[derive(Debug, Args)]
 pub(super) struct AdminArguments {
     /// The daemon's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].

@@ -42,7 +42,7 @@ pub(super) fn stop_patience(is_connected: bool) -> Duration {
     }
 }
 
-/// Engines to follow, daemons to tell, and the ways of both.
+/// Engines to follow, and daemons to tell.
 #[derive(Debug, Args)]
 pub(crate) struct BridgeArguments {
     #[command(flatten)]

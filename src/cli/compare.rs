@@ -23,7 +23,7 @@ Examples:
 /// Requests of the synthetic load.
 const SYNTHETIC_REQUESTS: usize = 10_000;
 
-/// Requests and caches for which policies are compared.
+/// Requests, workers and costs to compare policies on.
 #[derive(Debug, Args)]
 pub(crate) struct CompareArguments {
     /// Trace in the Mooncake format; without one, the requests of the demo.
@@ -41,8 +41,8 @@ pub(crate) struct CompareArguments {
     /// Attention of the model: full, or full beside a window of so many blocks (window:2), or beside states. May be given several times.
     #[arg(long, value_name = "KIND", default_value = "full", value_parser = parse_attention)]
     attention: Vec<Attention>,
-    /// Blocks of windows and states that caches keep beside those at prompts' ends and where prompts part: one in so many blocks, 0 for none,
-    /// or all. As vLLM's prefix_cache_retention_interval.
+    /// Places where caches keep blocks of windows and states, beside the prompts' ends and where prompts part: once in so many blocks, 0 for
+    /// nowhere, or all. As vLLM's prefix_cache_retention_interval.
     #[arg(long, value_name = "BLOCKS", default_value = "0", value_parser = parse_retention)]
     retention: Retention,
     /// Let requests arrive so many times as fast as recorded.

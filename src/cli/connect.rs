@@ -18,7 +18,7 @@ use super::text::printable;
 /// Messages that may wait for us: answers to our own requests only, of every shard.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
-/// Ways to a daemon over NATS.
+/// NATS servers and subjects at which a daemon is to be found.
 #[derive(Debug, Args)]
 pub(super) struct DaemonArguments {
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
@@ -26,7 +26,7 @@ pub(super) struct DaemonArguments {
     /// How to authenticate and whom to trust is taken from the same KVATLAS_NATS_… variables as the daemon's.
     #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
     urls: Option<String>,
-    /// Beginning of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
+    /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
     #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
     prefix: Option<String>,
     /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url or a KVATLAS_NATS_… variable

@@ -49,7 +49,7 @@ const SAMPLE_REQUESTS: usize = 200;
 /// Width of a bar, in characters.
 const BAR_WIDTH: usize = 24;
 
-/// Length and load of the demonstration.
+/// Size of the demonstration, and the form of its outcome.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
     /// Send so many requests, or as many as there is time for.

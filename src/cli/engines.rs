@@ -62,8 +62,8 @@ pub(super) struct EngineArguments {
     /// Format of the payloads of engines that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
-    /// Scheme of the hashes that name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with
-    /// :SEED behind it where there is one [default: the contract's].
+    /// Hashes that name the blocks of engines that do not say: llm-d-xxh64, llm-d-cbor-fnv, sglang or vllm-sha256-cbor, with :SEED behind it
+    /// where there is one [default: the contract's].
     #[arg(long, value_name = "SCHEME", value_parser = read_scheme)]
     scheme: Option<Scheme>,
     /// Follow so many engines at most, with those that are registered over HTTP.

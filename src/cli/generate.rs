@@ -61,7 +61,7 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<(), Failur
     print(&String::from_utf8_lossy(&script))
 }
 
-/// Target of the manual pages.
+/// Place to write the manual pages to.
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
     /// Write a page for the program and one for each command into this directory, and print nothing.

@@ -66,7 +66,7 @@ pub(crate) struct PublishArguments {
     /// Tokens in a block [default: as many as the namespace has, or 16].
     #[arg(long, value_name = "TOKENS", value_parser = parse_block_size)]
     block_size: Option<BlockSize>,
-    /// Address where requests for the worker go: HOST:PORT, or a URL. Answers give it to routers.
+    /// Address that requests for the worker go to: HOST:PORT, or a URL. Answers give it to routers.
     #[arg(long, value_name = "ADDRESS")]
     address: Option<Address>,
     /// Label of the worker, such as its role, zone or model. May be given several times.

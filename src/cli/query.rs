@@ -35,7 +35,7 @@ Examples:
 /// The longest file of tokens, in bytes.
 const TOKENS_FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Prompt to ask for, and the form of the answer.
+/// Question to ask, and the form in which the answer is printed.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("asked").required(true))]
 pub(crate) struct QueryArguments {

@@ -39,7 +39,7 @@ const EMBEDDED_PREFIX: &str = "kvatlas";
 /// How often the progress is drawn, at most.
 const REDRAW: Duration = Duration::from_millis(200);
 
-/// Trace to replay, and how.
+/// Trace to replay, and the fleet to replay it through.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArguments {
     /// Trace in the Mooncake format: one JSON object a line, with timestamp (ms) and hash_ids.

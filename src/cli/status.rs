@@ -30,7 +30,7 @@ const NAMED_MAX: usize = 10;
 /// Pages of degraded holders that are read, of 10,000 each.
 const PAGES_MAX: usize = 100;
 
-/// Daemon whose status to show, and how.
+/// Daemon whose status is shown, and the form.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArguments {
     #[command(flatten)]

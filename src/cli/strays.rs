@@ -26,7 +26,7 @@ impl Stray {
         format!("{self}{since}: {}", self.detail)
     }
 
-    /// Returns the mend: what its publisher is to be given.
+    /// Returns the advice on what its publisher is to be given.
     pub(super) fn mend(&self) -> String {
         let culprit = [self.namespace.as_str(), &self.worker, ""];
         mend_for([self.reason.as_str()].into_iter(), "what to do", culprit)

@@ -23,7 +23,7 @@ Examples:
   kvatlas vocab mask --vocab tekken.json --regex '\\{\"name\": \"[^\"]*\"\\}' --prefix '{\"na'
   kvatlas vocab mask --vocab o200k_base.tiktoken --regex '(yes|no)' --json";
 
-/// Work with vocabularies.
+/// Command for vocabularies.
 #[derive(Debug, Args)]
 pub(crate) struct VocabArguments {
     #[command(subcommand)]

@@ -36,7 +36,7 @@ use crate::support::{broker, by_sequence, hashes, removed, stored, stored_after}
 const ACTS_MIN: u64 = 4000;
 /// Hostile workers.
 const WORKERS: u64 = 6;
-/// Most memory of a daemon in this test, in bytes: twice what its queues and answers may hold together.
+/// Most memory that a daemon in this test may take, in bytes: twice what its queues and answers may hold together.
 const MEMORY_MAX: u64 = 512 << 20;
 
 fn number_of(variable: &str) -> Option<u64> {
@@ -252,7 +252,7 @@ impl Attacker {
         payload
     }
 
-    /// Makes a question of a hostile router.
+    /// Returns a question of a hostile router.
     fn question(&mut self) -> Vec<u8> {
         match self.random.u8(..10) {
             0 => Vec::new(),
@@ -335,7 +335,7 @@ impl Attacker {
         acts
     }
 
-    /// Makes a hostile publisher's answer to a question: nothing, noise, lies, and answers without an end.
+    /// Returns a hostile publisher's answer to a question: nothing, noise, lies, and answers without an end.
     fn answer(&mut self) -> Vec<Vec<u8>> {
         let cursor = BatchCursor {
             epoch: self.number(),

@@ -25,7 +25,7 @@ async fn publish(publisher: &mut Publisher, events: Vec<Event>) -> BatchCursor {
     publisher.publish(Tier::DEVICE, events).await.unwrap()
 }
 
-/// Asks for a chain, and returns a worker's place in the reply; with more patience than a stopped daemon needs.
+/// Returns what a reply says of a worker; asked with more patience than a stopped daemon needs.
 async fn found(client: &Client, chain: &[SequenceHash], worker: &str) -> Option<HolderMatch> {
     let reply = client.ask(chain.to_vec()).await;
     reply

@@ -12,7 +12,7 @@ fn shipped(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// Returns a tool's words on something that it accepts; `None` where the tool is not here.
+/// Returns what a tool says of a file that it accepts; none where the tool is not here.
 fn accepted(tool: &str, arguments: &[&str], file: &str) -> Option<String> {
     let path = shipped(file);
     let output = Command::new(tool)

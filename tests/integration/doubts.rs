@@ -1,4 +1,4 @@
-//! Doubts of a publisher's own, over restarts of the daemon: neither a snapshot nor a stream may end them.
+//! Doubts that a publisher itself tells of, over restarts of the daemon: neither a snapshot nor a stream may make it certain.
 
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
 

@@ -1,5 +1,5 @@
-//! Evidence against a daemon's state: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer that is
-//! marked exact and is not.
+//! Evidence that a daemon believes or not: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer
+//! that is marked exact and is not.
 
 use std::io::Write;
 use std::path::Path;

@@ -98,7 +98,7 @@ impl Router {
         self.call("MatchExternalKvPrefix", Request::new(question)).await
     }
 
-    /// Asks, and returns the blocks of each address, and whether all of that is certain.
+    /// Returns what is told of each address, and whether all of it is certain.
     pub(crate) async fn told(&self, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
         let response = self.ask(hashes).await.unwrap();
         let is_exact = response.metadata().get("x-kvatlas-exact").unwrap() == "true";
@@ -201,8 +201,9 @@ pub(crate) async fn publish(client: &Client, prefix: &str) {
     client.nats.flush().await.unwrap();
 }
 
-/// Returns the blocks that are to be told of the prompt that most have. Of the window, the second page is the last behind which a request can go
-/// on. Holders in doubt are left out.
+/// Returns what is to be told of the prompt that most have. Of the window, the second page is the last behind which a request can go on. Who is
+/// in doubt is left out.
+/// is left out.
 pub(crate) fn told_of_first() -> BTreeMap<String, u32> {
     let depths = [(0, 4), (1, 6), (2, 2), (3, 1)];
     depths
@@ -258,7 +259,7 @@ async fn a_router_is_told_what_each_address_can_reuse() {
     assert!(left_out.is_some_and(|count| count != "0"), "{left_out:?}");
 }
 
-/// Asks `/v1/query`, and returns what a router is to be told.
+/// Returns what `/v1/query` says that a router is to be told.
 async fn by_http(http: &mut HttpClient, hashes: &[SequenceHash]) -> (BTreeMap<String, u32>, bool) {
     let hashes: Vec<String> = hashes
         .iter()

@@ -1,4 +1,4 @@
-//! Identity of the daemon to the NATS server, and of the server to the daemon: certificates, NKeys, credentials files, TLS first.
+//! Identity that the daemon shows to the NATS server, and how it knows the server: certificates, NKeys, credentials files, TLS first.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -97,7 +97,7 @@ async fn is_of_use(url: &str, options: ConnectOptions) {
     .await;
 }
 
-/// Runs `kvatlas publish` without a line, with these settings in its environment. Returns its exit code and its words.
+/// Returns the exit code of `kvatlas publish` without a line, with these settings in its environment, and what it says.
 async fn connect(url: &str, settings: &[(&str, &str)]) -> (Option<i32>, String) {
     let whose = ["--namespace", "llama", "--worker", "gpu-0"];
     let mut command = kvatlas(&["publish", "--nats-url", url, "--timeout", "3s"]);

@@ -89,7 +89,7 @@ fn kills() -> u64 {
     std::env::var("KVATLAS_TEST_KILLS").map_or(6, |text| text.parse().unwrap())
 }
 
-/// Seed of the moments of the kills: `KVATLAS_TEST_SEED`, or 1.
+/// Returns the seed of the moments of the kills: `KVATLAS_TEST_SEED`, or 1.
 fn kill_seed() -> u64 {
     let seed = std::env::var("KVATLAS_TEST_SEED").map_or(1, |text| text.parse().unwrap());
     println!("seed {seed}");

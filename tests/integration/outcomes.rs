@@ -1,4 +1,4 @@
-//! Outcomes: what requests find of what answers promise. Routers tell it, and a daemon names the holder that has less than its events say.
+//! Outcomes of requests, beside what answers promise: routers tell them, and a daemon names the holder that has less than its events say.
 
 use kvatlas_core::wire::{HolderMatch, Outcome, Tier};
 use serde_json::{Value, json};

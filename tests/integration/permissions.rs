@@ -1,4 +1,4 @@
-//! Permissions of each role with the server configurations of `deploy/nats`: what it may do, and what the server refuses.
+//! Permissions of each role with the server configurations of `deploy/nats`, and what the server refuses it.
 
 mod reports;
 
@@ -415,7 +415,7 @@ async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() 
     daemon.stop().await;
 }
 
-/// Returns a server's answer to these words, until it ends the connection.
+/// Returns what a server says to these words until it ends the connection.
 fn said_to(url: &str, words: &str) -> String {
     let address = url.trim_start_matches("nats://");
     let mut connection = std::net::TcpStream::connect(address).unwrap();

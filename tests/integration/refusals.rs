@@ -27,7 +27,7 @@ const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.roster.>",
     "_INBOX.>",
 ];
-/// Subjects of the questions to an engine's publisher.
+/// Subscription that an engine's publisher needs to be asked.
 const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
 const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
 
@@ -278,7 +278,7 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     daemon.stop().await;
 }
 
-/// A publisher that always has something to say before a heartbeat is due.
+/// The publisher always has something to say before a heartbeat is due.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_publisher_that_may_not_hear_questions_listens_again_when_it_may() {
     let scene = Scene::without(&[]).await;

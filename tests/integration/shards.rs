@@ -26,7 +26,7 @@ async fn publish(client: &Client) {
     }
 }
 
-/// Returns the answer of one daemon with all workers.
+/// Returns what one daemon with all workers would say.
 fn expected(limit: usize) -> Vec<(String, u32, u32, bool)> {
     let holder = |number| (format!("gpu-{number}"), 0, number + 1, true);
     (0..WORKERS).rev().map(holder).take(limit).collect()

@@ -1,4 +1,4 @@
-//! Starts of a daemon: others cannot keep it from one, however much they send.
+//! Messages from others must not keep a daemon from its start, however many and large they are.
 
 use std::net::SocketAddr;
 use std::time::Duration;

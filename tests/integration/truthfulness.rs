@@ -1,5 +1,5 @@
-//! Truthfulness: the daemon does not call exact what it does not know for certain, whether batches are lost, repeated,
-//! damaged or misplaced, connections break, or it restarts.
+//! Answers that the daemon is not certain of are not called exact: lost, repeated, damaged and misplaced batches,
+//! broken connections, restarts.
 
 use crate::support::{
     Client, broker, broker_on, daemon, eventually, hashes, lasting_port, matches, namespace, reasons,

@@ -35,7 +35,7 @@ pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of 
     kvatlas doctor --config kvatlas.toml --role daemon\n  \
     kvatlas doctor --admin 10.0.0.7:9464 --admin 10.0.0.8:9464 --json";
 
-/// Setup to look at, and how.
+/// Parts of a deployment to look at.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
     /// The daemon's configuration file; variables of the environment go over it.
@@ -44,14 +44,14 @@ pub(crate) struct DoctorArguments {
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
     #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
     urls: Option<String>,
-    /// Beginning of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
+    /// Prefix of every NATS subject [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
     #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
     prefix: Option<String>,
     /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url, --config or a KVATLAS_NATS_…
     /// variable is given] [environment: NATS_CONTEXT].
     #[arg(long, value_name = "NAME", conflicts_with_all = ["urls", "config"])]
     context: Option<String>,
-    /// Role whose permissions to check: a daemon's, a publisher's, a router's or all of them.
+    /// Permissions to check: a daemon's, a publisher's, a router's or all of them.
     #[arg(long, value_enum, default_value_t = Role::All)]
     role: Role,
     /// Namespace of the probe event.

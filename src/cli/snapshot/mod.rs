@@ -38,7 +38,7 @@ Examples:
   kvatlas snapshot export /var/lib/kvatlas/snapshot-00001767225600000000.kvs
   kvatlas snapshot export a.kvs --worker gpu-0 | jq -c .holder.blocks?";
 
-/// Work with snapshots.
+/// Command for snapshots.
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotArguments {
     #[command(subcommand)]

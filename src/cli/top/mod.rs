@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// How long the reader of keys waits before it looks whether it should end.
 const KEY_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Daemon whose fleet to show.
+/// Daemon whose fleet is shown.
 #[derive(Debug, Args)]
 pub(crate) struct TopArguments {
     #[command(flatten)]

@@ -243,7 +243,7 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// Returns the words of the selected holder's publisher on its doubt, the cost, and the mends; `None` while the holder is exact.
+    /// Returns what the publisher of the selected holder says of its doubt, the cost, and the mends; none while the holder is exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {

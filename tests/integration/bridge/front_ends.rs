@@ -79,7 +79,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// Makes the answers of a server with these publishers, by rank.
+    /// The answers for these publishers, by rank.
     fn of(publishers: &Publishers, engines: &[usize]) -> Self {
         let at_any = |endpoint: &str| format!("tcp://*:{}", endpoint.rsplit_once(':').unwrap().1);
         let source = |(rank, engine): (usize, &usize)| sent::Source {

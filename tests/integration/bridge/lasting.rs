@@ -152,7 +152,7 @@ pub async fn ends_and_goes_on(site: &Site, signal: Signal, state: &str, is_kept:
     drop(second);
 }
 
-/// A bridge is stopped, or killed.
+/// The bridge before is stopped or killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_bridge_knows_what_the_one_before_did() {
     for signal in [Signal::TERM, Signal::KILL] {

@@ -131,7 +131,7 @@ impl Site {
         }
     }
 
-    /// Asks who holds how much of the tokens 1, 2, … `blocks` × 4, of the sequence `which`.
+    /// Returns the holders of the tokens 1, 2, … `blocks` × 4, of the sequence `which`, and how much each holds.
     async fn ask(&self, which: u32, blocks: u32) -> Vec<HolderMatch> {
         let key = QueryKey::Tokens {
             tokens: tokens(which, 0, blocks),

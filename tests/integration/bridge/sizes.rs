@@ -268,7 +268,7 @@ async fn daemons_elsewhere_take_the_block_size_from_the_bridge() {
     }
 }
 
-/// A shard sees its own workers only: another one could take another size.
+/// A shard sees its own workers only: another shard could take another size.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_takes_no_block_size_from_a_bridge() {
     let Some(python) = python() else { return };

@@ -216,7 +216,7 @@ async fn what_mooncake_store_owns_is_a_pools() {
     site.settles("_pstore", 3, &[]).await;
 }
 
-/// Events that a server of TensorRT-LLM has: each answer takes them out.
+/// Events that a server of TensorRT-LLM has to tell: each answer takes them out.
 type Said = Arc<Mutex<Vec<Value>>>;
 
 /// A server of TensorRT-LLM, as far as events go.
@@ -285,7 +285,7 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
     );
 }
 
-/// Answers of a server, each given once; without any, it says that nothing has happened.
+/// Answer that a server gives once; without anything, that nothing has happened.
 #[derive(Default)]
 enum Answer {
     #[default]

@@ -86,7 +86,7 @@ impl Scene {
         self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
     }
 
-    /// Returns the next words to daemons: each block, and whether the holder is in doubt from now on.
+    /// Returns what daemons are told next: each block, and whether the holder is in doubt from now on.
     async fn next(&mut self) -> Vec<&'static str> {
         let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
         let message = message.expect("daemons are told more").unwrap();

@@ -9,7 +9,7 @@ use crate::support::truth::Tally;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, server, snapshots_in};
 
-/// Room for half of the about 290 blocks that the workers hold between them.
+/// Room for 150 blocks, of about 290 that the workers hold between them.
 const ROOM: (&str, &str) = ("limits.max_blocks_per_namespace", "150");
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! Faults that users of a daemon meet sooner or later. It is killed, its broker is killed, the network fails, or disks are full or
+//! Faults that users of a daemon meet sooner or later: it is killed, its broker is killed, the network fails, or disks are full or
 //! lie. Clocks jump, there is too little room, or replicas are restarted one after the other. While it happens no reply that
 //! is marked exact is wrong; afterwards every reply is the truth.
 //!

@@ -25,7 +25,7 @@ fn snapshots(folder: &Path) -> Vec<PathBuf> {
     snapshots
 }
 
-/// Returns damaged forms of a whole file, each with the damage's name.
+/// Returns damages that a whole file may come to, each with its name.
 fn damages(whole: &[u8], dice: &mut Workload, rounds: u64) -> Vec<(String, Vec<u8>)> {
     let cut = |length: usize| (format!("cut at {length}"), whole[..length].to_vec());
     let mut damages: Vec<_> = (0..HEADER_BYTES.min(whole.len())).map(cut).collect();

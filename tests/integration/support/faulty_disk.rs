@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use kvatlas_process::storage::{Disk, Storage, StorageFile, create_private_file};
 
-/// Fault of the disk.
+/// Operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskFault {
     /// Writing, with the disk full, after so many bytes.

@@ -53,7 +53,7 @@ struct Worker {
     cursor: BatchCursor,
 }
 
-/// Publishers of a fleet's workers.
+/// Connections and transport that a fleet's workers publish with.
 struct Engines {
     /// The workers use them in turn.
     connections: Vec<async_nats::Client>,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// Pieces on their way in one direction of a connection, at most; then the sender has to wait, as on a real line.
 const PIECES_MAX: usize = 1024;
 
-/// Fault of a line in one direction.
+/// Faults of a line in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Direction {
     /// How much later everything arrives.
@@ -23,7 +23,7 @@ pub struct Direction {
     pub is_silent: bool,
 }
 
-/// Faults of the network at one time.
+/// State of the network at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Network {
     /// Whether connections break and none is made.
@@ -52,7 +52,7 @@ impl Proxy {
         Self { address, network }
     }
 
-    /// Returns the URL by which the daemon finds its broker.
+    /// Returns the address at which the daemon finds its broker.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address)
     }
@@ -102,7 +102,7 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
 /// One direction of a connection.
 #[derive(Clone)]
 struct Line {
-    /// Purpose of the connection, as far as it is known: the daemon gives it a name in the first thing that it says.
+    /// Whether the connection is known to be for events: the daemon gives it a name in the first thing that it says.
     is_for_events: Arc<AtomicBool>,
     direction: fn(&Network) -> Direction,
 }

@@ -38,7 +38,7 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
-/// Fault in an answer: what becomes of its chunks.
+/// Fault of an answer: what becomes of its chunks.
 pub type AnswerFault = Arc<dyn Fn(Vec<ResyncChunk>) -> Vec<Vec<u8>> + Send + Sync>;
 
 #[derive(Default)]

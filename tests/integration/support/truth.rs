@@ -32,7 +32,7 @@ use kvatlas_core::wire::{
 
 use super::{Client, PATIENCE};
 
-/// Beginning of the names of hostile workers. They may claim what they like, so replies are judged without them.
+/// Prefix of the names of hostile workers. They may claim what they like, so replies are judged without them.
 pub const HOSTILE: &str = "hostile-";
 
 /// Worker and rank.
@@ -170,7 +170,7 @@ fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Ite
     })
 }
 
-/// Returns the overlap of `spans` and `others`, in as few spans as that can be. Both ascend.
+/// Returns the spans that are both in `spans` and in `others`, as few as that can be. Both ascend.
 fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut both: Vec<Range<usize>> = Vec::new();
     let mut rest = spans;
@@ -188,7 +188,7 @@ fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -
     both
 }
 
-/// Truth: the blocks that every holder really had, and when.
+/// Blocks that every holder really had, and when.
 #[derive(Default)]
 pub struct Truth(Mutex<BTreeMap<Holder, History>>);
 
@@ -258,7 +258,7 @@ impl Truth {
         )
     }
 
-    /// Judges a reply about `chain`, whose query was asked when `window` began.
+    /// Returns the worth of a reply about `chain`, whose query was asked when `window` began.
     pub fn judge(
         &self,
         window: &Window,
@@ -319,7 +319,7 @@ impl Truth {
         expected
     }
 
-    /// Returns what in a reply is more than the truth of now, or less although it is marked exact; `None` if nothing is.
+    /// Returns what in a reply is more than the truth of now, or less although it is marked exact; none if nothing is.
     pub fn excess(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected: HashMap<_, _> = self
             .expected(chain)
@@ -369,7 +369,7 @@ pub struct Tally {
     pub asked: u64,
     pub exact: u64,
     pub degraded: u64,
-    /// Number of the degraded that were so for the moment alone.
+    /// The degraded replies that were so for the moment alone.
     pub momentary: u64,
     pub wrong: u64,
     pub blind: u64,
@@ -529,7 +529,7 @@ pub struct Workload {
 impl Workload {
     /// Blocks of a prompt.
     const DEPTH: u64 = 24;
-    /// Number of these blocks that the prompts of a family share.
+    /// Blocks of a prompt that are shared by the prompts of a family.
     const SHARED: u64 = 8;
     /// Prompts of a family.
     const FAMILY: u64 = 4;

@@ -1,5 +1,5 @@
-//! Meaning that kvatlas reads in vLLM's and SGLang's events, beside `dynamo_kv_router::zmq_wire` 1.6.1: every recorded payload, and
-//! a million damaged ones.
+//! Compares kvatlas's reading of vLLM's and SGLang's events with that of `dynamo_kv_router::zmq_wire` 1.6.1: every recorded payload and a
+//! million damaged ones.
 //!
 //! ```sh
 //! cargo run --release --package kvatlas-peers-engines -- [ROUNDS] [SEED]
@@ -150,7 +150,8 @@ fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(events)
 }
 
-/// Returns the traits of an event that one of the sides is known to treat in its own way, by what kvatlas's decoder says and a look at the bytes.
+/// Returns the traits of an event that one of the sides is known to treat in its own way, by what kvatlas's decoder says and a look at the
+/// bytes.
 fn traits_of(event: &[u8]) -> meaning::Traits {
     ours::traits(event)
 }

@@ -1,6 +1,6 @@
 //! Meaning of an event, in words that both sides share.
 
-/// Meaning of one event.
+/// Effect of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
     /// Blocks are stored: name and block hash of each.

@@ -1,4 +1,4 @@
-//! Readings of kvatlas.
+//! Reading of events by kvatlas.
 
 use kvatlas_core::hash::{BlockSize, HashSeed};
 use kvatlas_core::wire::{Reader, Value};

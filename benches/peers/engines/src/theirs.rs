@@ -1,4 +1,4 @@
-//! Readings of `dynamo-kv-router`.
+//! Reading of events by `dynamo-kv-router`.
 
 use dynamo_kv_router::protocols::{KvCacheEventData, StorageTier, WorkerWithDpRank};
 use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};

@@ -1,4 +1,4 @@
-//! Indexes under comparison, and the abilities that each must have.
+//! Interface that every index under comparison must have, and the indexes there are.
 
 mod chain_index;
 mod dynamo_compressed;
@@ -20,7 +20,7 @@ pub use kvatlas::Kvatlas;
 pub use modes::{Copies, Holes, InMode, Names, TwoTiers};
 pub use smg_radix::SmgTree;
 
-/// Form of a query.
+/// Form in which a query is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// The hashes that the index itself searches by: sequence hashes for kvatlas, block hashes for the others.
@@ -45,7 +45,7 @@ impl Form {
     }
 }
 
-/// Form in which an answer is taken.
+/// Shape in which an answer is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// The leanest form that the index offers: groups, or a callback per holder.
@@ -109,7 +109,7 @@ pub trait TwoLanes: Writer + Send + Sized {
     fn split(self) -> [Self; 2];
 }
 
-/// Values of each worker, of all workers or of each second one.
+/// One value for each worker, of all workers or of each second one.
 pub struct ByWorker<T> {
     each: Vec<T>,
     step: usize,

@@ -35,7 +35,7 @@ fn thread_processor_time() -> Duration {
     )
 }
 
-/// Steps of a writer that are timed.
+/// Unit that a writer times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
     /// Each event, for the longest of them.
@@ -44,7 +44,7 @@ pub enum Timing {
     Whole,
 }
 
-/// Cost of applying a list of events.
+/// Outcome of applying a list of events: counts and times.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Applied {
     /// Events that the index took without an error.
@@ -187,7 +187,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Makes the summary of at least one value.
+    /// Returns the spread of `values`; none where there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

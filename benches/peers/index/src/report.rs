@@ -26,7 +26,7 @@ struct Verdict {
 pub struct Column {
     /// Its heading.
     pub heading: String,
-    /// Figure that has its samples.
+    /// Figure that its samples are of.
     pub figure: Figure,
 }
 

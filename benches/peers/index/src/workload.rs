@@ -1,4 +1,4 @@
-//! Blocks that are stored and asked for: sequences of blocks, made from numbers alone, so that every run has the same.
+//! Sequences of blocks that are stored and asked for, made from numbers alone, so that every run has the same.
 
 use std::ops::Range;
 
@@ -120,7 +120,7 @@ pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Sharing of sequences by workers.
+/// Way in which workers share sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// Every sequence has one holder and nothing in common with another.
@@ -136,7 +136,7 @@ pub enum Sharing {
 /// How an index is filled.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// Its name in the tables.
+    /// Name in the tables.
     pub name: &'static str,
     /// Blocks held, summed over all workers.
     pub blocks: u32,
@@ -144,7 +144,7 @@ pub struct Layout {
     pub depth: u32,
     /// Workers.
     pub workers: u32,
-    /// Sharing of sequences by workers.
+    /// Way in which workers share sequences.
     pub sharing: Sharing,
 }
 

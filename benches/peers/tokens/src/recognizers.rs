@@ -106,7 +106,7 @@ impl toktrie::Recognizer for Stack<'_> {
     fn trie_finished(&mut self) {}
 }
 
-/// Transitions, as toktrie's adapter wants them.
+/// Transitions of an automaton, as toktrie's adapter wants them.
 pub struct Transitions<'a> {
     places: &'a [u32],
     start: u32,

@@ -1,4 +1,4 @@
-//! Common parts of the indexes of `dynamo-kv-router`: their events, queries and answers.
+//! Parts that the indexes of `dynamo-kv-router` have in common: their events, queries and answers.
 
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData,

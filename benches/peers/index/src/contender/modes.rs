@@ -13,9 +13,9 @@ use crate::workload::mix;
 
 /// Kind of events that an engine publishes.
 pub trait Mode {
-    /// Its name in the tables.
+    /// Name in the tables.
     const NAME: &'static str;
-    /// Origin of the chain that the index is keyed by.
+    /// Chain that the index is keyed by: the engine's, or one that the index computes.
     const HASHING: Hashing;
 
     /// The events of one change: without an allocation of their own, which no lane makes, where each change has as many.

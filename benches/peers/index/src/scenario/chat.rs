@@ -65,7 +65,7 @@ struct Script {
     queries: Vec<(usize, u32)>,
 }
 
-/// Cache of a worker: its blocks of each conversation, and which conversation it saw last.
+/// Blocks that a worker holds of each conversation, and when it last saw each.
 #[derive(Debug, Default)]
 struct Cache {
     /// Depth held, the system prompt included, and when it was last seen.
@@ -251,7 +251,7 @@ fn prompt(conversation: usize) -> Prompt {
     Prompt::new(vec![system, own])
 }
 
-/// Cost of a run of both lists.
+/// Times of a run of both lists.
 struct Outcome {
     applied: Applied,
     writing: Duration,

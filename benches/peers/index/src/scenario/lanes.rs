@@ -76,7 +76,7 @@ where
     }
 }
 
-/// Returns the time of each phase with so many threads.
+/// Returns the time that each phase takes so many threads.
 fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
 where
     C::Writer: TwoLanes,

@@ -81,7 +81,7 @@ pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
 }
 
-/// Figures of writes.
+/// Figures that are measured of writes.
 pub mod writes {
     /// Nanoseconds a stored block.
     pub const STORE: &str = "store";

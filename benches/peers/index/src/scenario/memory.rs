@@ -126,7 +126,7 @@ fn in_process(contender: usize, fill: Fill) -> Vec<u64> {
         .collect()
 }
 
-/// Work of the process that [`run`] has started: fills, and prints its readings. `words` are those of `--fill`.
+/// Fills in the process that [`run`] has started, and prints its readings. `words` are those of `--fill`.
 pub fn fill(words: &[u32]) {
     let [contender, millions, holders] = words else {
         panic!("--fill takes a contender, millions of blocks and holders");

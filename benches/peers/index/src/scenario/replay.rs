@@ -108,7 +108,7 @@ struct Stretch {
     seen: (usize, Reverse<u32>),
 }
 
-/// Cache of a worker: its blocks, and the order in which it would forget them.
+/// Pieces that a worker holds, and the order in which it would forget them.
 #[derive(Debug, Default)]
 struct Cache {
     /// Piece → the stretch that it is part of, by where that begins: `(request, from)`.
