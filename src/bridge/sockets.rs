@@ -15,8 +15,8 @@ use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
-use super::zmtp::{Limits, Mismatch, ReadError, Reader, Received, Role};
-use super::zmtp::{opening, pong, push_message, split_endpoint};
+use super::zmtp::{Mismatch, ReadError, Reader, Received, Role};
+use super::zmtp::{open, pong, push_message, split_endpoint};
 
 /// Bytes of answers to heartbeats from which on more are left out: an engine that takes none has no use for them.
 const UNSENT_BYTES_MAX: usize = 4096;
@@ -74,18 +74,15 @@ impl Connection {
             let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not tcp://HOST:PORT");
             let address = split_endpoint(endpoint).ok_or_else(invalid)?;
             let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
-            let (reader, writer) = stream.into_split();
+            let opened = open(stream, role).await;
+            let (reader, writer) = opened.map_err(|error| explain(error, endpoint, &metrics))?;
             let mut connection = Self {
-                reader: Reader::new(reader, Limits::ENGINE),
+                reader,
                 writer,
                 unsent: BytesMut::new(),
                 endpoint: endpoint.to_owned(),
                 metrics,
             };
-            connection.writer.write_all(&opening(role)).await?;
-            let opened = connection.reader.opening(role).await;
-            opened.map_err(|error| connection.explain(error))?;
             connection.send(first).await?;
             Ok(connection)
         };
@@ -112,7 +109,7 @@ impl Connection {
                     continue;
                 }
             };
-            match received.map_err(|error| self.explain(error))? {
+            match received.map_err(|error| explain(error, &self.endpoint, &self.metrics))? {
                 Received::Message(frames) => return Ok(frames),
                 Received::Command(body) => self.answer(&body),
             }
@@ -127,17 +124,17 @@ impl Connection {
             self.unsent.extend_from_slice(&pong);
         }
     }
+}
 
-    /// Returns why nothing more can be read, and counts a bound that the engine has broken.
-    fn explain(&self, error: ReadError) -> SocketError {
-        match error {
-            ReadError::Network(error) => SocketError::Network(error),
-            ReadError::Closed => SocketError::Closed,
-            ReadError::Mismatch(mismatch) => SocketError::Mismatch(mismatch),
-            ReadError::TooMuch(fault) => {
-                self.metrics.connection_cut(fault, &self.endpoint);
-                SocketError::Cut(fault)
-            }
+/// Returns why nothing more can be read, and counts a bound that the engine has broken.
+fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketError {
+    match error {
+        ReadError::Network(error) => SocketError::Network(error),
+        ReadError::Closed => SocketError::Closed,
+        ReadError::Mismatch(mismatch) => SocketError::Mismatch(mismatch),
+        ReadError::TooMuch(fault) => {
+            metrics.connection_cut(fault, &endpoint);
+            SocketError::Cut(fault)
         }
     }
 }

@@ -16,10 +16,10 @@ use kvatlas_engines::EventList;
 use kvatlas_telemetry::labels::RepublishCut;
 
 use crate::lease::Turns;
+use crate::zmtp::{Mismatch, ReadError, Reader, Received, Role, open, push_message};
 
 use super::addresses::SocketPair;
 use super::stream::{State, Stream};
-use crate::zmtp::{Limits, Mismatch, ReadError, Reader, Received, Role, opening, push_message};
 
 /// Most connections to one socket.
 const CLIENTS_MAX: usize = 256;
@@ -152,16 +152,9 @@ async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc
 }
 
 /// Shakes hands with a client, and returns the two halves of its connection.
-async fn open(client: TcpStream, role: Role) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
-    client.set_nodelay(true)?;
-    let (reader, mut writer) = client.into_split();
-    let mut reader = Reader::new(reader, Limits::ROUTER);
-    let shaking = async {
-        writer.write_all(&opening(role)).await?;
-        reader.opening(role).await
-    };
-    timeout(PATIENCE, shaking).await.map_err(|_| Ended::Slow)??;
-    Ok((reader, writer))
+async fn shake(client: TcpStream, role: Role) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
+    let opened = timeout(PATIENCE, open(client, role)).await;
+    Ok(opened.map_err(|_| Ended::Slow)??)
 }
 
 /// Sends `bytes` in pieces, each within [`PATIENCE`].
@@ -175,7 +168,7 @@ async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
 
 /// Publishes to one subscriber.
 async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
-    let (mut reader, mut writer) = open(client, Role::Publisher).await?;
+    let (mut reader, mut writer) = shake(client, Role::Publisher).await?;
     // All messages have the empty topic: only a client that subscribes to everything hears them.
     let subscribing = async {
         while !is_subscription(&reader.next().await?) {}
@@ -213,7 +206,7 @@ fn is_subscription(received: &Received) -> bool {
 
 /// Answers one client's questions.
 async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
-    let (mut reader, mut writer) = open(client, Role::Replay).await?;
+    let (mut reader, mut writer) = shake(client, Role::Replay).await?;
     loop {
         let received = timeout(IDLE_MAX, reader.next())
             .await

@@ -15,8 +15,9 @@ use kvatlas_engines::{EngineBatch, EventList, Mirror, SavedMirror, Translation, 
 use kvatlas_telemetry::labels::{RepublishCut, RepublishOmission};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
-use super::NUMBERS_MAX;
 use crate::zmtp::push_message;
+
+use super::NUMBERS_MAX;
 
 /// First number of a batch. 0 and 1 are below all others, so that a later 0 always looks like a restart.
 const FIRST: u64 = 2;

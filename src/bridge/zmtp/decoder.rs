@@ -8,22 +8,22 @@ use super::{COMMAND, GREETING_BYTES, LONG, MORE, READY, Role, SOCKET_TYPE};
 
 /// The bounds of a peer's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Limits {
+pub(super) struct Limits {
     /// Longest frame, in bytes of its body.
-    pub(in super::super) frame_bytes_max: u64,
+    pub(super) frame_bytes_max: u64,
     /// Longest message, in bytes of its frames' bodies.
-    pub(in super::super) message_bytes_max: u64,
+    pub(super) message_bytes_max: u64,
     /// Most frames of one message.
-    pub(in super::super) frames_max: usize,
+    pub(super) frames_max: usize,
     /// Longest command, in bytes. Handshakes need fewer than 100.
-    pub(in super::super) command_bytes_max: u64,
+    pub(super) command_bytes_max: u64,
     /// Bytes that are read at a time.
-    pub(in super::super) chunk_bytes: usize,
+    pub(super) chunk_bytes: usize,
 }
 
 impl Limits {
     /// The bounds of an engine: far above what decoders take, which is 16 MiB in at most four frames.
-    pub(in super::super) const ENGINE: Self = Self {
+    pub(super) const ENGINE: Self = Self {
         frame_bytes_max: 32 << 20,
         message_bytes_max: 64 << 20,
         frames_max: 16,
@@ -32,7 +32,7 @@ impl Limits {
     };
 
     /// The bounds of a router: subscriptions, questions and commands are short.
-    pub(in super::super) const ROUTER: Self = Self {
+    pub(super) const ROUTER: Self = Self {
         frame_bytes_max: 1024,
         message_bytes_max: 4096,
         frames_max: 4,
@@ -78,7 +78,6 @@ pub(super) struct Decoder {
     limits: Limits,
     buffer: BytesMut,
     frames: Vec<Bytes>,
-    message_bytes: u64,
 }
 
 /// The flags of a frame, and the length of its body, which comes next.
@@ -95,7 +94,6 @@ impl Decoder {
             limits,
             buffer: BytesMut::new(),
             frames: Vec::new(),
-            message_bytes: 0,
         }
     }
 
@@ -141,10 +139,8 @@ impl Decoder {
             if head.flags & COMMAND != 0 {
                 return Ok(Some(Received::Command(body)));
             }
-            self.message_bytes += head.body;
             self.frames.push(body);
             if head.flags & MORE == 0 {
-                self.message_bytes = 0;
                 return Ok(Some(Received::Message(std::mem::take(&mut self.frames))));
             }
         }
@@ -174,7 +170,8 @@ impl Decoder {
         if head.body > limits.frame_bytes_max {
             return Err(FrameFault::FrameTooLong);
         }
-        if self.message_bytes + head.body > limits.message_bytes_max {
+        let before: u64 = self.frames.iter().map(|frame| frame.len() as u64).sum();
+        if before + head.body > limits.message_bytes_max {
             return Err(FrameFault::MessageTooLong);
         }
         if self.frames.len() >= limits.frames_max {

@@ -13,7 +13,12 @@
 mod decoder;
 mod reader;
 
-pub(super) use decoder::{Limits, Mismatch, Received};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use decoder::Limits;
+pub(super) use decoder::{Mismatch, Received};
 pub(super) use reader::{ReadError, Reader};
 
 const GREETING_BYTES: usize = 64;
@@ -46,6 +51,14 @@ impl Role {
         }
     }
 
+    /// Returns the bounds of the peer's messages.
+    fn limits(self) -> Limits {
+        match self {
+            Self::Publisher | Self::Replay => Limits::ROUTER,
+            Self::Subscriber | Self::Asker => Limits::ENGINE,
+        }
+    }
+
     /// Returns the types of sockets that can be at the other end.
     fn peers(self) -> &'static [&'static str] {
         match self {
@@ -57,8 +70,21 @@ impl Role {
     }
 }
 
+/// Shakes hands with the peer of a new connection, whichever side has made it. Returns the connection's two halves.
+pub(super) async fn open(
+    stream: TcpStream,
+    role: Role,
+) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), ReadError> {
+    stream.set_nodelay(true)?;
+    let (source, mut writer) = stream.into_split();
+    let mut reader = Reader::new(source, role.limits());
+    writer.write_all(&opening(role)).await?;
+    reader.opening(role).await?;
+    Ok((reader, writer))
+}
+
 /// Returns the first bytes that a socket sends: the greeting, and the command `READY`.
-pub(super) fn opening(role: Role) -> Vec<u8> {
+fn opening(role: Role) -> Vec<u8> {
     let mut bytes = vec![0; GREETING_BYTES];
     bytes[0] = 0xff;
     // The signature, and version 3.0. With this version, peers subscribe by messages.

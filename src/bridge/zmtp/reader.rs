@@ -35,7 +35,7 @@ pub(in super::super) struct Reader<R> {
 
 impl<R: AsyncRead + Unpin> Reader<R> {
     /// Makes the reader of a connection that begins.
-    pub(in super::super) fn new(source: R, limits: Limits) -> Self {
+    pub(super) fn new(source: R, limits: Limits) -> Self {
         Self {
             source,
             decoder: Decoder::new(limits),
@@ -43,7 +43,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 
     /// Reads a peer's greeting, and its command `READY`. `role` is the kind of the own socket.
-    pub(in super::super) async fn opening(&mut self, role: Role) -> Result<(), ReadError> {
+    pub(super) async fn opening(&mut self, role: Role) -> Result<(), ReadError> {
         while !self.decoder.greeting()? {
             self.fill().await?;
         }

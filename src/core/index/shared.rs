@@ -21,22 +21,22 @@ pub(crate) struct IndexShared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
-    pub(crate) slots: Slots,
-    pub(crate) holders: RwLock<HashMap<HolderSlot, Arc<dyn Evictable>>>,
+    pub(super) slots: Slots,
+    pub(super) holders: RwLock<HashMap<HolderSlot, Arc<dyn Evictable>>>,
     /// Lock that a thread holds while it evicts blocks.
-    pub(crate) evicting: Mutex<()>,
+    pub(super) evicting: Mutex<()>,
     /// Number of holders whose hashes are not the contract's chain.
     pub(crate) foreign_holders: AtomicCell<u32>,
     /// Number of holders whose blocks' size in tokens is not known.
     pub(crate) unsized_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
     pub(crate) replacements: AtomicCell<u64>,
-    pub(crate) total: Arc<TotalUsage>,
+    pub(super) total: Arc<TotalUsage>,
 }
 
 impl IndexShared {
     /// Makes an empty index whose size counts in `total`, too.
-    pub(crate) fn new(
+    pub(super) fn new(
         settings: NamespaceSettings,
         limits: IndexLimits,
         total: &Arc<TotalUsage>,
@@ -63,16 +63,17 @@ impl IndexShared {
         self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
-    /// Gives a holder a slot. [`Self::join`] must be called next.
-    pub(crate) fn register(&self, id: &HolderId) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
-        let registered = self.slots.register(id, &self.limits)?;
+    /// Gives a holder a slot, in which eviction finds it. `make` makes the holder.
+    pub(crate) fn register<H: Evictable + 'static>(
+        &self,
+        id: &HolderId,
+        make: impl FnOnce(Arc<HolderRecord>, HolderSlot) -> H,
+    ) -> Result<Arc<H>, RegisterError> {
+        let (slot, record) = self.slots.register(id, &self.limits)?;
         self.unsized_holders.fetch_add(1);
-        Ok(registered)
-    }
-
-    /// Lets eviction take blocks from the holder in `slot`.
-    pub(crate) fn join(&self, slot: HolderSlot, holder: Arc<dyn Evictable>) {
-        self.holders.write().insert(slot, holder);
+        let holder = Arc::new(make(record, slot));
+        self.holders.write().insert(slot, Arc::<H>::clone(&holder));
+        Ok(holder)
     }
 
     /// Frees the slot of a holder, which must have no blocks.
@@ -85,8 +86,8 @@ impl IndexShared {
 /// The usage of several indexes together, and which indexes they are.
 #[derive(Debug)]
 pub struct TotalUsage {
-    pub(crate) usage: Arc<Usage>,
-    pub(crate) members: Mutex<Vec<Weak<IndexShared>>>,
+    pub(super) usage: Arc<Usage>,
+    pub(super) members: Mutex<Vec<Weak<IndexShared>>>,
 }
 
 impl TotalUsage {

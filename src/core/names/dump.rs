@@ -130,7 +130,7 @@ fn each_tier(
         engine_hashes: engine_hashes.map(<[u64]>::to_vec),
         resumable: resumable(tier),
     };
-    let is_in = |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
+    let is_in = |tier: &Tier| tiers & tier_bit(*tier) != 0;
     let tiers = (0..Tier::COUNT).filter_map(Tier::new).filter(is_in);
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
-use crate::index::share::{classes, marked};
+use crate::index::share::{classes, marked, tier_bit};
 use crate::split_map::SplitMap;
 use crate::wire::Tier;
 
@@ -175,7 +175,7 @@ impl Orphans {
     /// Notes whether a block is barred in a tier. Returns false if the block is not in that tier.
     pub(super) fn mark(&mut self, key: Key, tier: Tier, is_barred: bool) -> bool {
         let orphan = self.blocks.get_mut(&key);
-        let Some(orphan) = orphan.filter(|orphan| orphan.tiers() >> tier.as_u8() & 1 == 1) else {
+        let Some(orphan) = orphan.filter(|orphan| orphan.tiers() & tier_bit(tier) != 0) else {
             return false;
         };
         orphan.mark(tier, is_barred);

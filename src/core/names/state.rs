@@ -1,7 +1,7 @@
 //! Everything that is known of one holder's blocks.
 
 use crate::index::runs::{RunView, RunWriter, Spot};
-use crate::index::share::{Attributes, Part, Share, aside};
+use crate::index::share::{Attributes, Part, Share};
 use crate::index::usage::Change;
 use crate::wire::Tier;
 
@@ -54,12 +54,6 @@ pub(super) struct HolderState {
     pub(super) is_cut: bool,
 }
 
-impl AsMut<Share> for HolderState {
-    fn as_mut(&mut self) -> &mut Share {
-        &mut self.share
-    }
-}
-
 impl HolderState {
     /// Makes the state of a holder that has nothing but the empty `share`.
     pub(super) fn of(share: Share) -> Self {
@@ -86,14 +80,18 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which concerns this holder alone, on `blocks` blocks; see [`aside`].
+    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If that is much, others have turns at the runs
+    /// meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,
         runs: &mut RunWriter<'_>,
         work: impl FnOnce(&mut Self, RunView<'_>) -> T,
     ) -> T {
-        aside(self, blocks, runs, work)
+        match self.share.kept_aside(blocks) {
+            Some(kept) => runs.aside(&kept, |view| work(self, view)),
+            None => work(self, runs.view()),
+        }
     }
 
     /// Publishes all changes, in one step, and accounts for them.

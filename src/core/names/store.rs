@@ -125,24 +125,19 @@ impl HolderState {
         let held = form::held(tier_bit(work.tier), form, true);
         let held = held.marked(work.tier, sequence.marks.is_barred);
         let count = if form == Form::Own {
-            self.hold_named(sequence, at, wanted, held, &mut work.runs)
+            self.enter_own(sequence, at, wanted, &mut work.runs)
         } else {
-            self.hold_by_hash(sequence, at, wanted, held, &work.runs)
+            self.named_by_hash(sequence, at, wanted, &work.runs)
         };
-        work.applied.stored += count as u64;
-        u16::try_from(count).unwrap_or(u16::MAX)
+        let count = u16::try_from(count).unwrap_or(0);
+        self.share.set(at, at.offset + count, Some(held));
+        work.applied.stored += u64::from(count);
+        count
     }
 
-    /// Makes the holder have new blocks from `at` on that are named by their hashes: at least the first, and at most
-    /// `wanted`. Returns how many.
-    fn hold_by_hash(
-        &mut self,
-        sequence: &Sequence<'_>,
-        at: Spot,
-        wanted: usize,
-        held: Attributes,
-        runs: &RunWriter<'_>,
-    ) -> usize {
+    /// Number of new blocks from `at` on that can be held together under their hashes: at least the first, and at most
+    /// `wanted`.
+    fn named_by_hash(&self, sequence: &Sequence<'_>, at: Spot, wanted: usize, runs: &RunWriter<'_>) -> usize {
         let clashes = self.names.len() > 0 || runs.has_doubles();
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         let mut count = 0;
@@ -163,23 +158,20 @@ impl HolderState {
             }
             count += 1;
         }
-        self.share
-            .set(at, at.offset + u16::try_from(count).unwrap_or(0), Some(held));
         count
     }
 
-    /// Makes the holder have new blocks from `at` on that have names of their own: at least the first, and at most
+    /// Enters the names of new blocks from `at` on that have names of their own: at least the first, and at most
     /// `wanted`. Returns how many.
-    fn hold_named(
+    fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,
         at: Spot,
         wanted: usize,
-        held: Attributes,
         runs: &mut RunWriter<'_>,
     ) -> usize {
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
-        let count = if self.has_hash_names() {
+        if self.has_hash_names() {
             let hashes = runs.view().hashes(at.run, at.offset, end);
             let is_other = |spot, name| self.find_spot(name, runs).is_some_and(|other| other != spot);
             let names = own_names(sequence, at, hashes, is_other);
@@ -191,10 +183,7 @@ impl HolderState {
                     .names
                     .insert(at, own_names(sequence, at, hashes, |_, _| false))
             })
-        };
-        self.share
-            .set(at, at.offset + u16::try_from(count).unwrap_or(0), Some(held));
-        count
+        }
     }
 
     /// Stores blocks again that the holder has already, all with the attributes `held`. Returns how many are done.
@@ -297,8 +286,8 @@ impl HolderState {
 }
 
 /// Returns the leading names of a sequence that can go into the table together, for blocks from `at` on with these
-/// hashes. The first is not looked at. A name after it is left out if it is the block's hash, or if `is_other` tells
-/// that it means a block elsewhere, or that its block has too many names.
+/// hashes. The first is not looked at. They end before a name that is the block's hash, and before a block and a name
+/// that `is_other` rules out.
 fn own_names<'a>(
     sequence: &Sequence<'a>,
     at: Spot,

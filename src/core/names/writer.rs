@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::index::directory::{HolderRecord, RegisterError};
 use crate::index::indexer::PositionalIndexer;
 use crate::index::settings::NamespaceSettings;
-use crate::index::share::Evictable;
 use crate::index::shared::IndexShared;
 use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, HolderId, Tier};
@@ -18,10 +17,7 @@ impl PositionalIndexer {
     /// Adds a holder, and returns its writer. Apart from eviction, only the writer may change what the holder holds.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
         let shared = Arc::clone(&self.shared);
-        let (slot, record) = shared.register(id)?;
-        let holder = Arc::new(Holder::new(record, slot));
-        let evictable: Arc<dyn Evictable> = Arc::<Holder>::clone(&holder);
-        shared.join(slot, evictable);
+        let holder = shared.register(id, Holder::new)?;
         Ok(HolderWriter { shared, holder })
     }
 }

@@ -150,8 +150,8 @@ fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(events)
 }
 
-/// Returns the traits of an event that one of the sides is known to treat in its own way, by what kvatlas's decoder says and a look at the
-/// bytes.
+/// Returns the traits of an event that one of the sides is known to treat in its own way. kvatlas's decoder tells them,
+/// and a look at the bytes.
 fn traits_of(event: &[u8]) -> meaning::Traits {
     ours::traits(event)
 }

@@ -6,8 +6,10 @@
 
 mod part;
 
+use smallvec::SmallVec;
+
 use crate::index::directory::HolderSlot;
-use crate::index::runs::{Run, RunId, RunView, RunWriter, Spot, Victim};
+use crate::index::runs::{Run, RunId, RunWriter, Spot, Victim};
 use crate::split_map::SplitMap;
 use crate::wire::Tier;
 
@@ -141,6 +143,14 @@ impl Share {
         }
     }
 
+    /// Returns the runs that must be kept from being cut while others have turns during work on `blocks` blocks: those
+    /// in which the holder has blocks that are not published. `None` if others need no turns: the work is short, or the
+    /// runs are too many.
+    pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
+        let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
+        lets_others.then(|| SmallVec::from_slice(&self.touched))
+    }
+
     /// Number of runs that are to be published.
     pub(crate) fn touched(&self) -> usize {
         self.touched.len()
@@ -211,24 +221,4 @@ impl Share {
         let tier = Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?)?;
         (tier_bit(tier) == tiers).then_some((tier, self.reshaped))
     }
-}
-
-/// Runs `work`, which concerns the `owner` of a share alone, on `blocks` blocks. If that is much, others have turns at
-/// the runs meanwhile. Blocks that the owner has put among the runs are kept until they can be published.
-pub(crate) fn aside<S: AsMut<Share>, T>(
-    owner: &mut S,
-    blocks: usize,
-    runs: &mut RunWriter<'_>,
-    work: impl FnOnce(&mut S, RunView<'_>) -> T,
-) -> T {
-    let share = owner.as_mut();
-    if blocks < ASIDE_BLOCKS || share.touched.len() > KEPT_RUNS {
-        return work(owner, runs.view());
-    }
-    let mut touched = std::mem::take(&mut share.touched);
-    let done = runs.aside(&touched, |view| work(owner, view));
-    let share = owner.as_mut();
-    touched.append(&mut share.touched);
-    share.touched = touched;
-    done
 }
