@@ -6,10 +6,12 @@
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+
+use parking_lot::Mutex;
 
 use crate::epoch::Guard;
-use parking_lot::Mutex;
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 type Array = Box<[AtomicU64]>;
 
@@ -143,7 +145,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        let old = *self.0.get_mut();
+        let old = self.0.load(Ordering::Relaxed);
         if !old.is_null() {
             #[allow(unsafe_code, reason = "frees what `packed` was given")]
             // SAFETY: whoever drops `self` is the only one who can reach the array: references from `get` borrow `self`.

@@ -11,11 +11,10 @@
 //! `least` is a lower bound: no entry reaches less far than `least`, counted over all tiers. If there are many entries,
 //! all may reach further. The bits are left out if they would take much memory beside the entries.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::entry::Entry;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
+use crate::sync::{AtomicU64, Ordering};
 use crate::words::copy;
 
 /// Step of tiers that `least` counts: all tiers.

@@ -1,0 +1,424 @@
+//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. [`loom`]
+//! takes the place of the atomics in the product's sources, and [`epoch`] that of the collector.
+//!
+//! - Arrays of words (`words.rs`): a reader keeps the array that it has found, whole, while writers replace it.
+//! - A run's header and its blocks (`header.rs`): all blocks that a length counts are there.
+//! - A roster and its summary (`roster.rs`): between two equal versions both tell of the same instant.
+//! - A step against a search: a search sees a batch whole or not at all, or notices it.
+//! - The table of runs (`heads.rs`) against its writer.
+
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    unused_imports,
+    reason = "the product's sources, of which a part is used"
+)]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod epoch;
+
+use entry::Entry;
+use header::Header;
+use heads::{HeadCounts, Heads};
+use index::directory::HolderSlot;
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use roster::Roster;
+use sync::{AtomicU64, Ordering, fence};
+use words::Words;
+
+/// The module that the product's sources find in place of their own.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicPtr, Ordering, fence};
+
+    pub(crate) const IS_MODEL: bool = true;
+
+    /// Word whose end is a change of it, too: loom refuses looks that do not come before.
+    #[derive(Debug, Default)]
+    pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
+
+    impl AtomicU64 {
+        pub(crate) fn new(value: u64) -> Self {
+            Self(loom::sync::atomic::AtomicU64::new(value))
+        }
+    }
+
+    impl std::ops::Deref for AtomicU64 {
+        type Target = loom::sync::atomic::AtomicU64;
+
+        fn deref(&self) -> &Self::Target {
+            &self.0
+        }
+    }
+
+    impl Drop for AtomicU64 {
+        fn drop(&mut self) {
+            self.0.with_mut(|_| ());
+        }
+    }
+}
+
+#[path = "../../index/runs/entry.rs"]
+mod entry;
+#[path = "../../index/runs/header.rs"]
+mod header;
+#[path = "../../index/runs/heads.rs"]
+mod heads;
+#[path = "../../index/directory/holder_set.rs"]
+mod holder_set;
+#[path = "../../index/runs/roster.rs"]
+mod roster;
+#[path = "../../words.rs"]
+mod words;
+
+mod index {
+    pub(crate) use crate::holder_set as directory;
+
+    pub(crate) mod hook {
+        pub(crate) fn point() {}
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RunId(u32);
+
+struct Spot;
+
+impl Spot {
+    fn bits(self) -> u64 {
+        0
+    }
+}
+
+mod ahead {
+    pub(crate) fn prefetch<T: ?Sized>(_: &T) {}
+}
+
+mod mix {
+    pub(crate) fn fold(one: u64, other: u64) -> u64 {
+        one ^ other
+    }
+
+    pub(crate) fn random_key(number: u64) -> u64 {
+        number
+    }
+}
+
+/// A number of a run at position 0: searches look at its bit, too.
+fn first(number: u64) -> u64 {
+    number | 1 << 63
+}
+
+/// A table and what its writer knows.
+struct Table {
+    heads: Heads,
+    counts: Mutex<HeadCounts>,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self {
+            heads: Heads::new(),
+            counts: Mutex::default(),
+        }
+    }
+
+    fn insert(&self, hash: u64, run: u32) {
+        let guard = epoch::pin();
+        self.heads
+            .insert(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
+    }
+
+    fn remove(&self, hash: u64, run: u32) {
+        let guard = epoch::pin();
+        self.heads
+            .remove(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
+    }
+
+    fn has(&self, hash: u64, run: u32) -> bool {
+        let guard = epoch::pin();
+        let is_it = |found| (found == RunId(run)).then_some(());
+        self.heads.may_have_first(first(hash)) && self.heads.find(first(hash), &guard, is_it).is_some()
+    }
+}
+
+/// Without the harness of tests, which would run those of the product's sources, too.
+fn main() {
+    readers_of_a_replaced_array_go_on_with_what_they_have();
+    blocks_that_a_length_counts_are_there();
+    a_roster_and_its_summary_are_of_one_instant();
+    a_search_notices_the_steps_that_it_meets();
+    a_search_notices_the_steps_of_two_holders();
+    what_runs_show_between_two_equal_versions_is_of_one_instant();
+    a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks();
+    a_run_behind_one_that_goes_is_found();
+}
+
+/// Checks a model in all orders in which threads are interrupted no more often than so.
+fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(interruptions_max);
+    builder.check(move || {
+        model();
+        // What nobody sees any more goes with the model.
+        words::give_back(0);
+    });
+    println!("{name}: ok");
+}
+
+/// Gives all words of an array its length.
+fn fill_with_length(array: &[AtomicU64]) {
+    let len = array.len() as u64;
+    array.iter().for_each(|word| word.store(len, Ordering::Relaxed));
+}
+
+fn assert_whole(array: &[AtomicU64]) {
+    let len = array.len() as u64;
+    for word in array {
+        assert_eq!(word.load(Ordering::Relaxed), len);
+    }
+}
+
+fn readers_of_a_replaced_array_go_on_with_what_they_have() {
+    check("readers_of_a_replaced_array_go_on", 5, || {
+        let words = Arc::new(Words::default());
+        words.replace(1, fill_with_length, &epoch::pin());
+        let read = Arc::clone(&words);
+        let reader = thread::spawn(move || {
+            let guard = epoch::pin();
+            let array = read.get(&guard);
+            assert_whole(array);
+            assert_whole(read.get(&guard));
+            assert_whole(array);
+        });
+        for len in [2, 0, 1] {
+            words.replace(len, fill_with_length, &epoch::pin());
+            words::give_back(1);
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// A run that is appended to.
+#[derive(Default)]
+struct Chain {
+    header: Header,
+    hashes: Words,
+}
+
+impl Chain {
+    /// Appends blocks up to the length `end`, each with its number as hash.
+    fn append(&self, end: u16) {
+        let guard = epoch::pin();
+        let old = self.hashes.get(&guard);
+        self.hashes
+            .replace(end.into(), |next| words::copy(old, next), &guard);
+        for (number, hash) in (1..).zip(self.hashes.get(&guard)) {
+            hash.store(number, Ordering::Relaxed);
+        }
+        self.header.set_len(end);
+    }
+}
+
+fn blocks_that_a_length_counts_are_there() {
+    check("blocks_that_a_length_counts_are_there", 5, || {
+        let chain = Arc::new(Chain::default());
+        chain.append(1);
+        let read = Arc::clone(&chain);
+        let reader = thread::spawn(move || {
+            let guard = epoch::pin();
+            let len = usize::from(read.header.len());
+            let hashes = read.hashes.get(&guard);
+            for (number, hash) in (1..=len as u64).zip(&hashes[..len]) {
+                assert_eq!(hash.load(Ordering::Relaxed), number);
+            }
+        });
+        chain.append(2);
+        chain.append(3);
+        reader.join().unwrap();
+    });
+}
+
+/// A run with the entries of its holders, of which one stands in the run itself.
+#[derive(Default)]
+struct Held {
+    header: Header,
+    inline: [AtomicU64; 1],
+    more: Words,
+}
+
+impl Held {
+    fn roster<'g>(&'g self, guard: &'g epoch::Guard) -> Roster<'g> {
+        Roster::new(&self.inline, self.more.get(guard))
+    }
+
+    /// A step after which the holder in `slot`, whose entry is at `index`, has `reach` blocks.
+    fn step(&self, slot: usize, index: usize, reach: u16) {
+        let guard = epoch::pin();
+        self.header.count_step();
+        fence(Ordering::Release);
+        let slot = HolderSlot::new(slot).unwrap();
+        let roster = self.roster(&guard);
+        if let Some([words, room]) = roster.wanting(slot, index) {
+            let fill = |list: &[AtomicU64]| roster.copy_to(list, words);
+            self.more.replace(1 + words + room, fill, &guard);
+        }
+        let entry = match reach {
+            0 => Entry::default(),
+            reach => Entry::new(slot, [reach; 3], reach),
+        };
+        self.roster(&guard).set(index, slot, entry);
+        if self.roster(&guard).has_empty_list() {
+            self.more.replace(0, |_| (), &guard);
+        }
+        self.header.count_step();
+    }
+
+    /// Looks at the summary and at the entries as a search does: where no step was made, both tell the same.
+    fn search(&self) {
+        let guard = epoch::pin();
+        let version = self.header.version();
+        let summary = self.roster(&guard).all::<u64>(2, 2);
+        let entries: Vec<Entry> = self.roster(&guard).entries().collect();
+        fence(Ordering::Acquire);
+        let Some(summary) = summary.filter(|_| self.header.is_still(version)) else {
+            return;
+        };
+        let reaching = entries.iter().filter(|entry| entry.reach(2) >= 2);
+        let slots = reaching.fold(0, |slots, entry| slots | 1 << entry.slot().index());
+        assert_eq!((summary, slots), (slots, summary), "{entries:?}");
+        assert!(entries.iter().all(|entry| entry.reach(2) >= 2), "{entries:?}");
+    }
+}
+
+fn a_roster_and_its_summary_are_of_one_instant() {
+    check("a_roster_and_its_summary_are_of_one_instant", 3, || {
+        let run = Arc::new(Held::default());
+        run.step(0, 0, 2);
+        run.step(1, 1, 3);
+        run.search();
+        let read = Arc::clone(&run);
+        let reader = thread::spawn(move || read.search());
+        run.step(1, 1, 1);
+        run.step(2, 2, 2);
+        run.step(1, 1, 0);
+        reader.join().unwrap();
+        run.search();
+    });
+}
+
+/// Two runs, and what each of two holders has of each.
+#[derive(Default)]
+struct World {
+    runs: [Header; 2],
+    turn: Mutex<()>,
+    entries: [[AtomicU64; 2]; 2],
+}
+
+impl World {
+    /// A step of a holder, after which it has `value` of both runs.
+    fn step(&self, holder: usize, value: u64) {
+        let _turn = self.turn.lock().unwrap();
+        self.runs.iter().for_each(Header::count_step);
+        fence(Ordering::Release);
+        for entry in &self.entries[holder] {
+            entry.store(value, Ordering::Release);
+        }
+        self.runs.iter().for_each(Header::count_step);
+    }
+
+    /// Looks at what the first `holders` have as a search does, run by run: where no step was made, each has the same of both runs. Then gives
+    /// what each has.
+    fn search(&self, holders: usize) -> Option<Vec<u64>> {
+        let look = |run: usize| {
+            let version = self.runs[run].version();
+            let entries = self.entries.iter().take(holders);
+            let seen: Vec<_> = entries
+                .map(|entries| entries[run].load(Ordering::Acquire))
+                .collect();
+            (version, seen)
+        };
+        let [(one, first), (other, second)] = [0, 1].map(look);
+        fence(Ordering::Acquire);
+        let is_of_one_instant = self.runs[0].is_still(one) && self.runs[1].is_still(other);
+        assert!(
+            !is_of_one_instant || first == second,
+            "{first:?} and {second:?}, unnoticed"
+        );
+        is_of_one_instant.then_some(first)
+    }
+}
+
+/// Looks at what the first holder has, in a thread of its own.
+fn search_beside(world: &Arc<World>) -> thread::JoinHandle<Option<Vec<u64>>> {
+    let world = Arc::clone(world);
+    thread::spawn(move || world.search(1))
+}
+
+fn a_search_notices_the_steps_that_it_meets() {
+    check("a_search_notices_the_steps_that_it_meets", 3, || {
+        let world = Arc::new(World::default());
+        let search = search_beside(&world);
+        world.step(0, 1);
+        search.join().unwrap();
+        world.search(1);
+    });
+}
+
+fn a_search_notices_the_steps_of_two_holders() {
+    check("a_search_notices_the_steps_of_two_holders", 2, || {
+        let world = Arc::new(World::default());
+        let writers = [0, 1].map(|holder| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.step(holder, 1))
+        });
+        world.search(2);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+}
+
+fn what_runs_show_between_two_equal_versions_is_of_one_instant() {
+    check(
+        "what_runs_show_between_two_equal_versions_is_of_one_instant",
+        3,
+        || {
+            let world = Arc::new(World::default());
+            let search = search_beside(&world);
+            world.step(0, 1);
+            world.step(0, 2);
+            search.join().unwrap();
+            assert_eq!(world.search(1), Some(vec![2]));
+        },
+    );
+}
+
+fn a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks() {
+    check("a_run_that_is_there_all_the_time_is_found", 4, || {
+        let table = Arc::new(Table::new());
+        table.insert(0, 1);
+        let searched = Arc::clone(&table);
+        let search = thread::spawn(move || assert!(searched.has(0, 1)));
+        // At the same home, with the same tag; the table grows with each.
+        table.insert(0, 2);
+        table.insert(0, 3);
+        table.remove(0, 2);
+        search.join().unwrap();
+        assert!(table.has(0, 1) && !table.has(0, 2) && table.has(0, 3));
+    });
+}
+
+fn a_run_behind_one_that_goes_is_found() {
+    check("a_run_behind_one_that_goes_is_found", 4, || {
+        let table = Arc::new(Table::new());
+        table.insert(0, 1);
+        table.insert(0, 2);
+        let searched = Arc::clone(&table);
+        let search = thread::spawn(move || assert!(searched.has(0, 2)));
+        table.remove(0, 1);
+        table.insert(0, 3);
+        search.join().unwrap();
+    });
+}
