@@ -177,7 +177,7 @@ async fn a_reply_that_is_too_long_goes_without_addresses() {
     const HOLDERS: u32 = 200;
     let options = BrokerOptions {
         config_lines: vec!["max_payload: 65536".to_owned()],
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     let broker = EmbeddedBroker::start_with(&crate::support::server(), options)
         .await

@@ -254,7 +254,7 @@ async fn narrow_broker() -> EmbeddedBroker {
     // Later lines win over the embedded default.
     let options = BrokerOptions {
         config_lines: vec!["max_payload: 2048".to_owned()],
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     EmbeddedBroker::start_with(&crate::support::server(), options)
         .await

@@ -96,7 +96,7 @@ async fn a_stopped_daemon_with_core_nats() {
 async fn a_stopped_daemon_with_jetstream() {
     let options = BrokerOptions {
         with_jetstream: true,
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
     a_daemon_that_was_stopped_calls_nothing_exact_that_it_has_not_read(&broker, &[JETSTREAM]).await;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::support::process::Process;
 use crate::support::{
-    Client, broker, eventually, hashes, matches, reasons, server, snapshots_in, stored, stored_after,
+    Client, broker, eventually, hashes, matches, reasons, snapshots_in, stored, stored_after,
 };
 use kvatlas_client::ClientError;
 use kvatlas_core::wire::{Tier, WireLimits};
@@ -110,7 +110,7 @@ async fn a_killed_daemon_comes_back_with_its_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_it_leaves_only_whole_snapshots() {
-    let broker = EmbeddedBroker::start(&server()).await.unwrap();
+    let broker = broker().await;
     let folder = tempfile::tempdir().unwrap();
     let client = Client::connect(broker.url()).await;
     let mut blocks = 0;

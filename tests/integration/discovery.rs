@@ -231,7 +231,7 @@ async fn the_doctor_finds_daemons_that_hash_differently() {
 async fn whoever_asks_does_not_speak_with_the_rights_of_the_daemon() {
     let options = BrokerOptions {
         with_jetstream: true,
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
     let daemon = daemon(broker.url(), &[JETSTREAM]).await;

@@ -27,7 +27,7 @@ const UNAVAILABLE: i32 = 69;
 async fn broker(lines: String) -> EmbeddedBroker {
     let options = BrokerOptions {
         config_lines: vec![lines],
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }

@@ -1,7 +1,8 @@
 //! The main job over a real broker: events in, exact prefix matches out.
 
 use crate::support::{
-    Client, broker, daemon, hashes, matches, namespace, old_server, removed, stored, stored_after, worker,
+    Client, broker, daemon, hashes, matches, namespace, old_server, own_port, removed, stored, stored_after,
+    worker,
 };
 use kvatlas_core::hash::{
     BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hashes, lineage_hashes, sequence_hashes,
@@ -69,7 +70,7 @@ async fn events_in_matches_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_in_matches_out_on_an_older_server() {
     if let Some(binary) = old_server() {
-        serve_and_ask(&EmbeddedBroker::start(&binary).await.unwrap()).await;
+        serve_and_ask(&EmbeddedBroker::start_with(&binary, own_port()).await.unwrap()).await;
     }
 }
 

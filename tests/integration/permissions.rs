@@ -64,7 +64,7 @@ async fn broker(configuration: &str) -> EmbeddedBroker {
     config_lines.push(configuration.to_owned());
     let options = BrokerOptions {
         config_lines,
-        ..BrokerOptions::default()
+        ..crate::support::own_port()
     };
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }

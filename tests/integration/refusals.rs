@@ -47,7 +47,7 @@ impl Scene {
         let options = BrokerOptions {
             config_lines: vec![format!("include \"../{name}/rights.conf\"")],
             with_jetstream: true,
-            ..BrokerOptions::default()
+            ..crate::support::own_port()
         };
         let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
         Self { broker, folder }

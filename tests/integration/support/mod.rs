@@ -106,7 +106,15 @@ pub fn old_server() -> Option<PathBuf> {
 
 /// A broker on a port of its own.
 pub async fn broker() -> EmbeddedBroker {
-    EmbeddedBroker::start(&server()).await.unwrap()
+    broker_on(lasting_port()).await
+}
+
+/// Options of a broker on a port that no other test's broker gets: a client that outlives its broker connects again to that port.
+pub fn own_port() -> BrokerOptions {
+    BrokerOptions {
+        port: Some(lasting_port()),
+        ..BrokerOptions::default()
+    }
 }
 
 /// A broker on `port`, to come back where another one was.
@@ -118,7 +126,7 @@ pub async fn broker_on(port: u16) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// A free port for a broker that goes and comes back: below those that the system gives to connections, so that none takes it meanwhile.
+/// A free port that is given once only: below those that the system gives to connections, so that none takes it while its broker is away.
 pub fn lasting_port() -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
     loop {
