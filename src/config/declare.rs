@@ -33,6 +33,8 @@ pub struct Setting {
     pub about: &'static str,
     /// Table of the file whose named tables may override the setting, such as `namespaces`; else `None`.
     pub named_in: Option<&'static str>,
+    /// Whether a running daemon takes the setting at a reload, without a restart.
+    pub is_live: bool,
 }
 
 impl Setting {
@@ -68,6 +70,7 @@ impl Setting {
             help: help.trim().trim_end_matches('.'),
             about: "",
             named_in: None,
+            is_live: false,
         }
     }
 }
@@ -79,6 +82,9 @@ pub(super) trait Table: Sized {
 
     /// Reads the values in force into the typed value.
     fn read(values: Values<'_>) -> Result<Self, ConfigError>;
+
+    /// Takes over the values of the live settings of `other`.
+    fn take_live(&mut self, other: &Self);
 }
 
 /// A [`Table`] whose settings named tables of the file may override.
@@ -131,20 +137,28 @@ impl<T: NamedTable> Table for Named<T> {
                 .collect::<Result<_, ConfigError>>()?,
         })
     }
+
+    fn take_live(&mut self, other: &Self) {
+        self.default.take_live(&other.default);
+        for (name, values) in &mut self.overrides {
+            let given = other.overrides.get(name);
+            given.into_iter().for_each(|given| values.take_live(given));
+        }
+    }
 }
 
 /// Declares tables of settings. Each becomes a struct with one field for each row.
 ///
 /// A row is a help sentence as doc comment, then `field: Type = default, rule;`. Its key is the section and the field's
-/// name; `field as key` gives another key. `flag "word"` at its end adds a shorter flag. A row without a default holds the
-/// rows of another [`Table`]. `named in [tables]` lets named tables of the file override the settings: see [`Named`].
+/// name; `field as key` gives another key. `flag "word"` at its end adds a shorter flag. `=> live` tells that a running
+/// daemon takes the setting at a reload. A row without a default holds the rows of another [`Table`]. `named in [tables]` lets named tables of the file override the settings: see [`Named`].
 macro_rules! tables {
     ($(
         $(#[doc = $about:literal])+
         $visibility:vis $table:ident in [$section:ident] $(named in [$named_in:ident])? {
             $(
                 $(#[doc = $help:literal])+
-                $field:ident $(as $name:ident)?: $type:ty $(= $default:literal, $rule:expr $(, flag $alias:literal)?)?;
+                $field:ident $(as $name:ident)?: $type:ty $(= $default:literal, $rule:expr $(, flag $alias:literal)? $(=> $live:ident)?)?;
             )+
         }
     )+) => { $(
@@ -162,7 +176,7 @@ macro_rules! tables {
                 let mut settings = Vec::new();
                 $(
                     settings.extend(tables!(
-                        @settings ($section $field $($name)?) $type, concat!($($help),+) $(, $default, $rule $(, $alias)?)?
+                        @settings ($section $field $($name)?) $type, concat!($($help),+) $(, $default, $rule, [$($alias)?] [$($live)?])?
                     ));
                 )+
                 for setting in &mut settings {
@@ -175,6 +189,12 @@ macro_rules! tables {
                 Ok(Self {
                     $($field: tables!(@read values ($section $field $($name)?) $type $(, $rule)?)?,)+
                 })
+            }
+
+            fn take_live(&mut self, other: &Self) {
+                // Few sections have live settings.
+                let _ = other;
+                $(tables!(@take_live self.$field, other.$field $(, $default [$($live)?])?);)+
             }
         }
 
@@ -189,19 +209,27 @@ macro_rules! tables {
     (@key ($section:ident $field:ident $name:ident)) => { concat!(stringify!($section), ".", stringify!($name)) };
 
     (@settings $key:tt $type:ty, $help:expr) => { <$type as Table>::settings() };
-    (@settings $key:tt $type:ty, $help:expr, $default:literal, $rule:expr) => {{
+    (@settings $key:tt $type:ty, $help:expr, $default:literal, $rule:expr, [$($alias:literal)?] [$($live:ident)?]) => {{
         let rule: Rule<$type> = $rule;
-        [Setting::new(tables!(@key $key), rule.kind, $default, $help)]
+        [Setting {
+            alias: None$(.or(Some($alias)))?,
+            is_live: tables!(@is_live $($live)?),
+            ..Setting::new(tables!(@key $key), rule.kind, $default, $help)
+        }]
     }};
-    (@settings $key:tt $type:ty, $help:expr, $default:literal, $rule:expr, $alias:literal) => {
-        tables!(@settings $key $type, $help, $default, $rule).map(|setting| Setting { alias: Some($alias), ..setting })
-    };
+
+    (@is_live) => { false };
+    (@is_live live) => { true };
 
     (@read $values:ident $key:tt $type:ty) => { <$type as Table>::read($values) };
     (@read $values:ident $key:tt $type:ty, $rule:expr) => {{
         let rule: Rule<$type> = $rule;
         $values.get(tables!(@key $key), &rule)
     }};
+
+    (@take_live $own:expr, $other:expr) => { $own.take_live(&$other) };
+    (@take_live $own:expr, $other:expr, $default:literal []) => {};
+    (@take_live $own:expr, $other:expr, $default:literal [live]) => { $own.clone_from(&$other) };
 }
 pub(super) use tables;
 
@@ -236,6 +264,14 @@ macro_rules! configuration {
                     $($section: <$type as Table>::read(values)?,)+
                     effective,
                 })
+            }
+
+            /// Returns the configuration with the live settings of `other`; all others stay as they are.
+            #[must_use]
+            pub fn with_live(&self, other: &Config) -> Config {
+                let mut config = self.clone();
+                $(config.$section.take_live(&other.$section);)+
+                config
             }
         }
 

@@ -10,6 +10,7 @@ This page is made from the declarations in `src/config/settings.rs`.
 
 A flag covers its environment variable, which covers the TOML file (`--config`, or `KVATLAS_CONFIG`), which covers the
 default. Unknown keys, variables and flags are errors, and all mistakes are reported at once.
+A running `kvatlas serve` takes what is marked *Live* at SIGHUP, without a restart ([when](operating.md#reloading)).
 `kvatlas serve --check-config` only checks. `kvatlas serve --print-config` prints the values in force, each with its origin.
 
 In the file, the part of a setting's name before the dot is the table. Namespaces may have contracts of their own, in the
@@ -56,6 +57,7 @@ fn push_row(page: &mut String, setting: &Setting) {
         "" => "unset".to_owned(),
         default => format!("`{default}`"),
     };
+    let live = if setting.is_live { " *Live.*" } else { "" };
     let (key, variable, help, allowed) = (
         setting.key,
         &setting.variable,
@@ -64,7 +66,7 @@ fn push_row(page: &mut String, setting: &Setting) {
     );
     push(
         page,
-        format_args!("| `{key}`<br>{flags}<br>`{variable}` | {default} | {help}. | {allowed} |\n"),
+        format_args!("| `{key}`<br>{flags}<br>`{variable}` | {default} | {help}.{live} | {allowed} |\n"),
     );
 }
 

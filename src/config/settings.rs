@@ -88,15 +88,15 @@ tables! {
     /// The means to authenticate to NATS.
     Credentials in [nats] {
         /// NATS credentials file (JWT and seed) to authenticate with; read anew for every connection.
-        credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        credentials_file: Option<PathBuf> = "", path(Kind::OptionalFile) => live;
         /// File with the seed of an NKey to authenticate to NATS with; read anew for every connection.
-        nkey_seed_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        nkey_seed_file: Option<PathBuf> = "", path(Kind::OptionalFile) => live;
         /// Token to authenticate to NATS with.
-        token: Option<Secret> = "", secret();
+        token: Option<Secret> = "", secret() => live;
         /// User to authenticate to NATS as; needs a password too.
-        user: String = "", text(Kind::OptionalText);
+        user: String = "", text(Kind::OptionalText) => live;
         /// Password of the NATS user.
-        password: Option<Secret> = "", secret();
+        password: Option<Secret> = "", secret() => live;
     }
 
     /// Which subjects to use.
@@ -118,11 +118,11 @@ tables! {
         /// Age of the oldest event that waits, in milliseconds, beyond which the holders concerned are degraded as behind; 0 is never.
         behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);
         /// Size of one event message, at most.
-        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB);
+        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
         /// Blocks in one event, at most.
-        max_blocks_per_event: usize = "65536", integer(1, 16_777_216);
+        max_blocks_per_event: usize = "65536", integer(1, 16_777_216) => live;
         /// Events in one batch, at most.
-        max_events_per_batch: usize = "4096", integer(1, 1_048_576);
+        max_events_per_batch: usize = "4096", integer(1, 1_048_576) => live;
         /// Events of one holder that wait for the block before theirs, at most; 0 parks none.
         parked_events_max: usize = "64", integer(0, 65_536);
         /// Bytes of all events that wait for the block before theirs, at most; one holder may take a fourth of what the others leave. Events beyond
@@ -133,7 +133,7 @@ tables! {
         /// How long an event stays parked, in milliseconds, at most.
         parked_ttl as parked_ttl_ms: Duration = "30000", milliseconds(1, 3_600_000);
         /// How far the epoch of a publisher, read as microseconds since 1970, may lie ahead of the clock, in seconds; 0 is no limit.
-        max_epoch_ahead as max_epoch_ahead_seconds: Duration = "86400", seconds(0, 31_536_000_000);
+        max_epoch_ahead as max_epoch_ahead_seconds: Duration = "86400", seconds(0, 31_536_000_000) => live;
         /// How events travel: as messages of core NATS, or through a JetStream stream that keeps them.
         transport: Transport = "core", choice();
         /// The stream that keeps the events, with JetStream.
@@ -175,11 +175,11 @@ tables! {
     /// How queries are answered.
     pub QueriesConfig in [queries] {
         /// Size of one query message, at most.
-        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB);
+        max_message_bytes: usize = "1 MiB", bytes(KIB, 64 * MIB) => live;
         /// Blocks of one prompt that a query may name, at most.
-        max_depth_blocks: usize = "65536", integer(1, 16_777_216);
+        max_depth_blocks: usize = "65536", integer(1, 16_777_216) => live;
         /// Prompts in one query message, at most.
-        max_batch: usize = "256", integer(1, 65_536);
+        max_batch: usize = "256", integer(1, 65_536) => live;
         /// NATS queue group that shares the queries out.
         queue_group: String = "kvatlas", text(Kind::Name);
         /// Large query messages, and requests for a status whose reply is large (above 32 KiB), that wait for their turn on one connection, at most; more are refused with error 429.
@@ -221,7 +221,7 @@ tables! {
         /// Let no namespace come into being that the file does not name in a table [namespaces.NAME].
         named_namespaces_only: bool = "false", boolean();
         /// Time without a holder after which a namespace that the file does not name is forgotten, in seconds; 0 is never.
-        empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400);
+        empty_namespace as empty_namespace_seconds: Duration = "600", seconds(0, 86_400) => live;
         /// Workers in one namespace, at most.
         max_workers_per_namespace: usize = "4096", integer(1, 65_535);
         /// Data-parallel ranks of one worker, at most.
@@ -399,7 +399,7 @@ tables! {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
         /// Which log lines to write; those of the NATS client only where async_nats is named.
-        level: String = "info", text(Kind::LogFilter);
+        level: String = "info", text(Kind::LogFilter) => live;
     }
 
     /// Spans of traced requests, and where they go.
@@ -444,6 +444,10 @@ impl Table for SharedAuthentication {
             given.unwrap_or(Authentication::Anonymous),
         ))
     }
+
+    fn take_live(&mut self, other: &Self) {
+        self.clone_from(other);
+    }
 }
 
 /// Reads `None` if no bucket is named.
@@ -455,6 +459,12 @@ impl Table for Option<ObjectStoreConfig> {
     fn read(values: Values<'_>) -> Result<Self, ConfigError> {
         let config = ObjectStoreConfig::read(values)?;
         Ok((!config.bucket.is_empty()).then_some(config))
+    }
+
+    fn take_live(&mut self, other: &Self) {
+        if let (Some(own), Some(other)) = (self, other) {
+            own.take_live(other);
+        }
     }
 }
 

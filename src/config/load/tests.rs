@@ -406,6 +406,41 @@ fn no_secret_is_shown() {
 }
 
 #[test]
+fn a_reload_takes_live_settings_and_no_others() {
+    let (begun, again) = (load(&[], &[], "").unwrap(), load(&[], &[], EXAMPLE).unwrap());
+    let mut expected = begun.clone();
+    expected
+        .nats
+        .authentication
+        .clone_from(&again.nats.authentication);
+    expected.events.max_message_bytes = 2_097_152;
+    expected.logging.level.clone_from(&again.logging.level);
+    assert!(expected != begun && expected != again);
+    assert_eq!(begun.with_live(&again), expected);
+    // What began goes on as it was.
+    assert_eq!(begun, load(&[], &[], "").unwrap());
+}
+
+#[test]
+fn the_page_about_reloading_names_every_live_setting() {
+    let page = include_str!("../../../deploy/operating.md");
+    let (_, reloading) = page.split_once("\n## Reloading\n").unwrap();
+    let (reloading, _) = reloading.split_once("\n## ").unwrap();
+    let (live, others): (Vec<_>, Vec<_>) = SETTINGS.iter().partition(|setting| setting.is_live);
+    assert!(!live.is_empty());
+    let is_named = |setting: &&Setting| reloading.contains(&format!("`{}`", setting.key));
+    for setting in live {
+        assert!(is_named(&setting), "{}", setting.key);
+    }
+    let table = reloading.lines().filter(|line| line.starts_with("| `"));
+    let table: String = table.collect();
+    let named = others
+        .iter()
+        .find(|setting| table.contains(&format!("`{}`", setting.key)));
+    assert!(named.is_none(), "{named:?}");
+}
+
+#[test]
 fn automatic_lanes_are_half_the_cores() {
     let mut events = load(&[], &[], "").unwrap().events;
     assert_eq!(
