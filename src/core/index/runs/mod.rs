@@ -11,11 +11,13 @@
 //! | `header.rs` | a run's position, length and change counter, in one word |
 //! | `entry.rs` | how much of a run one holder has, in one word |
 //! | `roster.rs` | the entries of all holders of a run |
-//! | `bars.rs`, `usable.rs` | which blocks of a run are not resumable, and for which holders; how much of a chain holders can use |
+//! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
+//! | `usable.rs` | how many leading blocks of a chain each holder can use |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `places.rs` | table from the hashes of all blocks to their places, for turns |
+//! | `store.rs`, `books.rs` | the runs of an index; what only the writer with the turn reads and changes |
+//! | `writer.rs`, `barring.rs`, `trim.rs` | changing runs; changing their bars; cutting off blocks that no holder has |
 //! | `recency.rs` | which runs were used longest ago |
-//! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 
 mod barring;
 mod bars;
