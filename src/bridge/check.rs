@@ -8,7 +8,6 @@ use kvatlas_engines::Format;
 use kvatlas_process::registry::{Connection, NewEngine, NewServer, RegisterRefusal, SizeOf};
 
 use super::http::ServerAddress;
-use super::subscribed::method_path;
 use super::zmtp::split_endpoint;
 use super::{grpc, tensorrt};
 
@@ -167,7 +166,7 @@ fn scheme_of(endpoint: &str) -> &str {
 /// Checks an engine that hands on events over gRPC.
 fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
-    if method_path(engine.format).is_none() {
+    if grpc::method_path(engine.format).is_none() {
         return invalid(format!("{} is not served over gRPC", engine.format.as_str()));
     }
     if !engine.topic.is_empty() {

@@ -14,9 +14,6 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::sources::SourceError;
-use super::subscribed::method_path;
-
 /// Longest frame, in bytes: a chunk of a snapshot has 2,048 blocks, so that blocks of thousands of tokens fit.
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest description of an engine, in bytes.
@@ -95,9 +92,14 @@ fn in_words(error: &tonic::transport::Error) -> String {
     words
 }
 
-impl From<GrpcError> for SourceError {
-    fn from(error: GrpcError) -> Self {
-        Self::Broken(error.into())
+/// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
+pub(super) fn method_path(format: Format) -> Option<&'static str> {
+    match format {
+        Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),
+        Format::Sglang => Some("/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents"),
+        Format::TokenSpeed => Some("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents"),
+        Format::TensorRt => Some("/trtllm.TrtllmService/SubscribeKvEvents"),
+        Format::Mooncake | Format::Dynamo => None,
     }
 }
 

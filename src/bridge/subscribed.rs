@@ -18,9 +18,9 @@ use std::time::Duration;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::subscribe::{KvEventFrame, SnapshotChunk};
-use kvatlas_engines::{DecodeLimits, EngineBatch, Format, Reason};
+use kvatlas_engines::{DecodeLimits, EngineBatch, Reason};
 
-use super::grpc::Frames;
+use super::grpc::{Frames, GrpcError};
 use super::holders::Holders;
 use super::server::Origin;
 use super::sources::{Quiet, Source, SourceError, SourceTask};
@@ -51,23 +51,18 @@ enum StreamError {
     Publisher(#[from] PublisherError),
 }
 
+impl From<GrpcError> for SourceError {
+    fn from(error: GrpcError) -> Self {
+        Self::Broken(error.into())
+    }
+}
+
 impl From<StreamError> for SourceError {
     fn from(error: StreamError) -> Self {
         match error {
             StreamError::Publisher(error) => Self::Publisher(error),
             error => Self::Broken(error.into()),
         }
-    }
-}
-
-/// Returns the path of the gRPC method by which servers of a format hand on events; `None` if the format has no such method.
-pub(super) fn method_path(format: Format) -> Option<&'static str> {
-    match format {
-        Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),
-        Format::Sglang => Some("/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents"),
-        Format::TokenSpeed => Some("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents"),
-        Format::TensorRt => Some("/trtllm.TrtllmService/SubscribeKvEvents"),
-        Format::Mooncake | Format::Dynamo => None,
     }
 }
 

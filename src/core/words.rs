@@ -66,6 +66,12 @@ fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
     ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & ((1 << ADDRESS_BITS) - 1)), len)
 }
 
+/// The word at `index`; 0 beyond the array.
+#[inline]
+pub(crate) fn word_at(words: &[AtomicU64], index: usize) -> u64 {
+    words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
+}
+
 /// Copies as many words as both have.
 #[inline]
 pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {

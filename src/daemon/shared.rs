@@ -16,9 +16,7 @@ use super::hints::Hints;
 use super::history::History;
 use super::lanes::{LanePool, StreamPosition};
 use super::outcomes::Outcomes;
-use super::queries::{
-    Answerer, HeavyTurns, MissingShards, QuerySample, Source, SourceError, listener_source,
-};
+use super::queries::{Answerer, HeavyTurns, MissingShards, QuerySample, Source};
 use super::snapshots::SnapshotFailing;
 use super::traces::Tracer;
 use kvatlas_config::{Config, Live, NatsConfig};
@@ -64,18 +62,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Returns the source of answers of all listeners: the index here, or, in a gateway, the shards.
-    ///
-    /// # Errors
-    ///
-    /// [`SourceError`] if the shards cannot be asked.
-    pub(crate) async fn source(&self) -> Result<Arc<Source>, SourceError> {
-        self.source
-            .get_or_try_init(|| listener_source(self))
-            .await
-            .cloned()
-    }
-
     /// Returns an answerer for requests over NATS on `subjects`. A shard has other subjects than a daemon with all workers.
     pub(crate) fn query_answerer(&self, subjects: &Subjects) -> Answerer {
         self.answerer(subjects, &self.query_limits)

@@ -17,8 +17,9 @@ use kvatlas_process::registry::{Discovered, GivenEngine, NewServer};
 
 use super::super::http::authority;
 use super::super::spec::EngineDefaults;
+use super::found::{SERVER_PORT, ServerPort, server_at};
+use super::reports::Reports;
 use super::spec::DnsPlace;
-use super::{Reports, SERVER_PORT, ServerPort, server_at};
 
 /// Number of answers in a row without an engine, after which the engine counts as gone.
 const MISSED_MAX: u32 = 3;

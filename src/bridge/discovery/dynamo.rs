@@ -22,7 +22,7 @@ use kvatlas_process::registry::{EngineKey, GivenEngine, NewEngine};
 
 use super::super::dynamo::{CHANNELS, Pair, RecordsError, look_at};
 use super::super::spec::EngineDefaults;
-use super::Reports;
+use super::reports::Reports;
 use super::spec::DynamoPlace;
 
 const MODELS: &str = "v1/mdc/";

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use kvatlas_process::registry::GivenEngine;
 
 use super::super::spec::{EngineDefaults, SpecError, parse_engines_file};
-use super::Reports;
+use super::reports::Reports;
 
 /// Most files of a folder.
 const FILES_MAX: usize = 1024;

@@ -14,35 +14,40 @@
 //! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is believed
 //! before the server behind it has shown that it is the same engine. The same engine means the same model, topics, block size and sockets.
 //! Two engines may be alike in all of that. Only the source that found them can tell them apart, so that the source is asked, too.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `handle.rs` | the server, as its own task, those of its publishers and the bridge share it |
+//! | `answers.rs`, `ask.rs`, `control.rs` | asking over HTTP, and over gRPC |
+//! | `size.rs` | the size of blocks, from the engine's first block |
+//! | `mod.rs` | the task that asks, and registers what the server tells |
 
 mod answers;
 mod ask;
 mod control;
+mod handle;
 mod size;
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_client::Backoff;
-use kvatlas_core::wire::{ModelKey, Profile};
+use kvatlas_core::wire::ModelKey;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use kvatlas_process::registry::{Discovered, EngineKey, NewEngine, NewServer, RegisterRefusal};
+use kvatlas_process::registry::{EngineKey, NewEngine, RegisterRefusal};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::discovery::LookError;
 use super::engines::Bridge;
-use super::follower::FollowError;
 use super::hosts::host_of;
 use super::http::ServerAddress;
-use super::sockets::SocketError;
 use ask::{AskError, Described, ask};
+use handle::explain;
+pub(super) use handle::{Origin, ServerHandle};
 use size::{SizeError, first_size};
 
 /// Longest time for all answers of a server together: a server that handles requests may be busy.
@@ -61,171 +66,6 @@ enum ServerError {
     Look(#[from] LookError),
     #[error(transparent)]
     Refused(#[from] RegisterRefusal),
-}
-
-/// The state of a server that is asked.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ServerProgress {
-    /// Publishers of the server that are followed.
-    pub(super) engines: Vec<EngineKey>,
-    /// Trouble with the server, in words; `None` while nothing is wrong.
-    pub(super) trouble: Option<String>,
-}
-
-/// The state that the task of a server shares with those of its publishers.
-#[derive(Debug)]
-struct Shared {
-    /// Number of questions that tasks have wanted so far.
-    wanted: watch::Sender<u64>,
-    /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
-    answered: watch::Sender<u64>,
-    progress: Mutex<ServerProgress>,
-    /// Address and labels of the server's engine, which may change while the server is asked.
-    profile: Mutex<Profile>,
-    /// Labels with which the server was found, which may change, too.
-    found_labels: Mutex<BTreeMap<String, String>>,
-    /// Name of the engine's process, as the server has told it last; `None` if it tells none.
-    process: Mutex<Option<String>>,
-    /// Number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
-    ranks: Mutex<Option<u32>>,
-}
-
-/// A server that tells of publishers. Clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct ServerHandle {
-    /// The server as it was given first.
-    pub(super) server: Arc<NewServer>,
-    shared: Arc<Shared>,
-}
-
-/// Server that has told of a publisher, as the publisher's task knows it.
-#[derive(Debug, Clone)]
-pub(super) struct Origin {
-    pub(super) handle: ServerHandle,
-    /// Hint with the flag to set if nobody listens at the publisher's endpoint.
-    pub(super) refused_hint: Option<&'static str>,
-}
-
-impl Origin {
-    /// Has the server asked again, and returns the number of the question. Called when the connection broke or cannot be made: the server
-    /// may tell something else by now.
-    pub(super) fn ask_again(&self) -> u64 {
-        let mut ticket = 0;
-        self.handle.shared.wanted.send_modify(|wanted| {
-            *wanted = wanted.wrapping_add(1);
-            ticket = *wanted;
-        });
-        ticket
-    }
-
-    /// Waits until the server, asked after this call, has told the same as before. Never returns if it tells something else: the publisher
-    /// is then no longer followed.
-    pub(super) async fn confirmed(&self) {
-        let ticket = self.ask_again();
-        let mut answered = self.handle.shared.answered.subscribe();
-        if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Returns the name of the engine's process, as the server has told it last; `None` if it tells none.
-    pub(super) fn process(&self) -> Option<String> {
-        self.handle.shared.process.lock().clone()
-    }
-
-    /// Returns the number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
-    pub(super) fn ranks(&self) -> Option<u32> {
-        *self.handle.shared.ranks.lock()
-    }
-
-    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine confirms its
-    /// identity, or if the engine's name is nothing but its address.
-    pub(super) fn vouches(&self) -> bool {
-        let server = &self.handle.server;
-        let address = ServerAddress::of_server(&server.url);
-        let is_name = |address: ServerAddress| address.authority() == server.instance;
-        !server.discovered.identity.is_empty() || address.is_some_and(is_name)
-    }
-
-    /// Returns an error in words, with the flag that mends it.
-    pub(super) fn explain(&self, error: &FollowError) -> String {
-        match error {
-            FollowError::Socket(error) => explain(error, self.refused_hint),
-            FollowError::Publisher(error) => error.to_string(),
-        }
-    }
-}
-
-/// Returns an error of a socket in words. If nobody listens at the endpoint, the words name the flag that mends it.
-fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
-    let is_refused =
-        matches!(error, SocketError::Network(error) if error.kind() == io::ErrorKind::ConnectionRefused);
-    match refused_hint.filter(|_| is_refused) {
-        Some(hint) => {
-            format!("{error}: the engine's publisher may connect there instead of listening: {hint}")
-        }
-        None => error.to_string(),
-    }
-}
-
-impl ServerHandle {
-    pub(super) fn new(server: NewServer) -> Self {
-        let profile = Mutex::new(server.profile.clone());
-        let found_labels = Mutex::new(server.discovered.labels.clone());
-        Self {
-            server: Arc::new(server),
-            shared: Arc::new(Shared {
-                profile,
-                found_labels,
-                wanted: watch::Sender::new(0),
-                answered: watch::Sender::new(0),
-                progress: Mutex::default(),
-                process: Mutex::default(),
-                ranks: Mutex::default(),
-            }),
-        }
-    }
-
-    /// Returns the state of the server as it is now.
-    pub(super) fn progress(&self) -> ServerProgress {
-        self.shared.progress.lock().clone()
-    }
-
-    /// Returns the server as it is given now, with its latest address and labels.
-    pub(super) fn given(&self) -> NewServer {
-        NewServer {
-            profile: self.profile(),
-            discovered: Discovered {
-                identity: self.server.discovered.identity.clone(),
-                labels: self.shared.found_labels.lock().clone(),
-            },
-            ..NewServer::clone(&self.server)
-        }
-    }
-
-    pub(super) fn profile(&self) -> Profile {
-        self.shared.profile.lock().clone()
-    }
-
-    /// Takes over the address and all labels of `server`, which is asked like this one.
-    pub(super) fn relabel(&self, server: &NewServer) {
-        *self.shared.profile.lock() = server.profile.clone();
-        *self.shared.found_labels.lock() = server.discovered.labels.clone();
-    }
-
-    /// Tells whether the server is in trouble.
-    pub(super) fn is_troubled(&self) -> bool {
-        self.shared.progress.lock().trouble.is_some()
-    }
-
-    /// Tells whether both handles are of one server.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-
-    pub(super) fn set_engines(&self, engines: Vec<EngineKey>) {
-        self.shared.progress.lock().engines = engines;
-    }
 }
 
 /// Asks one server, for as long as its engine is followed.
@@ -393,29 +233,6 @@ impl ServerTask {
         let before = std::mem::replace(&mut self.handle.shared.progress.lock().trouble, trouble);
         if before.is_some() != is_troubled {
             self.bridge.count_servers();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refused_connection_is_explained_where_the_publisher_may_connect_there() {
-        let network = |kind: io::ErrorKind| SocketError::Network(kind.into());
-        let hint = Some("give it tcp://*:5557");
-        let refused = explain(&network(io::ErrorKind::ConnectionRefused), hint);
-        assert!(
-            refused.contains("instead of listening: give it tcp://*:5557"),
-            "{refused}"
-        );
-        for (error, hint) in [
-            (network(io::ErrorKind::ConnectionRefused), None),
-            (network(io::ErrorKind::ConnectionReset), hint),
-            (SocketError::Closed, hint),
-        ] {
-            assert_eq!(explain(&error, hint), error.to_string());
         }
     }
 }

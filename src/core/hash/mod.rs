@@ -46,6 +46,7 @@
 mod bits;
 mod block;
 mod lineage;
+mod lineage_text;
 mod newtype;
 mod positional;
 mod positional_sequence;
@@ -59,6 +60,7 @@ pub use block::{
     object_hash,
 };
 pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_hashes_from};
+pub use lineage_text::LineageTextError;
 pub use positional::{Position, PositionError, PositionalHash};
 pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
 pub use radix_tree::PositionalRadixTree;

@@ -1,4 +1,4 @@
-//! The text and serialized forms of hashes.
+//! The text and serialized forms of 64-bit hashes; those of lineage hashes are in `lineage_text.rs`.
 //!
 //! | | 64-bit hash | lineage hash |
 //! |---|---|---|
@@ -9,42 +9,28 @@
 //! A text is never read as decimal: one decimal hash in two thousand would also be a valid hexadecimal one.
 
 use std::fmt;
-use std::str::FromStr;
 
+use serde::Serializer;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
-use serde::{Serialize, Serializer};
 
-use super::lineage::{LineageError, PositionalLineageHash};
-
-/// Why a text is not a hash.
+/// A text that is not a hash: not hexadecimal, or not of the right length.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum HashTextError {
-    /// Not hexadecimal, or not of the right length.
-    #[error("{text:?} is not a hash; write {digits} hexadecimal digits, or 0x and at most {digits}")]
-    NotHexadecimal {
-        /// The text as given, shortened.
-        text: String,
-        /// The digits of a full hash.
-        digits: usize,
-    },
-    /// Hexadecimal, but no block has this lineage hash.
-    #[error("{text:?} is not a lineage hash: {source}")]
-    Lineage {
-        /// The text as given.
-        text: String,
-        /// The rule that the number breaks.
-        source: LineageError,
-    },
+#[error("{text:?} is not a hash; write {digits} hexadecimal digits, or 0x and at most {digits}")]
+pub struct HashTextError {
+    /// The text as given, shortened.
+    pub text: String,
+    /// The digits of a full hash.
+    pub digits: usize,
 }
 
 /// The longest text that an error repeats, in characters.
 const SHOWN_CHARACTERS_MAX: usize = 40;
 
 const HASH_DIGITS: usize = 16;
-const LINEAGE_DIGITS: usize = 32;
 
-fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
-    let refused = || HashTextError::NotHexadecimal {
+/// Reads a number of at most `digits` hexadecimal digits from its text.
+pub(super) fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
+    let refused = || HashTextError {
         text: text.chars().take(SHOWN_CHARACTERS_MAX).collect(),
         digits,
     };
@@ -106,64 +92,11 @@ pub(super) fn deserialize_hash<'de, D: Deserializer<'de>>(deserializer: D) -> Re
     }
 }
 
-impl FromStr for PositionalLineageHash {
-    type Err = HashTextError;
-
-    fn from_str(text: &str) -> Result<Self, HashTextError> {
-        let packed = parse_hexadecimal(text, LINEAGE_DIGITS)?;
-        Self::from_u128(packed).map_err(|source| HashTextError::Lineage {
-            text: text.to_owned(),
-            source,
-        })
-    }
-}
-
-impl Serialize for PositionalLineageHash {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            serializer.serialize_bytes(&self.to_be_bytes())
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for PositionalLineageHash {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrBytes;
-
-        impl Visitor<'_> for TextOrBytes {
-            type Value = PositionalLineageHash;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a lineage hash: a text of 32 hexadecimal digits, or 16 bytes")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<PositionalLineageHash, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PositionalLineageHash, E> {
-                let bytes =
-                    <[u8; 16]>::try_from(bytes).map_err(|_| E::invalid_length(bytes.len(), &"16 bytes"))?;
-                PositionalLineageHash::from_be_bytes(bytes).map_err(E::custom)
-            }
-        }
-
-        if deserializer.is_human_readable() {
-            deserializer.deserialize_str(TextOrBytes)
-        } else {
-            deserializer.deserialize_bytes(TextOrBytes)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{BlockHash, Position, SequenceHash};
-    use super::*;
+    use super::super::{BlockHash, SequenceHash};
 
     #[test]
     fn a_text_is_hexadecimal_and_a_number_is_decimal() {
@@ -206,29 +139,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_lineage_hash_is_checked() {
-        let text = "3fc91a2b3c4d5e6f785cba9876543210";
-        let hash: PositionalLineageHash = text.parse().unwrap();
-        assert_eq!(hash.position(), 255);
-        let json = format!("\"{text}\"");
-        assert_eq!(serde_json::to_string(&hash).unwrap(), json);
-        assert_eq!(
-            serde_json::from_str::<PositionalLineageHash>(&json).unwrap(),
-            hash
-        );
-        assert!(matches!(
-            "f".repeat(32).parse::<PositionalLineageHash>(),
-            Err(HashTextError::Lineage { .. })
-        ));
-        assert!("3fc9".parse::<PositionalLineageHash>().is_err());
-        let not_canonical = rmp_serde::to_vec(&serde_bytes::Bytes::new(&[0xff; 16])).unwrap();
-        assert!(rmp_serde::from_slice::<PositionalLineageHash>(&not_canonical).is_err());
-    }
-
     proptest! {
         #[test]
-        fn a_hash_is_read_back(hash in any::<u64>(), position in 0..1_u64 << 24) {
+        fn a_hash_is_read_back(hash in any::<u64>()) {
             let hash = SequenceHash(hash);
             prop_assert_eq!(hash.to_string().parse(), Ok(hash));
             prop_assert_eq!(format!("{hash:#x}").parse(), Ok(hash));
@@ -237,16 +150,11 @@ mod tests {
             let packed = rmp_serde::to_vec(&hash).unwrap();
             prop_assert_eq!(&packed, &rmp_serde::to_vec(&hash.as_u64()).unwrap());
             prop_assert_eq!(rmp_serde::from_slice::<SequenceHash>(&packed).unwrap(), hash);
-            let lineage = PositionalLineageHash::at(Position::new(position).unwrap(), hash, hash);
-            let packed = rmp_serde::to_vec(&lineage).unwrap();
-            prop_assert_eq!(packed.len(), 2 + 16);
-            prop_assert_eq!(rmp_serde::from_slice::<PositionalLineageHash>(&packed).unwrap(), lineage);
         }
 
         #[test]
         fn any_text_gives_an_answer(text in "\\PC{0,40}") {
             let _ = text.parse::<BlockHash>();
-            let _ = text.parse::<PositionalLineageHash>();
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Event batches, which publishers send, and the tier that a batch's blocks lie in.
+//! Event batches, which publishers send.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 
 use crate::hash::BlockSize;
 
@@ -11,9 +11,11 @@ use super::error::DecodeError;
 use super::event::Event;
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
-use super::profile::{Profile, decode_address, decode_labels};
+use super::profile::Profile;
+use super::profile_fields::{decode_address, decode_labels};
 use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
+use super::tier::Tier;
 use super::writer::encode;
 
 mod usual;
@@ -47,69 +49,6 @@ pub struct EventBatch {
     pub profile: Option<Profile>,
     /// The changes, applied in this order. A batch without changes is a heartbeat.
     pub events: Vec<Event>,
-}
-
-/// The level of a worker's memory hierarchy at which a block lies. A holder holds a block as long as any tier has it.
-///
-/// 0 is the accelerator's memory, 1 the host's memory, 2 a local disk, 3 remote storage. A publisher may use 4 to 7
-/// as it likes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(try_from = "u8", into = "u8")]
-pub struct Tier(u8);
-
-/// The number of a tier that does not exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("there is no tier {0}; tiers are numbered from 0 to {last}", last = Tier::COUNT - 1)]
-pub struct UnknownTier(u8);
-
-impl TryFrom<u8> for Tier {
-    type Error = UnknownTier;
-
-    fn try_from(number: u8) -> Result<Self, UnknownTier> {
-        Self::new(number).ok_or(UnknownTier(number))
-    }
-}
-
-impl From<Tier> for u8 {
-    fn from(tier: Tier) -> Self {
-        tier.0
-    }
-}
-
-impl Tier {
-    /// The accelerator's memory.
-    pub const DEVICE: Self = Self(0);
-    /// The host's memory.
-    pub const HOST: Self = Self(1);
-    /// A local disk.
-    pub const DISK: Self = Self(2);
-    /// Remote storage.
-    pub const EXTERNAL: Self = Self(3);
-    /// Number of tiers.
-    pub const COUNT: u8 = 8;
-
-    /// Tier `number`. `None` if `number` is not below [`Self::COUNT`].
-    pub fn new(number: u8) -> Option<Self> {
-        (number < Self::COUNT).then_some(Self(number))
-    }
-
-    /// The number on the wire.
-    pub fn as_u8(self) -> u8 {
-        self.0
-    }
-
-    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let value = reader.optional_unsigned("tier")?.unwrap_or_default();
-        let max = u64::from(Self::COUNT) - 1;
-        u8::try_from(value)
-            .ok()
-            .and_then(Self::new)
-            .ok_or(DecodeError::OutOfRange {
-                field: "tier",
-                value,
-                max,
-            })
-    }
 }
 
 impl EventBatch {

@@ -54,6 +54,7 @@ mod namespaces;
 mod outcome;
 mod positions;
 mod profile;
+mod profile_fields;
 mod query;
 mod query_field;
 mod reader;
@@ -67,13 +68,14 @@ mod said_once;
 mod shard;
 mod status;
 mod subject;
+mod tier;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
 pub use admin::{AdminCommand, AdminHolder, AdminReply, AdminRequest};
-pub use batch::{EventBatch, Tier, UnknownTier};
+pub use batch::EventBatch;
 pub use cursor::BatchCursor;
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, PositionsError, WireError};
 pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
@@ -101,6 +103,7 @@ pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRe
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
 pub use status::{HolderStatusReply, StatusReply};
 pub use subject::{HolderId, NameError, NamespaceName, PROBE_NAME, Rank, SubjectError, Subjects, WorkerName};
+pub use tier::{Tier, UnknownTier};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;

@@ -1,4 +1,4 @@
-//! Profiles: the address for requests to a holder, and the holder's labels.
+//! Profiles: the address for requests to a holder, and the holder's labels. `profile_fields.rs` reads and writes them.
 //!
 //! A publisher sends a profile in a batch; the last profile sent counts. All texts are printable ASCII and limited in length, so that they
 //! can be shown anywhere.
@@ -10,18 +10,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::entries::Entries;
-use super::error::DecodeError;
-use super::reader::{Reader, Value, wrong_type};
-
 /// Longest address, in bytes.
-const ADDRESS_BYTES_MAX: usize = 256;
+pub(super) const ADDRESS_BYTES_MAX: usize = 256;
 /// Most labels of a holder.
-const LABELS_MAX: usize = 16;
+pub(super) const LABELS_MAX: usize = 16;
 /// Longest key of a label, in bytes.
-const LABEL_KEY_BYTES_MAX: usize = 64;
+pub(super) const LABEL_KEY_BYTES_MAX: usize = 64;
 /// Longest value of a label, in bytes.
-const LABEL_VALUE_BYTES_MAX: usize = 128;
+pub(super) const LABEL_VALUE_BYTES_MAX: usize = 128;
 /// Most bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
 /// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a plus between them.
@@ -288,85 +284,6 @@ impl Profile {
             .sum();
         KEYS + address + labels
     }
-
-    /// The profile that a batch sends in these fields. `None` if the batch has neither field. If it has one of them, the batch tells the
-    /// whole profile: an absent or empty address means no address, and absent or empty labels mean no labels.
-    pub(super) fn told(
-        address: Option<&str>,
-        labels: Option<BTreeMap<String, String>>,
-    ) -> Result<Option<Self>, ProfileError> {
-        if address.is_none() && labels.is_none() {
-            return Ok(None);
-        }
-        let address = address.filter(|text| !text.is_empty()).map(Address::new);
-        Ok(Some(Self {
-            address: address.transpose()?,
-            labels: Labels::new(labels.unwrap_or_default())?,
-        }))
-    }
-
-    /// Writes the fields in which a batch sends the profile. An empty profile is written as an empty address.
-    pub(super) fn write_told<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
-        match self.is_empty() {
-            true => entries.text("address", ""),
-            false => write_profile(self.address.as_ref(), &self.labels, entries),
-        }
-    }
-}
-
-/// Writes a holder's address and labels as the fields of an answer.
-pub(super) fn write_profile<E: Entries>(
-    address: Option<&Address>,
-    labels: &Labels,
-    entries: &mut E,
-) -> Result<(), E::Error> {
-    if let Some(address) = address {
-        entries.text("address", address.as_str())?;
-    }
-    match labels.is_empty() {
-        true => Ok(()),
-        false => entries.text_map("labels", labels.iter()),
-    }
-}
-
-/// Reads the address in a batch, or nil.
-pub(super) fn decode_address(reader: &mut Reader<'_>) -> Result<Option<String>, DecodeError> {
-    let text = reader.optional_text("address", ADDRESS_BYTES_MAX)?;
-    Ok(text.map(str::to_owned))
-}
-
-/// Reads the labels in a batch, or nil.
-pub(super) fn decode_labels(
-    reader: &mut Reader<'_>,
-) -> Result<Option<BTreeMap<String, String>>, DecodeError> {
-    let labels = match reader.value()? {
-        Value::Nil => return Ok(None),
-        Value::Map(labels) => reader.checked_count("labels", labels, LABELS_MAX)?,
-        other => return Err(wrong_type("labels", "a map of texts, or nil", other)),
-    };
-    let mut map = BTreeMap::new();
-    for _ in 0..labels {
-        let key = reader.text("labels", LABEL_KEY_BYTES_MAX)?.to_owned();
-        let value = reader.text("labels", LABEL_VALUE_BYTES_MAX)?.to_owned();
-        if map.insert(key, value).is_some() {
-            return Err(DecodeError::Repeated { field: "labels" });
-        }
-    }
-    Ok(Some(map))
-}
-
-/// Reads the address in an answer. A later version may send another form, which is read as no address.
-pub(super) fn lenient_address<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Address>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    Ok(text.and_then(|text| Address::new(&text).ok()))
-}
-
-/// Reads the labels in an answer. As with [`lenient_address`], another form is read as no labels.
-pub(super) fn lenient_labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::Error> {
-    let map = Option::<BTreeMap<String, String>>::deserialize(deserializer)?;
-    Ok(Labels::new(map.unwrap_or_default()).unwrap_or_default())
 }
 
 #[cfg(test)]

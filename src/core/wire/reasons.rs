@@ -6,8 +6,8 @@ use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Tier;
 use super::query::QueryKey;
+use super::tier::Tier;
 use crate::worded;
 
 /// Whether a text enters the hashes: it is there and not empty.

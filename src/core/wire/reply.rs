@@ -7,15 +7,14 @@ use serde::Deserialize;
 use crate::hash::PositionalLineageHash;
 use crate::worded;
 
-use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
-use super::profile::{
-    Address, LAYERS_LABEL, Labels, Profile, lenient_address, lenient_labels, write_profile,
-};
+use super::profile::{Address, LAYERS_LABEL, Labels, Profile};
+use super::profile_fields::{lenient_address, lenient_labels, write_profile};
 use super::reasons::{DegradedReason, DegradedReasons};
 use super::subject::{Rank, WorkerName};
+use super::tier::Tier;
 use super::writer::{encode, encode_into};
 
 /// The point at which a holder dropped out of a query.

@@ -3,7 +3,8 @@
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, serialize_entries};
-use super::profile::{Address, Labels, lenient_address, lenient_labels, write_profile};
+use super::profile::{Address, Labels};
+use super::profile_fields::{lenient_address, lenient_labels, write_profile};
 use super::reasons::DegradedReasons;
 use super::reply::{Gathered, HOLDER_BYTES, write_age, write_reasons};
 use super::subject::{Rank, WorkerName};

@@ -19,7 +19,7 @@
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
-//! | `source.rs` | where the listeners' answers come from: the index, or the shards |
+//! | `source.rs`, `listeners.rs` | where the listeners' answers come from: the index, or the shards; choosing it |
 //! | `misses.rs` | routers that never find anybody |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
@@ -28,6 +28,7 @@ pub(crate) mod answer;
 pub(crate) mod gateway;
 mod heavy;
 mod hinting;
+mod listeners;
 mod member;
 #[cfg(any(feature = "dynamo", feature = "grpc", feature = "redis"))]
 mod misses;
@@ -58,4 +59,4 @@ pub(crate) use missing::{MissingShard, MissingShards};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use shards::ShardAsker;
 pub(crate) use source::{IndexHere, NoIndex, Source, SourceError};
-pub(crate) use start::{listener_source, query_limits, start_gateway, start_queries};
+pub(crate) use start::{query_limits, start_gateway, start_queries};

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use kvatlas_client::{ClientError, Gatherer, Merged, unix_time_us};
+use kvatlas_config::Config;
 use kvatlas_core::wire::{
     ErrorCode, Gathered, Hint, HintReport, NamespaceName, OutcomeReport, QueryRequest, StatusReply, Subjects,
     WireError,
@@ -18,6 +19,17 @@ use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
 
 use super::answer::AnyReply;
 use super::missing::MissingShards;
+
+/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for all listeners, if there
+/// are any.
+pub(super) fn gathers_max(config: &Config) -> usize {
+    let has_listeners = config.http.listen.is_some()
+        || config.grpc.listen.is_some()
+        || config.redis.listen.is_some()
+        || !config.dynamo.components.is_empty();
+    let connections = config.queries.connections + usize::from(has_listeners);
+    config.gateway.max_gathers.div_ceil(connections)
+}
 
 /// Asks all shards, on one connection.
 pub(crate) struct ShardAsker {

@@ -11,7 +11,7 @@ use crate::shared::{Shared, Stage};
 use kvatlas_config::Config;
 use kvatlas_core::wire::WireLimits;
 use kvatlas_process::admin::Latch;
-use kvatlas_process::broker::{Buffer, ConnectError, SubscribeError, connect_counted, follow_connection};
+use kvatlas_process::broker::{Buffer, ConnectError, SubscribeError, connect_counted};
 use kvatlas_telemetry::labels::Connection;
 
 use super::gateway::{Gateway, GatewaySettings};
@@ -20,8 +20,7 @@ use super::observed::Observers;
 use super::requests::ServedRequests;
 use super::service::QueryService;
 use super::settle::Settling;
-use super::shards::ShardAsker;
-use super::source::{IndexHere, Shards, Source, SourceError};
+use super::shards::gathers_max;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 use kvatlas_process::instance_name;
 use kvatlas_process::presence::{About, Presence, Served};
@@ -54,7 +53,7 @@ pub(crate) async fn start_queries(
     let (settled, is_settled) = watch::channel(false);
     let observers = Observers::new(shared.tracer.clone());
     for number in 0..config.queries.connections {
-        let connector = Connector::new(shared, &served, number);
+        let connector = Connector::new(shared, served.subscriptions(), number);
         let first = connector.connect().await?;
         if number == 0 {
             // Rosters come on a connection of their own: the intake of a connection for requests would not learn that a page was taken.
@@ -127,41 +126,6 @@ fn spawn_settling(
     });
 }
 
-/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for all listeners, if there
-/// are any.
-fn gathers_max(config: &Config) -> usize {
-    let has_listeners = config.http.listen.is_some()
-        || config.grpc.listen.is_some()
-        || config.redis.listen.is_some()
-        || !config.dynamo.components.is_empty();
-    let connections = config.queries.connections + usize::from(has_listeners);
-    config.gateway.max_gathers.div_ceil(connections)
-}
-
-/// Makes the source of answers of all listeners: the index here, or the shards. Without a connection to the shards, a gateway is not ready.
-///
-/// # Errors
-///
-/// [`SourceError`] if the shards cannot be asked.
-pub(crate) async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
-    if !shared.config.gateway.enabled {
-        return Ok(Arc::new(Source::Here(Box::new(IndexHere {
-            answerer: shared.listener_answerer(),
-            pool: Arc::clone(&shared.pool),
-        }))));
-    }
-    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
-    let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, |_| {}).await?;
-    follow_connection(&shared.readiness, &client);
-    let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
-    let missing = Arc::clone(&shared.missing_shards);
-    Ok(Arc::new(Source::Shards(Box::new(Shards {
-        asker: ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await?,
-        limits: shared.http_limits.clone(),
-        dialect_depth: shared.config.queries.dialect_depth,
-    }))))
-}
-
 /// Starts to answer by asking the shards. A gateway has nothing to load, to follow or to compare.
 pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
     for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
@@ -179,7 +143,7 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     let (_at_once, is_settled) = watch::channel(true);
     for number in 0..config.queries.connections {
         let served = ServedRequests::new(&shared.subjects, &config.queries.queue_group, None);
-        let connector = Connector::new(shared, &served, number);
+        let connector = Connector::new(shared, served.subscriptions(), number);
         let first = connector.connect().await?;
         if number == 0 {
             spawn_presence(shared, &stage, &served, &settings.observers, is_settled.clone()).await?;

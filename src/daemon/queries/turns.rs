@@ -21,8 +21,6 @@ use kvatlas_process::broker::{
 };
 use kvatlas_telemetry::labels::Connection;
 
-use super::requests::ServedRequests;
-
 /// A connection that serves requests.
 pub(super) struct Connected {
     pub(super) client: Client,
@@ -56,12 +54,12 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Makes the connector for connection number `number` of those on which the `served` requests come.
-    pub(super) fn new(shared: &Shared, served: &ServedRequests, number: usize) -> Self {
+    /// Makes the connector for connection number `number` of those on which requests come, through these subscriptions.
+    pub(super) fn new(shared: &Shared, subscriptions: [String; 2], number: usize) -> Self {
         Self {
             nats: shared.nats.clone(),
             readiness: Arc::clone(&shared.readiness),
-            subscriptions: served.subscriptions(),
+            subscriptions,
             role: format!("queries-{number}"),
             messages_max: shared.config.events.subscription_capacity,
             bytes_max: shared.config.events.subscription_bytes,

@@ -19,7 +19,7 @@ use kvatlas_core::wire::Tier;
 use crate::batch::{Content, EngineBatch, EngineStored, PlacedDoubt};
 use crate::reason::Reason;
 
-use super::chain::{Block, Slot};
+use super::block::{Block, Slot};
 use super::groups::LaneId;
 use super::output::Translation;
 use super::past::Past;

@@ -7,41 +7,11 @@ use kvatlas_core::hash::{HashSeed, SequenceHash};
 
 use crate::reason::Reason;
 
+use super::block::{Block, Slot};
+use super::forms::{SavedChain, SavedError, SavedKept};
 use super::output::Translation;
-use super::saved::{SavedChain, SavedError, SavedKept};
 use super::tiers::{TierIndex, TierSet};
 use super::tree::Tree;
-
-/// The place where a block is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Slot(u32);
-
-impl Slot {
-    pub(super) fn new(number: u32) -> Self {
-        Self(number)
-    }
-
-    pub(super) fn number(self) -> u32 {
-        self.0
-    }
-
-    pub(super) fn place(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// One block of the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Block {
-    pub(super) sequence: SequenceHash,
-    /// Sequence hash of the block before; `None` at position 0.
-    pub(super) parent: Option<SequenceHash>,
-    pub(super) position: u32,
-    /// The seed of the sequence; children inherit it.
-    pub(super) seed: HashSeed,
-    /// The seed of the same adapter without a salt.
-    pub(super) adapter: HashSeed,
-}
 
 #[derive(Debug, Clone, Copy)]
 struct KeptBlock {
@@ -138,7 +108,7 @@ impl Chain {
     /// Restores saved blocks, in the same slots. They have no names yet.
     pub(super) fn restore(saved: SavedChain) -> Result<Self, SavedError> {
         let mut chain = Self::default();
-        for (slot, saved) in (0..).map(Slot).zip(saved.kept) {
+        for (slot, saved) in (0..).map(Slot::new).zip(saved.kept) {
             let kept = match saved {
                 Some(saved) => {
                     let block = saved.block.block()?;
@@ -164,7 +134,7 @@ impl Chain {
 
     /// The slot of this number, which must have a block.
     pub(super) fn slot_in_use(&self, number: u32) -> Result<Slot, SavedError> {
-        let slot = Slot(number);
+        let slot = Slot::new(number);
         let is_used = self.kept.get(slot.place()).is_some_and(|kept| !kept.is_free);
         is_used
             .then_some(slot)
@@ -230,7 +200,7 @@ impl Chain {
         let kept = KeptBlock::new(block);
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None => Slot(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),
+            None => Slot::new(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),
         };
         match self.kept.get_mut(slot.place()) {
             Some(place) => *place = kept,

@@ -7,9 +7,10 @@
 use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
-use super::chain::{Block, Chain, Slot};
+use super::block::{Block, Slot};
+use super::chain::Chain;
+use super::forms::{SavedError, SavedGroups};
 use super::lane::{Added, Lane, Taken};
-use super::saved::{SavedError, SavedGroups};
 use super::tiers::TierIndex;
 
 /// Most groups of main attention.

@@ -5,8 +5,9 @@ use hashbrown::hash_map::Entry;
 
 use crate::reason::Reason;
 
-use super::chain::{Block, Chain, Slot};
-use super::saved::{SavedError, SavedName};
+use super::block::{Block, Slot};
+use super::chain::Chain;
+use super::forms::{SavedError, SavedName};
 use super::tiers::{TIERS, TierIndex};
 
 #[derive(Debug, Clone, Copy)]

@@ -15,8 +15,10 @@
 mod adapters;
 mod beside;
 mod beyond;
+mod block;
 mod chain;
 mod content;
+mod forms;
 mod groups;
 mod lane;
 mod output;
@@ -43,7 +45,8 @@ use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
 use beyond::Beyond;
-use chain::{Chain, Slot};
+use block::Slot;
+use chain::Chain;
 use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
 use recalled::Recalled;
@@ -54,9 +57,10 @@ use tiers::TierIndex;
 use windows::Windows;
 
 pub use content::content_hashes;
+pub use forms::SavedError;
 pub use output::{Translation, TranslationPart};
 pub use recalled::NamedBlocks;
-pub use saved::{SavedError, SavedTranslator};
+pub use saved::SavedTranslator;
 pub use settings::{HashMode, TranslatorSettings};
 
 /// Translates the events of one holder: one engine's publisher and rank.

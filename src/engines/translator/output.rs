@@ -5,7 +5,7 @@ use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, Resumable, ResumableB
 
 use crate::reason::ReasonCounts;
 
-use super::chain::Block;
+use super::block::Block;
 
 /// Most blocks of one event: an eighth of a megabyte.
 const EVENT_BLOCKS_MAX: usize = 16_384;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::chain::Block;
+use super::block::Block;
 
 /// Most names that are remembered: about two megabytes.
 const NAMES_MAX: usize = 1 << 14;

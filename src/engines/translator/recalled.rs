@@ -14,10 +14,10 @@ use kvatlas_core::wire::Tier;
 use crate::batch::{EngineBatch, EngineChange};
 
 use super::Translator;
-use super::chain::Block;
+use super::block::Block;
+use super::forms::{SavedBlock, SavedError};
 use super::groups::LaneId;
 use super::output::Translation;
-use super::saved::{SavedBlock, SavedError};
 use super::tiers::TierIndex;
 
 /// Most parents of one batch that other engines are asked for.

@@ -21,7 +21,7 @@ use crate::batch::{
 use crate::facts::GroupKind;
 use crate::reason::Reason;
 
-use super::chain::Slot;
+use super::block::Slot;
 use super::groups::STAND_IN;
 use super::output::{Mark, Translation};
 use super::spots::Reach;

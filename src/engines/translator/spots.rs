@@ -20,8 +20,8 @@ use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequenc
 
 use crate::reason::Reason;
 
-use super::chain::Slot;
-use super::saved::{SavedError, SavedSmall, SavedSpots};
+use super::block::Slot;
+use super::forms::{SavedError, SavedSmall, SavedSpots};
 
 /// Number that stands for no cell.
 const NONE: u32 = u32::MAX;

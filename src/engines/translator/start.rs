@@ -7,7 +7,7 @@ use crate::batch::{EngineBatch, EngineStored};
 use crate::reason::Reason;
 
 use super::Translator;
-use super::chain::Block;
+use super::block::Block;
 use super::groups::LaneId;
 use super::settings::HashMode;
 

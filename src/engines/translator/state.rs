@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use kvatlas_core::hash::SequenceHash;
 
 use super::Translator;
-use super::chain::Block;
+use super::block::Block;
 use super::output::Translation;
 use super::tiers::TierIndex;
 

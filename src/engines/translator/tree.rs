@@ -5,7 +5,7 @@ use hashbrown::hash_map::Entry;
 
 use kvatlas_core::hash::SequenceHash;
 
-use super::chain::{Block, Slot};
+use super::block::{Block, Slot};
 
 /// Number that stands for no block.
 const NONE: u32 = u32::MAX;

@@ -16,8 +16,9 @@ use kvatlas_core::hash::Token;
 use crate::batch::GroupKind;
 use crate::reason::Reason;
 
-use super::chain::{Chain, Slot};
-use super::saved::{SavedEnd, SavedError, SavedWindow, SavedWindows};
+use super::block::Slot;
+use super::chain::Chain;
+use super::forms::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::shape::{Shape, lcm};
 use super::spots::{Reach, Spots, Within};
 

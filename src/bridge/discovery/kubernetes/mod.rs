@@ -32,8 +32,8 @@ use tokio::time::{Instant, timeout_at};
 use kvatlas_process::registry::{GivenEngine, NewServer};
 
 use super::super::spec::EngineDefaults;
+use super::reports::{FOUND_MAX, LookError, Reports};
 use super::spec::KubernetesPlace;
-use super::{FOUND_MAX, LookError, Reports};
 
 /// Time for which the API answers one watch, in seconds. The watch is then renewed.
 const WATCH_SECONDS: u32 = 60;

@@ -13,8 +13,9 @@ use tokio::time::timeout;
 use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::spec::EngineDefaults;
+use super::super::found::{ServerPort, server_at};
+use super::super::reports::{Look, Reports};
 use super::super::spec::PodsPlace;
-use super::super::{Look, Reports, ServerPort, server_at};
 use super::ports::{declared, is_active, is_grpc, pod_of_ranked, ranked};
 use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::super::super::spec::EngineDefaults;
-use super::super::Reports;
+use super::super::reports::Reports;
 use super::super::spec::{PodsPlace, PoolPlace};
 use super::pods::{SharedPlace, look, watch_pods};
 use super::{Objects, Reading};

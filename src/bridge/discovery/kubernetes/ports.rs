@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::super::{SERVER_PORT, ServerPort};
+use super::super::found::{SERVER_PORT, ServerPort};
 
 /// Name of the container's port that is taken if several are declared.
 pub(super) const HTTP_NAME: &str = "http";

@@ -10,8 +10,9 @@ use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::http::authority;
 use super::super::super::spec::EngineDefaults;
+use super::super::found::{SERVER_PORT, ServerPort, server_at};
+use super::super::reports::{Look, Reports};
 use super::super::spec::ServicePlace;
-use super::super::{Look, Reports, SERVER_PORT, ServerPort, server_at};
 use super::ports::{GRPC_NAME, HTTP_NAME};
 use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
 

@@ -20,12 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-use super::RunId;
-use super::run::{Run, word_at};
-use super::writer::RunWriter;
-use crate::epoch::Guard;
 use crate::index::directory::{HolderSlot, SlotBits};
-use crate::index::hook::point;
+use crate::words::word_at;
 
 /// Number of steps of tiers: the device alone, device and host, all tiers.
 pub(crate) const STEPS: usize = 3;
@@ -37,8 +33,6 @@ const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
 /// Number of the last entries that are compared with the sets of a row before the row gets a new entry.
 const ENTRIES_LIKE: usize = 4;
-/// Bytes that a barred stretch takes beside the array, in the holder's own share of the run.
-const STRETCH_BYTES: i64 = 12;
 
 /// Number of rows on each side of the guessed row at which a search for a row looks first.
 const GUESSED: usize = 2;
@@ -134,7 +128,7 @@ impl<'g> Bars<'g> {
     /// Removes from `slots` the holders for whom the blocks of a row are resumable at a step of tiers, and returns
     /// these holders.
     #[inline]
-    fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
+    pub(super) fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
         let mut free = std::mem::take(slots);
         slots.grow(free.words().len());
         for (number, bits) in self.words.iter().zip(self.set(row, step as usize)) {
@@ -153,95 +147,6 @@ impl<'g> Bars<'g> {
     }
 }
 
-/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use: up to the last block
-/// that is resumable at `step`, a step of tiers. `path` are the runs of the chain, the last run first. Calls `found`
-/// with a number of usable blocks and the holders that can use so many, for each such set.
-pub(crate) fn split_by_usable<'g, S: SlotBits>(
-    path: impl Iterator<Item = &'g Run>,
-    depth: u32,
-    step: u32,
-    mut slots: S,
-    guard: &'g Guard,
-    mut found: impl FnMut(u32, S),
-) {
-    let mut end = depth;
-    for run in path {
-        let start = run.start();
-        if start >= end {
-            continue;
-        }
-        point();
-        let bars = run.bars(guard);
-        if bars.is_empty() {
-            return found(end, slots);
-        }
-        let mut row = bars.row_of(end - start - 1, run.len());
-        loop {
-            let resumable = bars.take_free(row, step, &mut slots);
-            if !resumable.is_empty() {
-                found(end, resumable);
-            }
-            if slots.is_empty() {
-                return;
-            }
-            end = start + bars.from(row);
-            let Some(before) = row.checked_sub(1) else { break };
-            row = before;
-        }
-        // If the number is another run's by now, `start` is nonsense; the loop must end all the same.
-        end = end.min(start);
-    }
-    found(0, slots);
-}
-
-impl RunWriter<'_> {
-    /// Whether a block of some holder is not resumable.
-    pub(crate) fn has_bars(&self) -> bool {
-        self.store.has_bars()
-    }
-
-    /// Replaces the bars of one holder in a run. To be called within a step about the run.
-    pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
-        let Some(run) = self.store.run(id, &self.guard) else {
-            return;
-        };
-        let mut barred = barred.peekable();
-        let array = run.bars.get(&self.guard);
-        if array.is_empty() && barred.peek().is_none() {
-            return;
-        }
-        let mut table = Table::of(Bars::new(array));
-        let before = table.stretches(slot);
-        table.free(slot);
-        barred.for_each(|stretch| table.bar(slot, stretch));
-        self.state.change.bytes += STRETCH_BYTES * (table.stretches(slot) - before);
-        let next = table.finish();
-        if array.len() == next.len()
-            && array
-                .iter()
-                .zip(&next)
-                .all(|(old, new)| old.load(Ordering::Relaxed) == *new)
-        {
-            return;
-        }
-        let doubts = &self.store.doubts;
-        if array.is_empty() {
-            // Before a reader can see the end of the step.
-            doubts.barred.fetch_add(1, Ordering::Relaxed);
-        }
-        let fill = |words: &[AtomicU64]| {
-            for (word, next) in words.iter().zip(&next) {
-                word.store(*next, Ordering::Relaxed);
-            }
-        };
-        let (was_empty, is_empty) = (array.is_empty(), next.is_empty());
-        self.state.replace(&run.bars, next.len(), fill, &self.guard);
-        if is_empty && !was_empty {
-            doubts.barred.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Row of a table that is being changed: its first offset, and for each step of tiers the words of the set of barred
 /// holders.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,14 +156,15 @@ struct Row {
 }
 
 /// Unpacked form of the array, in which bars are changed.
-struct Table {
+pub(super) struct Table {
     /// Numbers of the words of 64 slots that the sets have.
     words: SmallVec<[usize; 4]>,
     rows: Vec<Row>,
 }
 
 impl Table {
-    fn of(bars: Bars<'_>) -> Self {
+    /// Unpacks an array.
+    pub(super) fn of(bars: Bars<'_>) -> Self {
         let words: SmallVec<[usize; 4]> = bars
             .words
             .iter()
@@ -292,7 +198,7 @@ impl Table {
     }
 
     /// Number of separate stretches in which a slot's blocks are barred.
-    fn stretches(&mut self, slot: HolderSlot) -> i64 {
+    pub(super) fn stretches(&mut self, slot: HolderSlot) -> i64 {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let is_barred = |row: &Row| row.sets.iter().any(|set| set[word] & bit != 0);
         let before = std::iter::once(false).chain(self.rows.iter().map(is_barred));
@@ -301,14 +207,15 @@ impl Table {
     }
 
     /// Removes all bars of a slot.
-    fn free(&mut self, slot: HolderSlot) {
+    pub(super) fn free(&mut self, slot: HolderSlot) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
             set[word] &= !bit;
         }
     }
 
-    fn bar(&mut self, slot: HolderSlot, stretch: Barred) {
+    /// Bars a stretch of a slot's blocks.
+    pub(super) fn bar(&mut self, slot: HolderSlot, stretch: Barred) {
         let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
         let first = self.cut(stretch.from);
         let end = self.cut(stretch.to);
@@ -342,7 +249,7 @@ impl Table {
     }
 
     /// Returns the array to publish, which is empty if nothing is barred.
-    fn finish(mut self) -> Vec<u64> {
+    pub(super) fn finish(mut self) -> Vec<u64> {
         self.rows.dedup_by(|next, before| next.sets == before.sets);
         let is_used = |word: usize| {
             self.rows

@@ -12,12 +12,16 @@
 //! | `entry.rs` | how much of a run one holder has, in one word |
 //! | `roster.rs` | the entries of all holders of a run |
 //! | `bars.rs` | which blocks of a run are not resumable, and for which holders |
+//! | `usable.rs` | how many leading blocks of a chain each holder can use |
 //! | `heads.rs` | hash table for readers: finds the run that begins after a given block with a given hash |
 //! | `places.rs` | table from the hashes of all blocks to their places, for turns |
+//! | `store.rs`, `books.rs` | the runs of an index; what only the writer with the turn reads and changes |
+//! | `writer.rs`, `barring.rs`, `trim.rs` | changing runs; changing their bars; cutting off blocks that no holder has |
 //! | `recency.rs` | which runs were used longest ago |
-//! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index; changing them; cutting off blocks that no holder has |
 
+mod barring;
 mod bars;
+mod books;
 mod entry;
 mod header;
 mod heads;
@@ -29,9 +33,10 @@ mod run;
 mod slab;
 mod store;
 mod trim;
+mod usable;
 mod writer;
 
-pub(crate) use bars::{Barred, STEPS, split_by_usable};
+pub(crate) use bars::{Barred, STEPS};
 pub(crate) use entry::Entry;
 pub(crate) use header::Version;
 pub(crate) use places::Places;
@@ -40,6 +45,7 @@ pub(crate) use recency::Victim;
 pub(crate) use roster::Roster;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::{Head, RunStore};
+pub(crate) use usable::split_by_usable;
 pub(crate) use writer::{RunView, RunWriter};
 
 use crate::index::block::current_mask;

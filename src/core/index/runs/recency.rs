@@ -6,7 +6,6 @@
 //! follows.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering;
 
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
@@ -25,10 +24,6 @@ const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of ticks in which as many blocks are stored as the capacity has.
 const TICKS: u64 = 256;
-
-/// Priority queue of runs that may have a leaf, by the tick of their last use when they were put here. Each run is in
-/// it at most once.
-pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
 /// Blocks to be evicted: the blocks of `run` from the offset `cutoff` on, and the holders that have any of them.
 pub(crate) struct Victim {

@@ -26,7 +26,7 @@ use super::print::CHUNK;
 use super::roster::Roster;
 use super::{Spot, Wanted, is_same_at};
 use crate::ahead::prefetch;
-use crate::words::{Words, copy};
+use crate::words::{Words, copy, word_at};
 
 /// Number of holders whose entries fit into the run itself, without another allocation.
 pub(super) const INLINE_ENTRIES: usize = 2;
@@ -80,12 +80,6 @@ pub(crate) struct Column<'g> {
     contents: &'g [AtomicU64],
     hashes: &'g [AtomicU64],
     run: &'g Run,
-}
-
-/// The word at `index`; 0 beyond the array.
-#[inline]
-pub(super) fn word_at(words: &[AtomicU64], index: usize) -> u64 {
-    words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
 /// Number of words of a column with room for `blocks` blocks.

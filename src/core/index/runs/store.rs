@@ -1,26 +1,22 @@
 //! The runs of one index.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::epoch::Guard;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use super::books::RunBooks;
 use super::header::Version;
-use super::heads::{HeadCounts, Heads};
+use super::heads::Heads;
 use super::print::Prints;
-use super::recency::Queue;
 use super::run::Run;
 use super::slab::Slab;
-use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
 use crate::index::usage::{Change, Usage};
-use crate::name_map::NameMap;
-use crate::split_map::SplitMap;
 
 /// All runs of one index.
 #[derive(Debug)]
@@ -68,35 +64,6 @@ pub(crate) struct Head<'g> {
     pub(crate) version: Version,
 }
 
-/// State of the runs that only the writer with the turn reads and changes.
-#[derive(Debug, Default)]
-pub(super) struct RunBooks {
-    pub(super) free: Vec<RunId>,
-    /// Smallest number that no run has had since there were no runs.
-    pub(super) next: u32,
-    pub(super) births: u32,
-    /// Number of runs that begin after each block: by the block's run, then by its offset. Blocks that no run follows
-    /// are left out.
-    pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
-    pub(super) heads: HeadCounts,
-    /// Table from hashes to the places of all blocks; see `places.rs`.
-    pub(super) places: NameMap,
-    pub(super) places_bytes: i64,
-    /// Changes of the usage that are not accounted for yet.
-    pub(super) change: Change,
-    /// Bytes that no reader needs and that have not been freed yet.
-    pub(super) garbage: usize,
-    pub(super) queue: Queue,
-    /// Runs of the queue that are spared while some workers have much more than their share.
-    pub(super) spared: Queue,
-    /// Whether blocks of such workers have been found since the spared runs were last put back into the queue.
-    pub(super) has_found_greedy: bool,
-    /// Number of coming turns in which eviction ignores shares.
-    pub(super) unfair_turns: usize,
-    /// Number of blocks stored in this tick.
-    pub(super) stored: u64,
-}
-
 impl RunStore {
     pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
         let usage = Usage::of(capacity);
@@ -119,13 +86,9 @@ impl RunStore {
         }
     }
 
-    /// Takes a turn at the runs: as long as it lasts, nobody else changes them.
-    pub(crate) fn write(&self) -> RunWriter<'_> {
-        RunWriter {
-            store: self,
-            state: self.turns.state.lock(),
-            guard: crate::epoch::pin(),
-        }
+    /// Waits for a turn at the books: as long as it lasts, nobody else reads or changes them.
+    pub(super) fn books(&self) -> MutexGuard<'_, RunBooks> {
+        self.turns.state.lock()
     }
 
     /// The used part of the capacity: blocks of runs, and bytes of everything that events make grow.
@@ -294,6 +257,7 @@ impl Drop for RunStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RunWriter;
     use super::*;
     use crate::hash::SequenceHash;
 

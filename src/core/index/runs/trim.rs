@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use super::books::Queue;
 use super::entry::Entry;
-use super::recency::Queue;
 use super::writer::RunWriter;
 use super::{RunId, current_mask};
 

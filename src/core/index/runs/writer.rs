@@ -10,13 +10,14 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::directory::HolderSlot;
 use crate::index::hook::{point, turn_ends};
 use crate::index::usage::Change;
-use crate::words::{self, Words, copy};
+use crate::words;
 
 use super::Wanted;
+use super::books::RunBooks;
 use super::entry::Entry;
 use super::print::CHUNK;
-use super::run::{Column, Run, column_words};
-use super::store::{RunBooks, RunStore};
+use super::run::Run;
+use super::store::RunStore;
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// Bytes of replaced memory from which on a collection is worth it.
@@ -48,6 +49,17 @@ impl<'g> RunView<'g> {
     pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
         let column = self.store.run(run, self.guard).map(|run| run.column(self.guard));
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
+    }
+}
+
+impl RunStore {
+    /// Takes a turn at the runs: as long as it lasts, nobody else changes them.
+    pub(crate) fn write(&self) -> RunWriter<'_> {
+        RunWriter {
+            store: self,
+            state: self.books(),
+            guard: crate::epoch::pin(),
+        }
     }
 }
 
@@ -422,47 +434,5 @@ impl<'s> RunWriter<'s> {
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
         self.settle();
-    }
-}
-
-impl RunBooks {
-    /// Publishes a new array of `len` words in place of the present one. `fill` gets the new words, which are all 0.
-    pub(super) fn replace(
-        &mut self,
-        words: &Words,
-        len: usize,
-        fill: impl FnOnce(&[AtomicU64]),
-        guard: &Guard,
-    ) {
-        let len = words::rounded(len);
-        let before = words.replace(len, fill, guard);
-        self.garbage += before * 8;
-        self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
-    }
-
-    /// Gives a run a new column with room for `room` blocks, and copies the first `kept` blocks there.
-    pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
-        let old = run.column(guard);
-        let room = room.min(usize::from(RUN_BLOCKS_MAX));
-        let fill = |words: &[AtomicU64]| old.copy_to(Column::of(run, words), kept);
-        self.replace(&run.column, column_words(room), fill, guard);
-    }
-
-    /// Notes whether the whole hashes of `blocks` are known, or only fragments.
-    fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
-        let before = run.short.get(guard);
-        if !is_whole && before.len() * 64 < blocks.end {
-            let room = blocks.end.div_ceil(64).max(before.len() * 2);
-            self.replace(&run.short, room, |next| copy(before, next), guard);
-        }
-        let short = run.short.get(guard);
-        for offset in blocks.take_while(|offset| offset / 64 < short.len()) {
-            let (word, bit) = (&short[offset / 64], 1 << (offset % 64));
-            if is_whole {
-                word.fetch_and(!bit, Ordering::Relaxed);
-            } else {
-                word.fetch_or(bit, Ordering::Relaxed);
-            }
-        }
     }
 }

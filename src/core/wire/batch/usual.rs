@@ -10,8 +10,9 @@ use crate::wire::event::{Event, RemovedBlocks, StoredBlocks, check_start};
 use crate::wire::limits::WireLimits;
 use crate::wire::reader::Reader;
 use crate::wire::resumable::{Resumable, ResumableBlocks};
+use crate::wire::tier::Tier;
 
-use super::{EventBatch, Tier};
+use super::EventBatch;
 
 /// Reads a batch up to its events. Returns it without events, and the number of events, which are the rest of the
 /// payload. `None` if the batch is not in the usual form.

@@ -1,7 +1,7 @@
 //! Saves and restores the knowledge about tiers beyond the device.
 
+use super::super::forms::{SavedBeyond, SavedError};
 use super::super::past::Past;
-use super::super::saved::{SavedBeyond, SavedError};
 use super::Beyond;
 
 impl Beyond {

@@ -1,0 +1,149 @@
+//! Reports of sources: the engines that each knows, and what is wrong with it.
+
+use std::fmt::Display;
+use std::sync::{Arc, OnceLock};
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use kvatlas_process::registry::{GivenEngine, NewServer};
+use kvatlas_telemetry::labels::EngineSource;
+use kvatlas_telemetry::{BridgeMetrics, log_gated};
+
+/// Most engines of one source. Further engines are not followed, and an error says so.
+pub(super) const FOUND_MAX: usize = 16_384;
+
+/// A source of engines, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceState {
+    /// The source, as it was given.
+    pub source: String,
+    /// The number of engines that it knows.
+    pub engines: usize,
+    /// Error that keeps the source from looking; `None` if it can look.
+    pub last_error: Option<String>,
+}
+
+/// An error that keeps an engine from being believed: its source does not confirm that it is still the engine that was found.
+#[derive(Debug, thiserror::Error)]
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(dead_code, reason = "no other source can be asked")
+)]
+pub(crate) enum LookError {
+    /// The source cannot look just now.
+    #[error("another engine may have its address by now, and where it was found nobody can be asked: {0}")]
+    Unanswered(String),
+    /// The source no longer knows the engine at this address, and is about to report that.
+    #[error("it is gone from this address, by where it was found")]
+    Gone,
+}
+
+/// A question to a source about one engine, beside the changes that the source reports by itself.
+pub(super) type Look = Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
+
+/// Reports of one source: the engines that it knows, and what is wrong with it. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Reports {
+    /// Function that asks the source about one engine; unset if the source cannot be asked.
+    look: Arc<OnceLock<Look>>,
+    source: Arc<str>,
+    pub(super) kind: EngineSource,
+    pub(super) metrics: Arc<BridgeMetrics>,
+    known: watch::Sender<Option<Vec<GivenEngine>>>,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+/// Engines that a source knows, each time these change; `None` before its first report.
+pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
+
+impl Reports {
+    /// Makes the reports of a source, and their receiver. The receiver is made before the first report, which it would otherwise miss.
+    pub(super) fn new(
+        source: &str,
+        kind: EngineSource,
+        metrics: &Arc<BridgeMetrics>,
+    ) -> (Self, KnownEngines) {
+        let (known, received) = watch::channel(None);
+        let reports = Self {
+            look: Arc::default(),
+            source: Arc::from(source),
+            kind,
+            metrics: Arc::clone(metrics),
+            known,
+            trouble: Arc::default(),
+        };
+        (reports, received)
+    }
+
+    /// Reports all engines that the source knows now.
+    pub(super) fn know(&self, mut engines: Vec<GivenEngine>) {
+        let found = engines.len();
+        engines.truncate(FOUND_MAX);
+        match found > FOUND_MAX {
+            true => self.set_trouble(Some(format!(
+                "{found} engines are found; the first {FOUND_MAX} are followed"
+            ))),
+            false => self.set_trouble(None),
+        }
+        self.known.send_if_modified(|known| {
+            let is_news = known.as_ref() != Some(&engines);
+            *known = Some(engines);
+            is_news
+        });
+    }
+
+    /// Reports that the source cannot look just now. The engines that it has known stay.
+    pub(super) fn fail(&self, error: &dyn Display) {
+        self.metrics.discovery_failures.get(self.kind).increment(1);
+        self.set_trouble(Some(format!("{error}")));
+    }
+
+    /// Notes what is wrong, and logs it if it has changed. `None` notes that nothing is wrong.
+    fn set_trouble(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
+        let source = &*self.source;
+        match trouble {
+            Some(error) if before.as_ref() != Some(&error) => {
+                log_gated!(
+                    warn "engines cannot be looked for; those that are known stay" up to 16;
+                    source, error
+                );
+            }
+            None if before.is_some() => {
+                log_gated!(info "engines are looked for again" up to 16; source);
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets the source be asked about one engine from now on.
+    #[cfg(feature = "kubernetes")]
+    pub(super) fn answer_by(&self, look: Look) {
+        // Each source sets its function only once.
+        let _ = self.look.set(look);
+    }
+
+    /// Returns the name of the source.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Asks the source whether an engine is still the one that was found. A source that cannot be asked confirms all that it has reported.
+    pub(crate) async fn confirm(&self, server: &NewServer) -> Result<(), LookError> {
+        match self.look.get() {
+            Some(look) => look(server.clone()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the source as operators see it.
+    pub(crate) fn state(&self) -> SourceState {
+        SourceState {
+            source: self.source.to_string(),
+            engines: self.known.borrow().as_ref().map_or(0, Vec::len),
+            last_error: self.trouble.lock().clone(),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A server that is asked, as it is shared by its own task, the tasks of its publishers, and the bridge.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use kvatlas_core::wire::Profile;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use kvatlas_process::registry::{Discovered, EngineKey, NewServer};
+
+use super::super::follower::FollowError;
+use super::super::http::ServerAddress;
+use super::super::sockets::SocketError;
+
+/// The state of a server that is asked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServerProgress {
+    /// Publishers of the server that are followed.
+    pub(crate) engines: Vec<EngineKey>,
+    /// Trouble with the server, in words; `None` while nothing is wrong.
+    pub(crate) trouble: Option<String>,
+}
+
+/// The state that the task of a server shares with those of its publishers.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Number of questions that tasks have wanted so far.
+    pub(super) wanted: watch::Sender<u64>,
+    /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
+    pub(super) answered: watch::Sender<u64>,
+    pub(super) progress: Mutex<ServerProgress>,
+    /// Address and labels of the server's engine, which may change while the server is asked.
+    pub(super) profile: Mutex<Profile>,
+    /// Labels with which the server was found, which may change, too.
+    pub(super) found_labels: Mutex<BTreeMap<String, String>>,
+    /// Name of the engine's process, as the server has told it last; `None` if it tells none.
+    pub(super) process: Mutex<Option<String>>,
+    /// Number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    pub(super) ranks: Mutex<Option<u32>>,
+}
+
+/// A server that tells of publishers. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct ServerHandle {
+    /// The server as it was given first.
+    pub(crate) server: Arc<NewServer>,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Server that has told of a publisher, as the publisher's task knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    pub(crate) handle: ServerHandle,
+    /// Hint with the flag to set if nobody listens at the publisher's endpoint.
+    pub(crate) refused_hint: Option<&'static str>,
+}
+
+impl Origin {
+    /// Has the server asked again, and returns the number of the question. Called when the connection broke or cannot be made: the server
+    /// may tell something else by now.
+    pub(crate) fn ask_again(&self) -> u64 {
+        let mut ticket = 0;
+        self.handle.shared.wanted.send_modify(|wanted| {
+            *wanted = wanted.wrapping_add(1);
+            ticket = *wanted;
+        });
+        ticket
+    }
+
+    /// Waits until the server, asked after this call, has told the same as before. Never returns if it tells something else: the publisher
+    /// is then no longer followed.
+    pub(crate) async fn confirmed(&self) {
+        let ticket = self.ask_again();
+        let mut answered = self.handle.shared.answered.subscribe();
+        if answered.wait_for(|answered| *answered >= ticket).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Returns the name of the engine's process, as the server has told it last; `None` if it tells none.
+    pub(crate) fn process(&self) -> Option<String> {
+        self.handle.shared.process.lock().clone()
+    }
+
+    /// Returns the number of ranks that one publisher tells of, as the server has said last; `None` if it says nothing of that.
+    pub(crate) fn ranks(&self) -> Option<u32> {
+        *self.handle.shared.ranks.lock()
+    }
+
+    /// Tells whether another process at this address counts as the same engine. It does if the source that found the engine confirms its
+    /// identity, or if the engine's name is nothing but its address.
+    pub(crate) fn vouches(&self) -> bool {
+        let server = &self.handle.server;
+        let address = ServerAddress::of_server(&server.url);
+        let is_name = |address: ServerAddress| address.authority() == server.instance;
+        !server.discovered.identity.is_empty() || address.is_some_and(is_name)
+    }
+
+    /// Returns an error in words, with the flag that mends it.
+    pub(crate) fn explain(&self, error: &FollowError) -> String {
+        match error {
+            FollowError::Socket(error) => explain(error, self.refused_hint),
+            FollowError::Publisher(error) => error.to_string(),
+        }
+    }
+}
+
+/// Returns an error of a socket in words. If nobody listens at the endpoint, the words name the flag that mends it.
+pub(super) fn explain(error: &SocketError, refused_hint: Option<&str>) -> String {
+    let is_refused =
+        matches!(error, SocketError::Network(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+    match refused_hint.filter(|_| is_refused) {
+        Some(hint) => {
+            format!("{error}: the engine's publisher may connect there instead of listening: {hint}")
+        }
+        None => error.to_string(),
+    }
+}
+
+impl ServerHandle {
+    pub(crate) fn new(server: NewServer) -> Self {
+        let profile = Mutex::new(server.profile.clone());
+        let found_labels = Mutex::new(server.discovered.labels.clone());
+        Self {
+            server: Arc::new(server),
+            shared: Arc::new(Shared {
+                profile,
+                found_labels,
+                wanted: watch::Sender::new(0),
+                answered: watch::Sender::new(0),
+                progress: Mutex::default(),
+                process: Mutex::default(),
+                ranks: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Returns the state of the server as it is now.
+    pub(crate) fn progress(&self) -> ServerProgress {
+        self.shared.progress.lock().clone()
+    }
+
+    /// Returns the server as it is given now, with its latest address and labels.
+    pub(crate) fn given(&self) -> NewServer {
+        NewServer {
+            profile: self.profile(),
+            discovered: Discovered {
+                identity: self.server.discovered.identity.clone(),
+                labels: self.shared.found_labels.lock().clone(),
+            },
+            ..NewServer::clone(&self.server)
+        }
+    }
+
+    pub(crate) fn profile(&self) -> Profile {
+        self.shared.profile.lock().clone()
+    }
+
+    /// Takes over the address and all labels of `server`, which is asked like this one.
+    pub(crate) fn relabel(&self, server: &NewServer) {
+        *self.shared.profile.lock() = server.profile.clone();
+        *self.shared.found_labels.lock() = server.discovered.labels.clone();
+    }
+
+    /// Tells whether the server is in trouble.
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.shared.progress.lock().trouble.is_some()
+    }
+
+    /// Tells whether both handles are of one server.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    pub(crate) fn set_engines(&self, engines: Vec<EngineKey>) {
+        self.shared.progress.lock().engines = engines;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_connection_is_explained_where_the_publisher_may_connect_there() {
+        let network = |kind: io::ErrorKind| SocketError::Network(kind.into());
+        let hint = Some("give it tcp://*:5557");
+        let refused = explain(&network(io::ErrorKind::ConnectionRefused), hint);
+        assert!(
+            refused.contains("instead of listening: give it tcp://*:5557"),
+            "{refused}"
+        );
+        for (error, hint) in [
+            (network(io::ErrorKind::ConnectionRefused), None),
+            (network(io::ErrorKind::ConnectionReset), hint),
+            (SocketError::Closed, hint),
+        ] {
+            assert_eq!(explain(&error, hint), error.to_string());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Books of the runs: state that only the writer with the turn reads and changes.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::heads::HeadCounts;
+use super::run::{Column, Run, column_words};
+use super::{RUN_BLOCKS_MAX, RunId};
+use crate::epoch::Guard;
+use crate::index::usage::Change;
+use crate::name_map::NameMap;
+use crate::split_map::SplitMap;
+use crate::words::{self, Words, copy};
+
+/// Priority queue of runs that may have a leaf, by the tick of their last use when they were put here. Each run is in
+/// it at most once.
+pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
+
+/// State of the runs that only the writer with the turn reads and changes.
+#[derive(Debug, Default)]
+pub(super) struct RunBooks {
+    pub(super) free: Vec<RunId>,
+    /// Smallest number that no run has had since there were no runs.
+    pub(super) next: u32,
+    pub(super) births: u32,
+    /// Number of runs that begin after each block: by the block's run, then by its offset. Blocks that no run follows
+    /// are left out.
+    pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
+    pub(super) heads: HeadCounts,
+    /// Table from hashes to the places of all blocks; see `places.rs`.
+    pub(super) places: NameMap,
+    pub(super) places_bytes: i64,
+    /// Changes of the usage that are not accounted for yet.
+    pub(super) change: Change,
+    /// Bytes that no reader needs and that have not been freed yet.
+    pub(super) garbage: usize,
+    pub(super) queue: Queue,
+    /// Runs of the queue that are spared while some workers have much more than their share.
+    pub(super) spared: Queue,
+    /// Whether blocks of such workers have been found since the spared runs were last put back into the queue.
+    pub(super) has_found_greedy: bool,
+    /// Number of coming turns in which eviction ignores shares.
+    pub(super) unfair_turns: usize,
+    /// Number of blocks stored in this tick.
+    pub(super) stored: u64,
+}
+
+impl RunBooks {
+    /// Publishes a new array of `len` words in place of the present one. `fill` gets the new words, which are all 0.
+    pub(super) fn replace(
+        &mut self,
+        words: &Words,
+        len: usize,
+        fill: impl FnOnce(&[AtomicU64]),
+        guard: &Guard,
+    ) {
+        let len = words::rounded(len);
+        let before = words.replace(len, fill, guard);
+        self.garbage += before * 8;
+        self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
+    }
+
+    /// Gives a run a new column with room for `room` blocks, and copies the first `kept` blocks there.
+    pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
+        let old = run.column(guard);
+        let room = room.min(usize::from(RUN_BLOCKS_MAX));
+        let fill = |words: &[AtomicU64]| old.copy_to(Column::of(run, words), kept);
+        self.replace(&run.column, column_words(room), fill, guard);
+    }
+
+    /// Notes whether the whole hashes of `blocks` are known, or only fragments.
+    pub(super) fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
+        let before = run.short.get(guard);
+        if !is_whole && before.len() * 64 < blocks.end {
+            let room = blocks.end.div_ceil(64).max(before.len() * 2);
+            self.replace(&run.short, room, |next| copy(before, next), guard);
+        }
+        let short = run.short.get(guard);
+        for offset in blocks.take_while(|offset| offset / 64 < short.len()) {
+            let (word, bit) = (&short[offset / 64], 1 << (offset % 64));
+            if is_whole {
+                word.fetch_and(!bit, Ordering::Relaxed);
+            } else {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+    }
+}

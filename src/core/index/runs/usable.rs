@@ -1,0 +1,47 @@
+//! How much of a chain holders can use, as the bars of its runs tell.
+
+use super::run::Run;
+use crate::epoch::Guard;
+use crate::index::directory::SlotBits;
+use crate::index::hook::point;
+
+/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use: up to the last block
+/// that is resumable at `step`, a step of tiers. `path` are the runs of the chain, the last run first. Calls `found`
+/// with a number of usable blocks and the holders that can use so many, for each such set.
+pub(crate) fn split_by_usable<'g, S: SlotBits>(
+    path: impl Iterator<Item = &'g Run>,
+    depth: u32,
+    step: u32,
+    mut slots: S,
+    guard: &'g Guard,
+    mut found: impl FnMut(u32, S),
+) {
+    let mut end = depth;
+    for run in path {
+        let start = run.start();
+        if start >= end {
+            continue;
+        }
+        point();
+        let bars = run.bars(guard);
+        if bars.is_empty() {
+            return found(end, slots);
+        }
+        let mut row = bars.row_of(end - start - 1, run.len());
+        loop {
+            let resumable = bars.take_free(row, step, &mut slots);
+            if !resumable.is_empty() {
+                found(end, resumable);
+            }
+            if slots.is_empty() {
+                return;
+            }
+            end = start + bars.from(row);
+            let Some(before) = row.checked_sub(1) else { break };
+            row = before;
+        }
+        // If the number is another run's by now, `start` is nonsense; the loop must end all the same.
+        end = end.min(start);
+    }
+    found(0, slots);
+}

@@ -1,0 +1,48 @@
+//! The source of the listeners' answers, which is made when the first listener asks for it.
+
+use std::sync::Arc;
+
+use crate::shared::Shared;
+use kvatlas_process::broker::{Buffer, connect_counted, follow_connection};
+use kvatlas_telemetry::labels::Connection;
+
+use super::shards::{ShardAsker, gathers_max};
+use super::source::{IndexHere, Shards, Source, SourceError};
+
+impl Shared {
+    /// Returns the source of answers of all listeners: the index here, or, in a gateway, the shards.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] if the shards cannot be asked.
+    pub(crate) async fn source(&self) -> Result<Arc<Source>, SourceError> {
+        self.source
+            .get_or_try_init(|| listener_source(self))
+            .await
+            .cloned()
+    }
+}
+
+/// Makes the source of answers of all listeners: the index here, or the shards. Without a connection to the shards, a gateway is not ready.
+///
+/// # Errors
+///
+/// [`SourceError`] if the shards cannot be asked.
+async fn listener_source(shared: &Shared) -> Result<Arc<Source>, SourceError> {
+    if !shared.config.gateway.enabled {
+        return Ok(Arc::new(Source::Here(Box::new(IndexHere {
+            answerer: shared.listener_answerer(),
+            pool: Arc::clone(&shared.pool),
+        }))));
+    }
+    let buffer = Buffer::of_messages(shared.config.events.subscription_capacity);
+    let client = connect_counted(&shared.nats, Connection::Queries, "listeners", buffer, |_| {}).await?;
+    follow_connection(&shared.readiness, &client);
+    let (gathers_max, deadline) = (gathers_max(&shared.config), shared.config.gateway.deadline);
+    let missing = Arc::clone(&shared.missing_shards);
+    Ok(Arc::new(Source::Shards(Box::new(Shards {
+        asker: ShardAsker::new(client, &shared.subjects, gathers_max, deadline, missing).await?,
+        limits: shared.http_limits.clone(),
+        dialect_depth: shared.config.queries.dialect_depth,
+    }))))
+}

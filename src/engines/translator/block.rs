@@ -1,0 +1,34 @@
+//! A block of the contract, and the slot in which a holder's chain keeps it.
+
+use kvatlas_core::hash::{HashSeed, SequenceHash};
+
+/// The place where a block is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Slot(u32);
+
+impl Slot {
+    pub(super) fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(super) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) sequence: SequenceHash,
+    /// Sequence hash of the block before; `None` at position 0.
+    pub(super) parent: Option<SequenceHash>,
+    pub(super) position: u32,
+    /// The seed of the sequence; children inherit it.
+    pub(super) seed: HashSeed,
+    /// The seed of the same adapter without a salt.
+    pub(super) adapter: HashSeed,
+}

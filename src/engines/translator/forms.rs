@@ -1,0 +1,157 @@
+//! The parts of a saved translator, as they are written down.
+
+use std::num::NonZeroU64;
+
+use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
+use serde::{Deserialize, Serialize};
+
+use crate::batch::GroupKind;
+use crate::reason::Reason;
+
+use super::block::Block;
+use super::tiers::TIERS;
+
+/// Why a translator can't be restored from a form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SavedError {
+    /// The blocks have another size.
+    #[error("its blocks have {found} tokens, and the engine's have {expected}")]
+    BlockSize {
+        /// The size of the form.
+        found: u32,
+        /// The size of the settings.
+        expected: u32,
+    },
+    /// More names than may be kept.
+    #[error("it has {names} names of blocks; {names_max} are allowed")]
+    TooMany {
+        /// Number of names in the form.
+        names: usize,
+        /// Largest number of names allowed.
+        names_max: usize,
+    },
+    /// A part contradicts another part, or is impossible.
+    #[error("it contradicts itself: {0}")]
+    Contradiction(&'static str),
+}
+
+/// One block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedBlock {
+    sequence: u64,
+    parent: Option<u64>,
+    position: u32,
+    seed: HashSeed,
+    adapter: HashSeed,
+}
+
+impl From<Block> for SavedBlock {
+    fn from(block: Block) -> Self {
+        Self {
+            sequence: block.sequence.as_u64(),
+            parent: block.parent.map(SequenceHash::as_u64),
+            position: block.position,
+            seed: block.seed,
+            adapter: block.adapter,
+        }
+    }
+}
+
+impl SavedBlock {
+    pub(super) fn block(self) -> Result<Block, SavedError> {
+        let is_placed = Position::new(u64::from(self.position)).is_ok();
+        if !is_placed || self.parent.is_none() != (self.position == 0) {
+            return Err(SavedError::Contradiction("a block stands nowhere"));
+        }
+        Ok(Block {
+            sequence: SequenceHash(self.sequence),
+            parent: self.parent.map(SequenceHash),
+            position: self.position,
+            seed: self.seed,
+            adapter: self.adapter,
+        })
+    }
+}
+
+/// A block that is kept, and the state in which it was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedKept {
+    pub(super) block: SavedBlock,
+    pub(super) published: u8,
+    pub(super) barred: u8,
+    pub(super) inner: u8,
+}
+
+/// All blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedChain {
+    /// By slot.
+    pub(super) kept: Vec<Option<SavedKept>>,
+    pub(super) has_tree: bool,
+}
+
+/// A name of main attention: the slot of its block, its copies in each tier, and how many of its copies on the device may be
+/// mere reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedName(
+    pub(super) u64,
+    pub(super) u32,
+    pub(super) [u16; TIERS],
+    pub(super) u16,
+);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedGroups {
+    pub(super) lanes: Vec<(Option<u32>, Vec<SavedName>)>,
+    pub(super) others: Vec<u32>,
+}
+
+/// A name in another group, whose block ends with a block of the contract: the latter's slot, and the number of copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
+
+/// A name of a small block: the block's spot, its copies, and how many small blocks follow it within a block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedSmall(
+    pub(super) u64,
+    pub(super) Option<NonZeroU64>,
+    pub(super) u16,
+    pub(super) u8,
+);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedSpots {
+    pub(super) names: Vec<SavedSmall>,
+    /// The spots of small blocks, by slot, as many for each slot as matter.
+    pub(super) cells: Vec<Option<NonZeroU64>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedWindow {
+    pub(super) index: u32,
+    pub(super) kind: GroupKind,
+    pub(super) block: u64,
+    pub(super) names: Vec<SavedEnd>,
+    pub(super) spots: Option<SavedSpots>,
+    pub(super) masks: Vec<u64>,
+    pub(super) runs: Vec<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedWindows {
+    pub(super) all: Vec<SavedWindow>,
+    pub(super) unlisted: Vec<u32>,
+    pub(super) expected: Option<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedBeyond {
+    pub(super) doubts: [Option<Reason>; TIERS],
+    pub(super) chunks: [u32; TIERS],
+    pub(super) past: Vec<(u64, SavedBlock)>,
+    pub(super) is_used: bool,
+    pub(super) has_ends: bool,
+    pub(super) has_parts: bool,
+    pub(super) has_salts: bool,
+    pub(super) has_objects: bool,
+}
