@@ -26,6 +26,7 @@
 //! | `contest.rs` | two publishers that claim one holder |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
+//! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
 //! | `unheld.rs` | the registry of publishers without a holder, with the reasons |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
 //! | `command.rs` | what operators have lanes do |
@@ -47,6 +48,7 @@ pub(crate) mod line;
 mod liveness;
 mod lost;
 mod payloads;
+mod phase;
 mod pool;
 mod position;
 pub(crate) mod queue;
@@ -60,7 +62,7 @@ mod tally;
 mod unheld;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use clock::now_us;
 pub(crate) use flow::SeenInParts;
