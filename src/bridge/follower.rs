@@ -19,10 +19,12 @@ use super::topics::Topics;
 
 mod asking;
 mod identity;
+mod standing;
 mod trust;
 
 use asking::Verified;
 use identity::Identity;
+use standing::{ConnectionChange, ConnectionState, Hearing, ReplayChange, ReplayState, Useless};
 
 /// Settings of following engines.
 #[derive(Debug, Clone)]
@@ -95,16 +97,6 @@ impl FollowError {
     }
 }
 
-/// A replay socket that does not answer, or does not answer as this engine would.
-struct UselessReplay {
-    /// Time at which the socket is asked again.
-    ask_at: Instant,
-    /// Reason in words for people.
-    error: String,
-    /// Whether the socket contradicts the published batches. It then has to agree with them before it is believed again.
-    is_contradicted: bool,
-}
-
 /// Number of connections in a row that have to fail at the replay socket before the engine is followed without it. While an engine starts,
 /// one socket comes before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
@@ -124,18 +116,14 @@ pub(super) struct Follower {
     replay_endpoint: Option<String>,
     replay: Option<Replay>,
     options: FollowOptions,
-    /// State of a replay socket that is of no use; `None` if it is of use. Meanwhile the engine is followed like an engine without one.
-    useless_replay: Option<UselessReplay>,
+    /// Whether the replay socket is believed, if there is one.
+    replay_state: ReplayState,
     /// Number of failures of the replay socket in a row: at new connections, or at any question once it is useless.
     replay_failures: u32,
-    /// Whether the batches of this connection continue the applied batches. After a reconnect, that has to be shown first.
-    is_verified: bool,
-    /// Whether the replay socket has given the same bytes as this connection for the same number.
-    is_proven: bool,
-    /// Time since which looks have found batches that are not published on this connection; `None` if the last batch was published on it.
-    unheard_since: Option<Instant>,
-    /// Whether unpublished batches have been found for too long.
-    is_unheard: bool,
+    /// Evidence that the batches of this connection have given so far.
+    connection: ConnectionState,
+    /// Whether the engine publishes on this connection what its replay socket has.
+    hearing: Hearing,
     /// Time at which it was last certain that nothing is missing.
     known_at: Instant,
     stalls: StallWatch,
@@ -167,13 +155,11 @@ impl Follower {
             topics: Topics::new(topic),
             replay_endpoint,
             replay: None,
-            useless_replay: None,
+            replay_state: ReplayState::Believed,
             replay_failures: 0,
             options,
-            is_verified: false,
-            is_proven: false,
-            unheard_since: None,
-            is_unheard: false,
+            connection: ConnectionState::Unverified,
+            hearing: Hearing::Heard,
             known_at: Instant::now(),
             stalls,
             short_replay: None,
@@ -238,20 +224,20 @@ impl Follower {
 
     /// Whether there is a replay socket to ask, which answers.
     pub(super) fn can_ask(&self) -> bool {
-        self.replay_endpoint.is_some() && self.useless_replay.is_none()
+        self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
     /// Whether a look is due at once, because nothing shows yet that the replay socket is of the engine that publishes on this connection.
     pub(super) fn wants_proof(&self) -> bool {
-        self.can_ask() && !self.is_proven && self.continuity.is_heard()
+        self.can_ask() && self.connection != ConnectionState::Proven && self.continuity.is_heard()
     }
 
     /// Returns the trouble with an engine that is followed, in words; `None` if there is none.
     pub(super) fn trouble(&self) -> Option<&str> {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";
-        let useless = self.useless_replay.as_ref().map(|useless| useless.error.as_str());
-        let unheard = self.is_unheard.then_some(UNHEARD);
+        let useless = self.replay_state.error();
+        let unheard = (self.hearing == Hearing::Unheard).then_some(UNHEARD);
         let doubt = self.relay.doubt();
         let short = self.short_replay.as_deref();
         let short = short.filter(|_| doubt == Some(Reason::LostBatches));
@@ -270,14 +256,14 @@ impl Follower {
     /// socket, its next batch has to put it in sight.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
-        (self.is_verified, self.is_proven) = (false, false);
-        (self.unheard_since, self.is_unheard) = (None, false);
+        self.note_connection(ConnectionChange::Reconnected);
+        self.hearing = Hearing::Heard;
         self.replay = None;
         // The engine is out of sight until now.
         self.stalls.begin();
-        match &mut self.useless_replay {
+        match &mut self.replay_state {
             // Published batches contradicted the socket. The next batch may show that it is right now.
-            Some(useless) if useless.is_contradicted && self.continuity.last().is_some() => {
+            ReplayState::Contradicting(useless) if self.continuity.last().is_some() => {
                 useless.ask_at = Instant::now();
                 Ok(())
             }
@@ -290,7 +276,7 @@ impl Follower {
     /// Its published batches are worth more than nothing. The socket is asked again only now and then, since a question keeps this task
     /// from reading the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
-        self.useless_replay = None;
+        self.note_replay(ReplayChange::Asked);
         let error = match self.verify().await {
             Ok(()) => {
                 self.replay_failures = 0;
@@ -308,12 +294,23 @@ impl Follower {
             log_gated!(warn "the replay socket does not answer: followed without it"; endpoint, %error);
         }
         self.replay = None;
-        self.useless_replay = Some(UselessReplay {
+        let useless = Useless {
             ask_at: Instant::now() + REPLAY_BACKOFF.pause(self.replay_failures - (REPLAY_ATTEMPTS - 1)),
             error: format!("replay socket {endpoint}: {error}"),
-            is_contradicted: false,
-        });
+        };
+        self.note_replay(ReplayChange::Unanswered(useless));
         Ok(())
+    }
+
+    /// Applies `change` to the state of the connection.
+    fn note_connection(&mut self, change: ConnectionChange) {
+        self.connection = self.connection.after(change);
+    }
+
+    /// Applies `change` to the state of the replay socket.
+    fn note_replay(&mut self, change: ReplayChange) {
+        let before = std::mem::replace(&mut self.replay_state, ReplayState::Believed);
+        self.replay_state = before.after(change);
     }
 
     /// Notices a stall, and returns whether there was one. Call it whenever this task has waited, before it publishes anything. After a
@@ -338,15 +335,14 @@ impl Follower {
         if self.can_ask() {
             return self.verify().await;
         }
-        let is_due = |useless: &UselessReplay| !useless.is_contradicted && useless.ask_at <= Instant::now();
-        if self.useless_replay.as_ref().is_some_and(is_due) {
+        if self.replay_state.is_silence_over(Instant::now()) {
             self.verify_if_possible().await?;
             if self.can_ask() {
                 return Ok(());
             }
         }
         self.stalls.caught_up();
-        if self.is_verified {
+        if self.connection.is_verified() {
             self.relay.seen(self.options.look_interval_max()).await?;
         }
         Ok(())
@@ -355,7 +351,7 @@ impl Follower {
     /// Asks the replay socket for missed batches, and whether the process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
-        let (was_verified, before) = (self.is_verified, self.continuity.last());
+        let (was_verified, before) = (self.connection.is_verified(), self.continuity.last());
         match self.ask().await? {
             Verified::Whole | Verified::Torn => {}
             // The bridge is so far behind that only the connection can give the missing batches. Another look shows when it has.
@@ -381,15 +377,19 @@ impl Follower {
         if !was_verified {
             self.settle_identity().await?;
         }
-        self.is_verified = true;
-        self.is_proven = self.continuity.is_heard();
+        self.note_connection(ConnectionChange::Checked);
+        if self.continuity.is_heard() {
+            self.note_connection(ConnectionChange::Agreed);
+        }
         self.known_at = Instant::now();
         if was_verified && self.continuity.last() > before {
             // A batch that was the last before a silence may be lost, and a batch that was just published may still be on its way.
-            let since = *self.unheard_since.get_or_insert(self.known_at);
-            self.is_unheard |= since.elapsed() >= self.options.silent_after / 2;
+            let unheard_max = self.options.silent_after / 2;
+            self.hearing = self
+                .hearing
+                .after_unpublished(self.known_at, Instant::now(), unheard_max);
         }
-        if self.is_unheard {
+        if self.hearing == Hearing::Unheard {
             return self.lost().await;
         }
         if !self.stalls.is_news(look) {
@@ -400,13 +400,12 @@ impl Follower {
 
     /// Takes a batch that was published on the current connection.
     pub(super) async fn published(&mut self, numbered: Numbered) -> Result<(), FollowError> {
-        match self.is_verified {
+        match self.connection.is_verified() {
             true => self.next_of_connection(&numbered).await?,
             false => self.first_of_connection(&numbered).await?,
         }
-        (self.unheard_since, self.is_unheard) = (None, false);
-        let is_due = |useless: &UselessReplay| useless.is_contradicted && useless.ask_at <= Instant::now();
-        match self.useless_replay.as_ref().is_some_and(is_due) {
+        self.hearing = Hearing::Heard;
+        match self.replay_state.is_contradiction_due(Instant::now()) {
             true => self.try_to_believe(&numbered).await,
             false => Ok(()),
         }
@@ -417,14 +416,17 @@ impl Follower {
         match self.continuity.published(*seq, payload) {
             Published::Next => self.apply(numbered, false).await,
             Published::Duplicate => {
-                self.is_proven = true;
+                self.note_connection(ConnectionChange::Agreed);
                 // The replay socket may not have told the topic.
                 match self.topics.is_other(&numbered.topic) {
                     true => Ok(self.relay.refuse(Reason::OtherEngine).await?),
                     false => Ok(()),
                 }
             }
-            Published::Forgotten if !self.is_proven && !self.agrees(Heard::new(*seq, payload)).await? => {
+            Published::Forgotten
+                if self.connection != ConnectionState::Proven
+                    && !self.agrees(Heard::new(*seq, payload)).await? =>
+            {
                 self.distrust(Some(numbered)).await
             }
             Published::Forgotten => Ok(()),
@@ -444,7 +446,7 @@ impl Follower {
 
     /// Takes a batch behind a gap, about which the replay socket was asked.
     async fn after_gap(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
-        if !self.is_verified {
+        if !self.connection.is_verified() {
             return self.begin_with(numbered).await;
         }
         match self.continuity.published_again(numbered.seq, &numbered.payload) {
@@ -463,7 +465,7 @@ impl Follower {
     /// Takes the first batch after a reconnect, of an engine without a replay socket. Nobody can say which batches came before it, nor
     /// whether it is of the same process. Only a count that begins anew is certain.
     async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
-        self.is_verified = true;
+        self.note_connection(ConnectionChange::Continued);
         let has_begun = self.continuity.last().is_some();
         match self.continuity.published(numbered.seq, &numbered.payload) {
             Published::Next => {
@@ -489,7 +491,7 @@ impl Follower {
 
     /// Begins with another process, whose batch `numbered` is the first that came.
     async fn begin_with(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
-        self.is_verified = true;
+        self.note_connection(ConnectionChange::Continued);
         let is_first = self.continuity.is_first(numbered.seq);
         let doubt = (!is_first).then_some(Reason::LostBatches);
         self.restart(doubt).await?;

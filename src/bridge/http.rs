@@ -5,13 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{ACCEPT, CONTENT_LENGTH, HOST};
-use hyper::rt::{Read, Write};
-use hyper::{Method, Request, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper::header::{ACCEPT, CONTENT_LENGTH};
+use hyper::{Method, StatusCode, Uri};
 use kvatlas_core::wire::Address;
+use kvatlas_process::http;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -20,25 +17,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::hosts::is_here;
 
+pub(super) use kvatlas_process::http::HttpError;
+
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-
-/// An error instead of a server's answer.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum HttpError {
-    /// The connection cannot be made, and nothing was asked.
-    #[error("{0}")]
-    Connection(#[from] io::Error),
-    /// HTTP failed on the connection.
-    #[error("{0}")]
-    Protocol(#[from] hyper::Error),
-    /// The question is no valid request.
-    #[error("{0}")]
-    Request(#[from] hyper::http::Error),
-    /// The answer does not end, or is too long.
-    #[error("the answer cannot be read: {0}")]
-    Body(String),
-}
 
 /// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,8 +101,7 @@ pub(super) fn authority(host: &str, port: u16) -> String {
 
 /// A connection to a server.
 pub(super) struct HttpConnection {
-    sender: SendRequest<Empty<Bytes>>,
-    authority: String,
+    connection: http::HttpConnection,
     peer: SocketAddr,
 }
 
@@ -129,20 +110,17 @@ impl HttpConnection {
     pub(super) async fn open(address: &ServerAddress) -> Result<Self, HttpError> {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
         let peer = stream.peer_addr()?;
-        let sender = match address.is_secure {
-            false => begin(TokioIo::new(stream)).await?,
+        let authority = address.authority();
+        let connection = match address.is_secure {
+            false => http::HttpConnection::on(stream, &authority).await?,
             true => {
                 let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
                 let config = TLS.as_ref().map_err(|error| io::Error::other(error.clone()))?;
                 let connector = TlsConnector::from(Arc::clone(config));
-                begin(TokioIo::new(connector.connect(name, stream).await?)).await?
+                http::HttpConnection::on(connector.connect(name, stream).await?, &authority).await?
             }
         };
-        Ok(Self {
-            sender,
-            authority: address.authority(),
-            peer,
-        })
+        Ok(Self { connection, peer })
     }
 
     /// Returns the address of the server's machine.
@@ -152,40 +130,18 @@ impl HttpConnection {
 
     /// Tells whether the server has ended the connection.
     pub(super) fn is_closed(&self) -> bool {
-        self.sender.is_closed()
+        self.connection.is_closed()
     }
 
     /// Asks a question without a body, and returns the status and the body of the answer. After an error the connection cannot be used
     /// again.
     pub(super) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, Bytes), HttpError> {
-        self.sender.ready().await?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, &self.authority)
+        let request = self.connection.request(method, path);
+        let request = request
             .header(ACCEPT, "application/json")
-            .header(CONTENT_LENGTH, 0)
-            .body(Empty::new())?;
-        let response = self.sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await;
-        let body = body.map_err(|error| HttpError::Body(error.to_string()))?;
-        Ok((status, body.to_bytes()))
+            .header(CONTENT_LENGTH, 0);
+        self.connection.ask(request, Bytes::new(), ANSWER_BYTES_MAX).await
     }
-}
-
-async fn begin(
-    stream: impl Read + Write + Unpin + Send + 'static,
-) -> Result<SendRequest<Empty<Bytes>>, HttpError> {
-    let (sender, connection) = handshake(stream).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "the connection to an engine's server has ended");
-        }
-    });
-    Ok(sender)
 }
 
 /// Settings of TLS: servers' certificates are checked against the authorities that this machine trusts.

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::HOST;
-use hyper::{Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, StatusCode, Uri};
 use kvatlas_config::process_environment;
+use kvatlas_process::http::{HttpConnection, HttpError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
 
 use super::connect::parse_time;
 use super::failure::Failure;
@@ -179,11 +177,10 @@ impl AdminClient {
     /// The status and the body at `target`, whatever they are.
     pub(super) async fn body(&self, target: &str) -> Result<(StatusCode, Bytes), Failure> {
         let answering = async {
-            let response = self.get(target).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
-            let body = body.collect().await.map_err(|error| self.broken(&error))?;
-            Ok((status, body.to_bytes()))
+            let mut connection = self.connect().await?;
+            let request = connection.request(Method::GET, target);
+            let asked = connection.ask(request, Bytes::new(), ANSWER_BYTES_MAX).await;
+            asked.map_err(|error| self.broken(&error))
         };
         self.in_time(answering).await
     }
@@ -210,7 +207,13 @@ impl AdminClient {
 
     /// The server-sent events at `target`.
     pub(super) async fn events(&self, target: &str) -> Result<Events, Failure> {
-        let response = self.in_time(self.get(target)).await?;
+        let answering = async {
+            let mut connection = self.connect().await?;
+            let request = connection.request(Method::GET, target);
+            let sent = connection.send(request, Bytes::new()).await;
+            sent.map_err(|error| self.broken(&error))
+        };
+        let response = self.in_time(answering).await?;
         match response.status() {
             StatusCode::OK => Ok(Events {
                 body: response.into_body(),
@@ -227,26 +230,15 @@ impl AdminClient {
         }
     }
 
-    async fn get(&self, target: &str) -> Result<Response<Incoming>, Failure> {
-        let stream = TcpStream::connect(&self.authority).await.map_err(|error| {
-            Failure::unavailable(format_args!(
+    async fn connect(&self) -> Result<HttpConnection, Failure> {
+        let opened = HttpConnection::open(&self.authority).await;
+        opened.map_err(|error| match error {
+            HttpError::Connection(error) => Failure::unavailable(format_args!(
                 "no admin listener answers at {} ({error}); name the daemon's admin.listen with --admin",
                 self.authority
-            ))
-        })?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| self.broken(&error))?;
-        // Ends with the response's body.
-        tokio::spawn(connection);
-        let request = Request::get(target)
-            .header(HOST, &self.authority)
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| self.broken(&error))?;
-        sender
-            .send_request(request)
-            .await
-            .map_err(|error| self.broken(&error))
+            )),
+            error => self.broken(&error),
+        })
     }
 
     async fn in_time<T>(&self, answering: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
@@ -258,7 +250,11 @@ impl AdminClient {
         })?
     }
 
-    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+    fn broken(&self, error: &HttpError) -> Failure {
+        let error: &dyn std::fmt::Display = match error {
+            HttpError::Body(error) => error,
+            error => error,
+        };
         Failure::unavailable(format_args!("the admin listener at {}: {error}", self.authority))
     }
 }

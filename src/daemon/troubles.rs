@@ -37,7 +37,7 @@ impl Troubles {
         let mut ahead: Vec<_> = holders.iter().filter(is_ahead).collect();
         ahead.sort_unstable_by(|one, other| one.id.cmp(&other.id));
         let begun = ahead.iter().map(|holder| holder.status.epoch_since_us.load());
-        let refused = namespace.indexer.refused_publishers(NAMED_MAX);
+        let refused = namespace.indexer.refused().named(NAMED_MAX);
         Self {
             refused_publishers: refused.iter().map(|known| known.worker.clone()).collect(),
             refused,
@@ -75,10 +75,12 @@ mod tests {
         let refused = worker("wide");
         namespace
             .indexer
-            .note_refused(&refused, Some(0), "undecodable", at(1));
+            .refused()
+            .note(&refused, Some(0), "undecodable", at(1));
         namespace
             .indexer
-            .note_refused(&refused, Some(0), "other_settings", at(9));
+            .refused()
+            .note(&refused, Some(0), "other_settings", at(9));
         let register = |name: &str, epoch_since_us: u64| {
             let id = HolderId {
                 worker: worker(name),

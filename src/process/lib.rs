@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`broker`] | connections to NATS that last, the development broker |
 //! | [`admin`] | the HTTP listener of operators: metrics, probes, views |
+//! | [`http`] | questions over HTTP, with bounds |
 //! | [`listener`] | one listener within limits, which all that take connections use |
 //! | [`registry`] | what is said of engines: between the listeners that are told, and the bridge that follows them |
 //! | [`presence`] | by what tools find a process among the services of NATS |
@@ -15,6 +16,7 @@
 pub mod admin;
 pub mod broker;
 pub mod dynamo;
+pub mod http;
 mod instance;
 pub mod listener;
 pub mod presence;

@@ -10,6 +10,7 @@ use kvatlas_telemetry::log_gated;
 use super::super::continuity::{Heard, Replayed};
 use super::super::frames::{Numbered, ReplayMessage};
 use super::super::sockets::Replay;
+use super::standing::ConnectionChange;
 use super::{FollowError, Follower};
 
 /// The outcome of a replay.
@@ -100,7 +101,7 @@ impl Follower {
     /// bring the missing batches.
     fn note_short_replay(&mut self, begins: u64) {
         let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
-        if self.is_verified || is_told {
+        if self.connection.is_verified() || is_told {
             return;
         }
         let needed = self.continuity.last().map_or(0, |last| last.saturating_add(1));
@@ -124,7 +125,7 @@ impl Follower {
             self.replay = Some(replay);
         }
         // On an unbroken connection, a socket without any batch is one that keeps nothing to replay.
-        Ok(match self.is_verified && !keeps_any {
+        Ok(match self.connection.is_verified() && !keeps_any {
             true => Verified::Beyond,
             false => Verified::Stranger,
         })
@@ -184,7 +185,9 @@ impl Follower {
             agrees |= numbered.seq == heard.seq && Heard::new(numbered.seq, &numbered.payload) == heard;
         }
         self.replay = Some(replay);
-        self.is_proven |= agrees;
+        if agrees {
+            self.note_connection(ConnectionChange::Agreed);
+        }
         Ok(agrees)
     }
 }

@@ -16,7 +16,8 @@ use kvatlas_telemetry::log_gated;
 
 use super::super::continuity::Heard;
 use super::super::frames::Numbered;
-use super::{FollowError, Follower, REPLAY_BACKOFF, UselessReplay};
+use super::standing::{ConnectionChange, ReplayChange, Useless};
+use super::{FollowError, Follower, REPLAY_BACKOFF};
 
 impl Follower {
     /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either both are
@@ -43,15 +44,19 @@ impl Follower {
         self.restart((!is_whole).then_some(Reason::OtherEngine)).await?;
         self.continuity.restart();
         self.topics.forget();
-        (self.is_verified, self.is_proven, self.replay) = (heard.is_some(), false, None);
+        self.note_connection(ConnectionChange::Contradicted);
+        if heard.is_some() {
+            self.note_connection(ConnectionChange::Continued);
+        }
+        self.replay = None;
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        self.useless_replay = Some(UselessReplay {
+        let useless = Useless {
             ask_at: Instant::now(),
             error: format!(
                 "replay socket {endpoint}: it has other batches than the engine publishes on its endpoint"
             ),
-            is_contradicted: true,
-        });
+        };
+        self.note_replay(ReplayChange::Contradicted(useless));
         self.replay_failures = 0;
         match heard {
             Some(heard) => {
@@ -84,7 +89,9 @@ impl Follower {
         self.relay.lost().await?;
         self.restart(None).await?;
         self.continuity.restart();
-        (self.useless_replay, self.is_verified, self.is_proven) = (None, true, true);
+        self.note_replay(ReplayChange::Agreed);
+        self.note_connection(ConnectionChange::Continued);
+        self.note_connection(ConnectionChange::Agreed);
         if !self.ask_all().await? {
             return self.lost().await;
         }
@@ -106,9 +113,7 @@ impl Follower {
                 endpoint
             );
         }
-        if let Some(useless) = &mut self.useless_replay {
-            useless.ask_at = Instant::now() + pause;
-        }
+        self.replay_state.ask_at(Instant::now() + pause);
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::hash::PositionError;
-use crate::stream::{DoubtfulHolders, RefusedAt, RefusedPublisher, StreamTrust};
-use crate::wire::{DegradedReasons, HolderId, QueryKey, Rank, WorkerName};
+use crate::stream::{DoubtfulHolders, RefusedHolders, StreamTrust};
+use crate::wire::{DegradedReasons, QueryKey, WorkerName};
 
 use super::directory::HolderRecord;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
@@ -133,38 +133,9 @@ impl PositionalIndexer {
         holder.status.reasons_since(before.replacements, trust)
     }
 
-    /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
-    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether it is the first
-    /// batch that was dropped of the holder.
-    pub fn note_refused(
-        &self,
-        worker: &WorkerName,
-        rank: Option<Rank>,
-        reason: &'static str,
-        at: RefusedAt,
-    ) -> bool {
-        self.shared.slots.note_refused(worker, rank, reason, at)
-    }
-
-    /// Forgets a refused holder, which has left.
-    pub fn forget_refused(&self, id: &HolderId) {
-        self.shared.slots.forget_refused(id);
-    }
-
-    /// Forgets each refused holder for the `listened_us` of whose last batch `is_over` returns true.
-    pub fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
-        self.shared.slots.expire_refused(is_over);
-    }
-
-    /// Number of refused holders of these workers, or of all workers if `workers` is `None`. They count among the
-    /// [`Self::doubtful_holders`].
-    pub fn refused_holders(&self, workers: Option<&[WorkerName]>) -> usize {
-        self.shared.slots.refused(workers)
-    }
-
-    /// Returns workers with refused holders. Only the first `max` by name are returned.
-    pub fn refused_publishers(&self, max: usize) -> Vec<RefusedPublisher> {
-        self.shared.slots.refused_publishers(max)
+    /// Returns the unregistered holders whose batches are dropped. They count among the [`Self::doubtful_holders`].
+    pub fn refused(&self) -> &RefusedHolders {
+        self.shared.slots.refused()
     }
 
     /// Number of holders whose blocks have an unknown number of tokens.

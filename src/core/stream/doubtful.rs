@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 
-use super::{HolderStatus, StreamGeneration, StreamTrust};
+use super::{HolderStatus, RefusedHolders, StreamGeneration, StreamTrust};
 use crate::wire::{DegradedReasons, Tier};
 
 /// Number of holders whose states were not certain at a moment. If two values are equal, nothing has changed between
@@ -23,7 +23,7 @@ pub struct DoubtfulHolders {
     /// Whether the stream was stalled. During a stall, all holders are uncertain.
     pub is_stalled: bool,
     generation: StreamGeneration,
-    /// Value of the change counter: changes of any holder's status, and holders that have come or left.
+    /// Sum of the change counters: changes of any holder's status, and holders, registered or refused, that have come or left.
     changes: u64,
     /// Number of holders' states that have been replaced as a whole.
     pub(crate) replacements: u64,
@@ -32,9 +32,11 @@ pub struct DoubtfulHolders {
 /// The last count, and the change counter that tells whether the count is still valid.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Change counter. Counts before and after each change of a holder's status, and after a holder, registered or
-    /// refused, has come or left.
+    /// Change counter. Counts before and after each change of a holder's status, and after a registered holder has come
+    /// or left.
     changes: Arc<AtomicU64>,
+    /// Holders without a status, which count as uncertain. They have a change counter of their own.
+    pub(crate) refused: RefusedHolders,
     last: ArcSwapOption<DoubtfulHolders>,
 }
 
@@ -44,14 +46,14 @@ impl DoubtCounter {
         HolderStatus::counted_in(Arc::clone(&self.changes))
     }
 
-    /// Notes that a holder, registered or refused, has come or left.
+    /// Notes that a registered holder has come or left.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have been replaced. `count`
-    /// returns the number of holders for which its argument, a predicate, holds. It is called only if something has changed since the last
-    /// count.
+    /// returns the number of registered holders for which its argument, a predicate, holds. It is called only if something has changed
+    /// since the last count.
     pub(crate) fn count(
         &self,
         trust: &StreamTrust,
@@ -65,7 +67,7 @@ impl DoubtCounter {
             partial: DegradedReasons::default(),
             is_stalled: trust.is_stalled(),
             generation: trust.generation(),
-            changes: self.changes.load(Ordering::Acquire),
+            changes: self.changes.load(Ordering::Acquire) + self.refused.changes(),
             replacements,
         };
         let last = self.last.load().as_deref().copied();
@@ -90,7 +92,8 @@ impl DoubtCounter {
             }
             is_doubtful
         };
-        let count = u32::try_from(count(&is_doubtful)).unwrap_or(u32::MAX);
+        let count = count(&is_doubtful) + self.refused.count(None);
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         let counted = DoubtfulHolders {
             count,
             beyond_device: beyond_device.get(),

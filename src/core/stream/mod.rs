@@ -16,11 +16,10 @@ mod status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use doubtful::DoubtfulHolders;
-pub use refused::{RefusedAt, RefusedPublisher};
+pub use refused::{RefusedAt, RefusedHolders, RefusedPublisher};
 pub use status::{HolderStatus, SequenceGap};
 
 pub(crate) use doubtful::DoubtCounter;
-pub(crate) use refused::RefusedHolders;
 
 /// A generation of the event stream. Every doubt about the whole stream begins a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

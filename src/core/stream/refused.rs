@@ -3,6 +3,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use serde::Serialize;
@@ -15,9 +16,13 @@ const WORKERS_MAX: usize = 4096;
 /// Most ranks of a worker that are listed at a time. All other ranks count as one.
 const RANKS_MAX: usize = 64;
 
-/// Refused holders of one namespace.
+/// Refused holders of one namespace. They count among its doubtful holders.
 #[derive(Debug, Default)]
-pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
+pub struct RefusedHolders {
+    workers: RwLock<HashMap<WorkerName, RefusedWorker>>,
+    /// Change counter: counts after a refused holder has come or left.
+    changes: AtomicU64,
+}
 
 /// A worker whose batches are dropped, so that it has no holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -39,50 +44,46 @@ pub struct RefusedAt {
     pub unix_us: u64,
 }
 
-/// The dropped batches of a worker: the time of the last one for each rank, in microseconds.
+/// The holders of a worker that are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Rank(Rank),
+    /// All ranks beyond [`RANKS_MAX`].
+    Further,
+    /// The rank of batches that cannot be read.
+    Unread,
+}
+
+/// The dropped batches of a worker.
 #[derive(Debug, Default)]
 struct RefusedWorker {
     /// Time of the first dropped batch, in microseconds since the Unix epoch.
     since_us: u64,
     /// The reason why the last batch was dropped, in one word.
     reason: &'static str,
-    ranks: BTreeMap<Rank, u64>,
-    /// The time of the last batch from ranks beyond [`RANKS_MAX`].
-    more: Option<u64>,
-    /// The time of the last batch whose rank could not be read.
-    unread: Option<u64>,
+    /// Time of the last batch of each part, in microseconds.
+    last_us: BTreeMap<Part, u64>,
 }
 
 impl RefusedWorker {
-    fn holders(&self) -> usize {
-        self.ranks.len() + usize::from(self.more.is_some()) + usize::from(self.unread.is_some())
-    }
-
-    fn note(&mut self, rank: Option<Rank>, now_us: u64) {
-        let Some(rank) = rank else {
-            self.unread = Some(now_us);
-            return;
+    fn part(&self, rank: Option<Rank>) -> Part {
+        let Some(part) = rank.map(Part::Rank) else {
+            return Part::Unread;
         };
-        let has_room = self.ranks.len() < RANKS_MAX;
-        match self.ranks.get_mut(&rank) {
-            Some(last_us) => *last_us = now_us,
-            None if has_room => _ = self.ranks.insert(rank, now_us),
-            None => self.more = Some(now_us),
+        let has_room = || self.last_us.range(..Part::Further).count() < RANKS_MAX;
+        match self.last_us.contains_key(&part) || has_room() {
+            true => part,
+            false => Part::Further,
         }
     }
 }
 
 impl RefusedHolders {
-    /// Notes a dropped batch. `rank` is `None` if the batch cannot be read. Returns whether there are more refused
-    /// holders now.
-    pub(crate) fn note(
-        &self,
-        worker: &WorkerName,
-        rank: Option<Rank>,
-        reason: &'static str,
-        at: RefusedAt,
-    ) -> bool {
-        let mut refused = self.0.write();
+    /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
+    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether it is the first
+    /// batch that was dropped of the holder.
+    pub fn note(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, at: RefusedAt) -> bool {
+        let mut refused = self.workers.write();
         let has_room = refused.len() < WORKERS_MAX;
         let known = match refused.entry(worker.clone()) {
             Entry::Occupied(known) => known.into_mut(),
@@ -92,69 +93,63 @@ impl RefusedHolders {
                 ..RefusedWorker::default()
             }),
         };
-        let before = known.holders();
-        known.note(rank, at.listened_us);
         known.reason = reason;
-        known.holders() > before
+        let part = known.part(rank);
+        let is_first = known.last_us.insert(part, at.listened_us).is_none();
+        self.note_change(is_first)
     }
 
     /// Forgets a holder that has left. Returns whether the holder was listed.
-    pub(crate) fn forget(&self, id: &HolderId) -> bool {
-        self.change(&id.worker, |known| _ = known.ranks.remove(&id.rank))
+    pub fn forget(&self, id: &HolderId) -> bool {
+        self.remove(&id.worker, &[Part::Rank(id.rank)])
     }
 
     /// Forgets a holder that is registered now. Also forgets its worker's unreadable batches, which the registered
     /// holder's own doubt now covers.
     pub(crate) fn forget_registered(&self, id: &HolderId) {
-        self.change(&id.worker, |known| {
-            known.ranks.remove(&id.rank);
-            known.unread = None;
-        });
+        self.remove(&id.worker, &[Part::Rank(id.rank), Part::Unread]);
     }
 
-    /// Forgets holders for whose last batch's time `is_over` holds. Returns whether there were any.
-    pub(crate) fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
-        if self.0.read().is_empty() {
+    /// Forgets holders for whose last batch's `listened_us` `is_over` holds. Returns whether there were any.
+    pub fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
+        if self.workers.read().is_empty() {
             return false;
         }
-        let mut refused = self.0.write();
+        let mut refused = self.workers.write();
         let mut has_changed = false;
         refused.retain(|_, known| {
-            let before = known.holders();
-            known.ranks.retain(|_, last_us| !is_over(*last_us));
-            for last in [&mut known.more, &mut known.unread] {
-                *last = last.filter(|last_us| !is_over(*last_us));
-            }
-            has_changed |= known.holders() < before;
-            known.holders() > 0
+            let before = known.last_us.len();
+            known.last_us.retain(|_, last_us| !is_over(*last_us));
+            has_changed |= known.last_us.len() < before;
+            !known.last_us.is_empty()
         });
         if refused.is_empty() {
             *refused = HashMap::new();
         }
-        has_changed
+        self.note_change(has_changed)
     }
 
     /// Number of refused holders of `workers`, or of all workers. At least 1 if some refused workers may not be
     /// listed.
-    pub(crate) fn count(&self, workers: Option<&[WorkerName]>) -> usize {
-        let refused = self.0.read();
+    pub fn count(&self, workers: Option<&[WorkerName]>) -> usize {
+        let refused = self.workers.read();
         if refused.is_empty() {
             return 0;
         }
         let holders = match workers {
-            None => refused.values().map(RefusedWorker::holders).sum(),
+            None => refused.values().map(|known| known.last_us.len()).sum(),
             Some(workers) => {
                 let workers: HashSet<_> = workers.iter().collect();
                 let known = workers.iter().filter_map(|worker| refused.get(*worker));
-                known.map(RefusedWorker::holders).sum::<usize>()
+                known.map(|known| known.last_us.len()).sum::<usize>()
             }
         };
         holders.max(refused.len() / WORKERS_MAX)
     }
 
     /// The first `max` refused workers by name.
-    pub(crate) fn named(&self, max: usize) -> Vec<RefusedPublisher> {
-        let refused = self.0.read();
+    pub fn named(&self, max: usize) -> Vec<RefusedPublisher> {
+        let refused = self.workers.read();
         let known = refused.iter().map(|(name, known)| RefusedPublisher {
             worker: name.clone(),
             reason: known.reason,
@@ -166,21 +161,33 @@ impl RefusedHolders {
         named
     }
 
-    fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut RefusedWorker)) -> bool {
-        if !self.0.read().contains_key(worker) {
+    /// Value of the change counter.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    fn note_change(&self, has_changed: bool) -> bool {
+        self.changes.fetch_add(u64::from(has_changed), Ordering::Release);
+        has_changed
+    }
+
+    /// Removes parts of a worker. Returns whether any was listed.
+    fn remove(&self, worker: &WorkerName, parts: &[Part]) -> bool {
+        if !self.workers.read().contains_key(worker) {
             return false;
         }
-        let mut refused = self.0.write();
-        let Some(known) = refused.get_mut(worker) else {
+        let mut refused = self.workers.write();
+        let Entry::Occupied(mut known) = refused.entry(worker.clone()) else {
             return false;
         };
-        let before = known.holders();
-        change(known);
-        let now = known.holders();
-        if now == 0 {
-            refused.remove(worker);
+        let last_us = &mut known.get_mut().last_us;
+        let before = last_us.len();
+        last_us.retain(|part, _| !parts.contains(part));
+        let has_changed = last_us.len() < before;
+        if last_us.is_empty() {
+            known.remove();
         }
-        now < before
+        self.note_change(has_changed)
     }
 }
 

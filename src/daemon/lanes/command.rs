@@ -7,8 +7,9 @@ use tokio::sync::oneshot;
 use kvatlas_core::wire::{AdminHolder, Rank};
 
 use super::clock::now_us;
-use super::lane::{CommandJob, HolderCommand, HolderKey, Job, Lane};
-use super::line::WorkerKey;
+use super::job::{CommandJob, HolderCommand, Job};
+use super::lane::Lane;
+use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {
@@ -48,7 +49,7 @@ impl Lane {
                 }
             }
             HolderCommand::Forget => {
-                self.absent.forget_goodbyes(keys.clone());
+                self.unheld.goodbyes.forget(&keys);
                 let found: Vec<HolderKey> = self.holders.range(keys).map(|(key, _)| key.clone()).collect();
                 for key in found {
                     self.forget(&key);

@@ -50,8 +50,6 @@ pub(super) struct Held {
     lane_bytes: Arc<AtomicUsize>,
     /// When holding began, in microseconds on the lane's clock.
     pub(super) since_us: u64,
-    /// The resync whose answer the batches wait for; `None` before a resync begins.
-    pub(super) resync: Option<ResyncNumber>,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
     dropped: Dropped,
@@ -81,15 +79,13 @@ impl Held {
             bytes: 0,
             lane_bytes: Arc::clone(&limits.held_bytes),
             since_us,
-            resync: None,
             doubts: DegradedReasons::default(),
             dropped: Dropped::default(),
         }
     }
 
     /// Notes that a resync begins. Its answer is not older than what has come so far, so doubts are collected anew.
-    pub(super) fn begin(&mut self, number: ResyncNumber, now_us: u64) {
-        self.resync = Some(number);
+    pub(super) fn begin(&mut self, now_us: u64) {
         self.since_us = now_us;
         self.doubts = DegradedReasons::default();
     }

@@ -13,8 +13,9 @@ use kvatlas_telemetry::{AppliedBatch, EventMetrics};
 use super::clock::LaneClock;
 use super::contest::Lower;
 use super::flow::{NamespaceFlow, OpenStep};
-use super::held::{Held, HoldingLimits};
+use super::held::HoldingLimits;
 use super::liveness::{LivenessLimits, Silence, silence};
+use super::phase::Phase;
 use super::sequence::{Admission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
 use super::standing::{BlocksChange, BlocksState, PublisherChange, PublisherState};
 use super::tally::Tally;
@@ -57,8 +58,8 @@ pub(crate) struct Holder {
     pub(super) publisher: PublisherState,
     /// Number of resyncs that have begun.
     pub(super) resyncs: u64,
-    /// Batches that wait for missing batches before them; `None` while nothing is waited for.
-    pub(super) held: Option<Held>,
+    /// The phase of the resync, with the batches that wait for missing batches before them.
+    pub(super) phase: Phase,
     /// Reasons for doubt that came after the batch that is being applied had been received. That batch cannot end them. Empty unless a
     /// batch is applied later than it was received.
     pub(super) later_doubts: DegradedReasons,
@@ -91,7 +92,7 @@ impl Holder {
             blocks: BlocksState::Whole,
             publisher: PublisherState::Answers,
             resyncs: 0,
-            held: None,
+            phase: Phase::default(),
             later_doubts: DegradedReasons::default(),
             lower: Lower::default(),
             heard_us: clocks.listening_us,
@@ -137,14 +138,14 @@ impl Holder {
 
     /// Whether batches are held until missing ones before them have come.
     pub(super) fn is_waiting(&self) -> bool {
-        self.held.is_some()
+        self.phase.held().is_some()
     }
 
     /// Takes a batch, and applies, skips or holds it according to its number.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
         let has_begun_again = self.note_received(&received.batch);
-        if self.held.is_some() {
+        if self.is_waiting() {
             return self.apply_while_holding(received, context);
         }
         let admission = self.tracker.classify(next);
@@ -431,7 +432,7 @@ impl Holder {
 
     /// Degrades the holder for a reason that the answer to a resync under way may not cover.
     fn doubt(&mut self, reason: DegradedReason) {
-        if let Some(held) = &mut self.held {
+        if let Some(held) = self.phase.held_mut() {
             held.note_doubt(reason);
         }
         self.degrade(reason);

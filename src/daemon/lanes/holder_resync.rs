@@ -57,7 +57,7 @@ impl Holder {
         match self.tracker.classify(next) {
             // The first batch of a new epoch: its state does not depend on held batches. Held batches that overtook it continue it.
             Admission::NewEpoch { missed: 0 } => {
-                let overtaking = self.held.take();
+                let overtaking = self.phase.release();
                 let afterwards = match (self.apply_now(received, context), overtaking) {
                     (Afterwards::Stays, Some(held)) => self.apply_held(held, context),
                     (afterwards, _) => afterwards,
@@ -77,10 +77,8 @@ impl Holder {
             Admission::Next | Admission::Gap { .. } | Admission::NewEpoch { .. } => {}
         }
         self.hear(context.clocks);
-        let Some(held) = &mut self.held else {
-            return self.apply_now(received, context);
-        };
-        match held.push(received, context.holding) {
+        let now_us = context.clocks.monotonic_us;
+        match self.phase.hold(received, context.holding, now_us) {
             Ok(()) => Afterwards::Stays,
             Err(NoRoom(received)) => match self.release(context) {
                 Afterwards::Stays => self.apply_now(received, context),
@@ -99,12 +97,9 @@ impl Holder {
             Admission::Next | Admission::Duplicate | Admission::StaleEpoch => {}
         }
         self.hear(context.clocks);
-        let mut held = Held::new(context.holding, context.clocks.monotonic_us);
-        match held.push(received, context.holding) {
-            Ok(()) => {
-                self.held = Some(held);
-                Afterwards::Stays
-            }
+        let now_us = context.clocks.monotonic_us;
+        match self.phase.hold(received, context.holding, now_us) {
+            Ok(()) => Afterwards::Stays,
             Err(NoRoom(received)) => self.apply_now(received, context),
         }
     }
@@ -135,11 +130,8 @@ impl Holder {
     pub(super) fn begin_resync(&mut self, context: Context<'_>) -> ResyncBegun {
         self.resyncs += 1;
         let number = ResyncNumber(self.resyncs);
-        let now_us = context.clocks.monotonic_us;
-        let held = self
-            .held
-            .get_or_insert_with(|| Held::new(context.holding, now_us));
-        held.begin(number, now_us);
+        self.phase
+            .ask(number, context.holding, context.clocks.monotonic_us);
         self.degrade(DegradedReason::Resyncing);
         let cursor = self.tracker.cursor().unwrap_or_default();
         let (cursor, full) = match self.blocks {
@@ -163,7 +155,7 @@ impl Holder {
         generation: StreamGeneration,
         context: Context<'_>,
     ) -> (ResyncOutcome, Afterwards) {
-        let Some(held) = self.held.take_if(|held| held.resync == Some(number)) else {
+        let Some(held) = self.phase.end(number) else {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
         // The answer mends or replaces the state, and with it the reasons for doubt. `Resyncing` stands for them until that is done.
@@ -277,7 +269,7 @@ impl Holder {
                 continue;
             }
             let afterwards = self.before_doubts(later, |holder| holder.apply(received, context));
-            if let Some(held_again) = &mut self.held {
+            if let Some(held_again) = self.phase.held_mut() {
                 held_again.note_dropped(later);
             }
             if afterwards == Afterwards::Leaves {
@@ -302,7 +294,7 @@ impl Holder {
         may_answer: bool,
         context: Context<'_>,
     ) -> Afterwards {
-        if self.held.as_ref().and_then(|held| held.resync) != Some(number) {
+        if !self.phase.is_asking(number) {
             return Afterwards::Stays;
         }
         self.note_publisher(match may_answer {
@@ -328,7 +320,9 @@ impl Holder {
 
     /// Drops the held batches: they belong to a count that has ended. A resync that is under way for them is superseded.
     pub(super) fn drop_held(&mut self) {
-        let Some(held) = self.held.take() else { return };
+        let Some(held) = self.phase.release() else {
+            return;
+        };
         for (received, _) in held.into_batches() {
             self.drop_batch(DropReason::StaleEpoch, received.batch.epoch);
         }
@@ -337,7 +331,7 @@ impl Holder {
 
     /// Applies the held batches without an answer. Missing batches before them stay missing.
     pub(super) fn release(&mut self, context: Context<'_>) -> Afterwards {
-        let Some(held) = self.held.take() else {
+        let Some(held) = self.phase.release() else {
             return Afterwards::Stays;
         };
         self.note_blocks(BlocksChange::Released);
@@ -356,7 +350,7 @@ impl Holder {
     pub(super) fn time_out_holding(&mut self, context: Context<'_>) -> Afterwards {
         let now_us = context.clocks.monotonic_us;
         let is_over = |held: &Held| now_us.saturating_sub(held.since_us) >= context.holding.wait_us_max;
-        if self.held.as_ref().is_some_and(is_over) {
+        if self.phase.held().is_some_and(is_over) {
             return self.release(context);
         }
         Afterwards::Stays

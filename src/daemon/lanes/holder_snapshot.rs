@@ -8,6 +8,7 @@ use kvatlas_core::wire::{
 };
 
 use super::holder::Holder;
+use super::phase::Phase;
 use super::sequence::{HighWater, SequenceTracker};
 use super::standing::BlocksChange;
 
@@ -89,7 +90,7 @@ impl Holder {
     ///
     /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
-        self.held = None;
+        self.phase = Phase::default();
         self.writer.clear();
         self.writer.set_foreign_chain(frame.foreign_chain);
         let cursor = BatchCursor {
@@ -207,7 +208,7 @@ impl Holder {
         if !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
-        if self.held.as_ref().is_some_and(|held| !held.is_empty()) {
+        if self.phase.held().is_some_and(|held| !held.is_empty()) {
             // Held batches are not dumped, and the stream is read on behind them. So they count as unreadable: batches behind them do not
             // make up for them.
             reasons = reasons.with(DegradedReason::Undecodable);

@@ -2,239 +2,36 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
-use crate::traces::OpenSpan;
 use kvatlas_config::Live;
-use kvatlas_core::index::{Namespace, RegisterError, WalkedHolder};
-use kvatlas_core::snapshot::HolderFrame;
-use kvatlas_core::snapshot::forest::ForestChunk;
-use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
+use kvatlas_core::index::{Namespace, RegisterError};
+use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Tier};
 use kvatlas_telemetry::EventMetrics;
-use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
+use kvatlas_telemetry::labels::DropReason;
 
-use super::absent::{Absent, ranks_of};
-use super::clock::LaneClock;
+use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
-use super::held::{HoldingLimits, ResyncNumber};
+use super::held::HoldingLimits;
 use super::holder::{Afterwards, Clocks, Context, Holder};
-use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
-use super::holder_snapshot::{HolderDump, Revisited};
-use super::line::{Assignments, InFlight, WorkerKey};
+use super::job::{BatchesJob, Job, LaneTimes};
+use super::line::{Assignments, HolderKey, InFlight, Sender, WorkerKey, ranks_of};
 use super::liveness::{ListeningClock, Silence};
 use super::lost::LostJob;
-use super::payloads::Payloads;
-use super::queue::{JobReceiver, LineJob};
-use super::refused::NoHolder;
+use super::queue::JobReceiver;
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::Tally;
-
-/// A holder's key. The holders of a lane are in the order of their keys.
-pub(crate) type HolderKey = (WorkerKey, Rank);
-
-/// The jobs that a lane can be told to do.
-pub(crate) enum Job {
-    /// Decode messages and apply their batches.
-    Batches(BatchesJob),
-    /// Doubt the holders of a worker: messages were dropped here.
-    Lost(LostJob),
-    /// Take over a frame of a snapshot.
-    Restore(Box<RestoreJob>),
-    /// Store the blocks that the lane's holders have in a part of a snapshot's forest.
-    RestoreForest(Arc<ForestChunk>),
-    /// The snapshot ends here: no further part of a forest follows.
-    EndRestore,
-    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is set.
-    DumpNext {
-        after: Option<HolderKey>,
-        with_blocks: bool,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
-    },
-    /// Compare a holder with its dump, after a walk over the index.
-    Revisit {
-        holder: HolderKey,
-        before: Box<(WalkedHolder, HolderFrame)>,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<Revisited>,
-    },
-    /// Take a step of a holder's resync.
-    Resync(Box<ResyncJob>),
-    /// Do what an operator wants.
-    Command(CommandJob),
-    /// Time out events and held batches that have waited for too long, and look for silent holders.
-    Tick {
-        /// Whether messages can be received now.
-        is_listening: bool,
-    },
-    /// Reply that all jobs before this one are done.
-    Barrier(oneshot::Sender<()>),
-}
-
-impl Job {
-    /// The kind of work that the lane's time for the job counts as.
-    fn work(&self) -> LaneWork {
-        match self {
-            Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
-            Self::Resync(_) => LaneWork::Resync,
-            Self::Restore(_)
-            | Self::RestoreForest(_)
-            | Self::EndRestore
-            | Self::DumpNext { .. }
-            | Self::Revisit { .. } => LaneWork::Snapshot,
-            Self::Command(_) | Self::Tick { .. } | Self::Barrier(_) => LaneWork::Upkeep,
-        }
-    }
-}
-
-/// The time that a lane has spent on each kind of work, in microseconds.
-#[derive(Debug, Default)]
-pub(crate) struct LaneTimes([AtomicU64; LaneWork::ALL.len()]);
-
-impl LaneTimes {
-    fn spend(&self, work: LaneWork, elapsed: Duration) {
-        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        self.0[work.index()].fetch_add(elapsed_us, Ordering::Relaxed);
-    }
-
-    /// The time spent on `work` so far.
-    pub(super) fn spent(&self, work: LaneWork) -> Duration {
-        Duration::from_micros(self.0[work.index()].load(Ordering::Relaxed))
-    }
-}
-
-/// A worker with messages on their way to the lane, with its namespace and metrics.
-pub(crate) struct Sender {
-    pub(super) namespace: Arc<Namespace>,
-    pub(super) metrics: Arc<EventMetrics>,
-    pub(super) worker: WorkerKey,
-    pub(super) in_flight: InFlight,
-}
-
-/// Messages of a worker of the lane that came one after the other.
-pub(crate) struct BatchesJob {
-    pub(super) sender: Arc<Sender>,
-    pub(super) payloads: Payloads,
-    pub(super) generation: StreamGeneration,
-    /// Trace span that ends with the job. A job with a span is a single message.
-    pub(super) span: Option<OpenSpan>,
-}
-
-impl LineJob for Job {
-    fn messages(&self) -> usize {
-        match self {
-            Self::Batches(batches) => batches.payloads.len(),
-            _ => 1,
-        }
-    }
-
-    fn into_mark(self) -> Result<Self, Self> {
-        match self {
-            Self::Batches(BatchesJob { sender, payloads, .. }) => {
-                let detail = "the queue of its lane is full (events.lane_queue_bytes)";
-                let worker = sender.worker.worker.as_str();
-                for _ in payloads.iter() {
-                    sender
-                        .metrics
-                        .batch_dropped(DropReason::LaneFull, worker, &detail);
-                }
-                Ok(Self::Lost(LostJob::of(sender, &payloads)))
-            }
-            other => Err(other),
-        }
-    }
-
-    fn merge_mark(&mut self, mark: Self) -> Result<(), Self> {
-        match (self, mark) {
-            (Self::Lost(lost), Self::Lost(later)) => {
-                lost.merge(later);
-                Ok(())
-            }
-            (_, other) => Err(other),
-        }
-    }
-}
-
-/// A frame of a snapshot for a worker of the lane.
-pub(crate) struct RestoreJob {
-    pub(super) namespace: Arc<Namespace>,
-    pub(super) metrics: Arc<EventMetrics>,
-    pub(super) worker: WorkerKey,
-    pub(super) part: RestorePart,
-    pub(super) in_flight: InFlight,
-}
-
-/// The role of a snapshot's frame for its holder.
-#[derive(Debug)]
-pub(crate) enum RestorePart {
-    /// Begins a holder. If it was not in doubt, it counts as confirmed in this generation.
-    Holder(HolderFrame, StreamGeneration),
-    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its blocks.
-    Refused(HolderFrame),
-    /// Has blocks of the holder of this rank, as an event batch.
-    Batch(Rank, Vec<u8>),
-    /// Forgets the holder of this rank: the rest of it cannot be read, and it never was in this half-restored state.
-    Abandon(Rank),
-}
-
-/// The commands that change holders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HolderCommand {
-    /// Forget the holders, with their epochs and batch numbers.
-    Forget,
-    /// Doubt the holders, so that their publishers are asked for the full state.
-    Doubt,
-}
-
-/// A command about a worker of the lane.
-pub(crate) struct CommandJob {
-    pub(super) worker: WorkerKey,
-    /// Rank to act on; all ranks if `None`.
-    pub(super) rank: Option<Rank>,
-    pub(super) command: HolderCommand,
-    /// Receives the number of holders that the command was carried out on.
-    pub(super) reply: oneshot::Sender<u64>,
-    pub(super) in_flight: InFlight,
-}
-
-/// A step of the resync of a worker of the lane.
-#[derive(Debug)]
-pub(crate) struct ResyncJob {
-    pub(super) holder: HolderKey,
-    pub(super) step: ResyncStep,
-    pub(super) in_flight: InFlight,
-}
-
-/// The steps of a resync.
-#[derive(Debug)]
-pub(crate) enum ResyncStep {
-    /// Hold batches from now on, and reply what to ask the publisher for. No reply comes if there is no such holder.
-    Begin(oneshot::Sender<ResyncBegun>),
-    /// Apply the publisher's answer to the request that was made in this generation of the stream.
-    Finish {
-        number: ResyncNumber,
-        answer: ResyncAnswer,
-        generation: StreamGeneration,
-        reply: oneshot::Sender<ResyncOutcome>,
-    },
-    /// Go on without an answer: apply the held batches.
-    Abandon {
-        number: ResyncNumber,
-        failure: ResyncFailure,
-    },
-}
+use super::unheld::{self, NoHolder, Unheld};
 
 /// The holders of one lane, and the parts that the lane needs to apply jobs to them.
 pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
     /// Holders whose blocks come in a snapshot's forests, by their numbers there. Filled only while a snapshot is restored.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
-    pub(super) absent: Arc<Absent>,
+    pub(super) unheld: Arc<Unheld>,
     assignments: Arc<Assignments>,
     flows: Arc<Flows>,
     pub(super) limits: Live<LaneLimits>,
@@ -253,7 +50,7 @@ impl Lane {
     pub(super) fn new(
         assignments: Arc<Assignments>,
         flows: Arc<Flows>,
-        absent: Arc<Absent>,
+        unheld: Arc<Unheld>,
         settings: &LaneSettings,
         liveness: Arc<LivenessSettings>,
         doubts: Arc<Notify>,
@@ -262,7 +59,7 @@ impl Lane {
         Self {
             holders: BTreeMap::new(),
             in_forest: HashMap::new(),
-            absent,
+            unheld,
             assignments,
             flows,
             limits,
@@ -347,8 +144,13 @@ impl Lane {
                         span.fail(&error);
                     }
                     self.put_back();
-                    let reason = self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
-                    self.note_unread(&job.sender.namespace, &job.sender.worker, reason);
+                    let Sender {
+                        namespace,
+                        metrics,
+                        worker,
+                        ..
+                    } = &*job.sender;
+                    self.note_undecodable(namespace, metrics, worker, error);
                     false
                 }
                 Ok(batch) => {
@@ -392,14 +194,13 @@ impl Lane {
         let (worker, rank) = (&sender.worker, received.batch.rank);
         let (epoch, clocks) = (received.batch.epoch, self.clocks());
         if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
-            sender
-                .metrics
-                .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
+            let why = NoHolder::EpochAhead(epoch);
             self.put_back();
             let Some(holder) = self.holders.get_mut(&(worker.clone(), rank)) else {
-                self.note_refused(sender, &received.batch, DropReason::EpochAhead);
+                self.unheld.refuse(sender, &received.batch, &why, clocks.unix_us);
                 return false;
             };
+            unheld::count(sender, &received.batch, &why, false);
             holder.note_unbelieved(clocks);
             return true;
         }
@@ -411,7 +212,8 @@ impl Lane {
         let (key, mut holder) = match self.take_holder(sender, &received.batch) {
             Ok(taken) => taken,
             Err(refusal) => {
-                self.refuse(sender, &received.batch, &refusal);
+                self.unheld
+                    .refuse(sender, &received.batch, &refusal, clocks.unix_us);
                 return false;
             }
         };
@@ -449,7 +251,7 @@ impl Lane {
         if let Some(holder) = self.holders.remove(&key) {
             return Ok((key, holder));
         }
-        if let Some(reason) = self.absent.is_over(&key, batch) {
+        if let Some(reason) = self.unheld.goodbyes.is_over(&key, batch, now_us()) {
             return Err(NoHolder::Left(reason));
         }
         let holder = self.register(&sender.namespace, &sender.metrics, &key);
@@ -469,7 +271,7 @@ impl Lane {
         })?;
         let flow = self.flows.of(&key.0.namespace);
         let mut holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
-        if self.absent.is_in_doubt(&key.0) {
+        if self.unheld.unreadable.has(&key.0, now_us()) {
             holder.note_undecodable(self.clocks());
         }
         Ok(Box::new(holder))
@@ -504,7 +306,7 @@ impl Lane {
     }
 
     fn retire_left(&self, key: HolderKey, holder: Box<Holder>) {
-        self.absent.note_goodbye(key, holder.high_water);
+        self.unheld.goodbyes.note(key, holder.high_water, now_us());
         holder.retire();
     }
 
@@ -527,24 +329,101 @@ impl Lane {
             .map(|(_, holder)| &mut **holder)
     }
 
-    /// Degrades all holders of a worker. A payload that cannot be decoded may have been for any rank, also for a rank that comes later.
-    /// Returns the reason for the drop.
+    /// Drops a message that cannot be read, and doubts its worker.
     pub(super) fn note_undecodable(
         &mut self,
-        worker: &WorkerKey,
-        error: &DecodeError,
+        namespace: &Namespace,
         metrics: &EventMetrics,
-    ) -> DropReason {
-        let reason = match error {
-            DecodeError::Oversized { .. } => DropReason::Oversized,
-            _ => DropReason::Undecodable,
-        };
-        metrics.batch_dropped(reason, worker.worker.as_str(), error);
+        worker: &WorkerKey,
+        error: DecodeError,
+    ) {
+        let why = NoHolder::from(error);
+        metrics.batch_dropped(why.reason(), worker.worker.as_str(), &why);
+        self.doubt(worker);
+        self.note_unread(namespace, worker, why.reason());
+    }
+
+    /// Degrades all holders of a worker. A message that cannot be read may have been for any rank, also for a rank that comes later.
+    fn doubt(&mut self, worker: &WorkerKey) {
         let clocks = self.clocks();
         self.ranks(worker)
             .for_each(|holder| holder.note_undecodable(clocks));
-        self.absent.note_undecodable(worker);
-        reason
+        self.unheld.unreadable.note(worker, now_us());
+    }
+
+    /// Notes a worker whose message cannot be read as refused. If the worker has holders, does nothing: those holders are in doubt.
+    fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
+        if self.holders.range(ranks_of(worker)).next().is_none() {
+            let unix_us = self.clocks().unix_us;
+            self.unheld.note(namespace, &worker.worker, None, reason, unix_us);
+        }
+    }
+
+    /// Doubts the holders whose batches were dropped because the queue was full.
+    fn note_lost(&mut self, lost: LostJob) {
+        let sender = lost.sender;
+        let worker = &sender.worker;
+        if lost.has_unknown {
+            self.doubt(worker);
+        }
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        };
+        let unix_us = context.clocks.unix_us;
+        let epoch_max = epoch_max_at(unix_us, self.limits.now().epoch_ahead_max);
+        let mut leaving = Vec::new();
+        for head in &lost.newest {
+            let key = (worker.clone(), head.rank);
+            match self.holders.get_mut(&key) {
+                // The dropped batch may have been the second of a holder whose first batch is late.
+                None => {
+                    self.unheld.unreadable.note(worker, now_us());
+                    self.unheld
+                        .note_batch(&sender, head, DropReason::LaneFull, unix_us);
+                }
+                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
+                Some(holder) => match holder.note_lost(head, context) {
+                    Afterwards::Leaves => leaving.push(key),
+                    Afterwards::Stays => {}
+                },
+            }
+        }
+        for key in leaving {
+            self.take_leave(&key);
+        }
+        if lost.has_unknown {
+            self.note_unread(&sender.namespace, worker, DropReason::LaneFull);
+        }
+        self.doubts.notify_one();
+        self.finish_messages(sender);
+    }
+
+    /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size is
+    /// removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
+    fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
+        let why = NoHolder::OtherSize {
+            namespace: sender.namespace.name.clone(),
+            in_force: sender.namespace.indexer.settings().block_size,
+            told: batch.block_size,
+        };
+        self.put_back();
+        let key = (sender.worker.clone(), batch.rank);
+        // The batch is from before its publisher's goodbye.
+        let is_late = self.unheld.goodbyes.is_over(&key, batch, now_us()).is_some();
+        if let Some(holder) = self.holders.get_mut(&key)
+            && holder.high_water.seen.epoch <= batch.epoch
+        {
+            // Noted, so that a redelivered batch of the old process makes no holder.
+            holder.high_water.note(batch);
+            self.take_leave(&key);
+        }
+        if is_late || self.holders.contains_key(&key) {
+            return unheld::count(sender, batch, &why, false);
+        }
+        self.unheld.refuse(sender, batch, &why, self.clocks().unix_us);
     }
 
     fn tick(&mut self, is_listening: bool) {

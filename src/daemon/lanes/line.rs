@@ -1,12 +1,15 @@
 //! Which lane a worker has, and its line of jobs there.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
-use kvatlas_core::wire::{NamespaceName, WorkerName};
+use kvatlas_core::index::Namespace;
+use kvatlas_core::wire::{NamespaceName, Rank, WorkerName};
+use kvatlas_telemetry::EventMetrics;
 
 use super::flow::{Flows, NamespaceFlow};
 
@@ -15,6 +18,14 @@ use super::flow::{Flows, NamespaceFlow};
 pub(crate) struct WorkerKey {
     pub(crate) namespace: NamespaceName,
     pub(crate) worker: WorkerName,
+}
+
+/// A holder's key. The holders of a lane are in the order of their keys.
+pub(crate) type HolderKey = (WorkerKey, Rank);
+
+/// The key of a worker's first rank and that of its last one.
+pub(super) fn ranks_of(worker: &WorkerKey) -> RangeInclusive<HolderKey> {
+    (worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX)
 }
 
 /// A lane's number.
@@ -105,6 +116,14 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// A worker with messages on their way to the lane, with its namespace and metrics.
+pub(crate) struct Sender {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) metrics: Arc<EventMetrics>,
+    pub(super) worker: WorkerKey,
+    pub(super) in_flight: InFlight,
 }
 
 /// A worker's lane and line.

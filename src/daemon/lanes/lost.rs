@@ -1,27 +1,23 @@
-//! Messages that were dropped because the queue of their lane was full: the marks that stand for them, and the doubts that follow.
+//! The marks that stand for messages that were dropped because the queue of their lane was full.
 
 use std::sync::Arc;
 
 use kvatlas_core::wire::EventBatch;
-use kvatlas_telemetry::labels::DropReason;
 
-use super::absent::ranks_of;
-use super::holder::{Afterwards, Context};
-use super::lane::{Lane, Sender};
+use super::line::Sender;
 use super::payloads::Payloads;
 use super::sequence::{HighWater, cursor_of};
-use super::settings::epoch_max_at;
 
 /// Most ranks for which a mark keeps the newest dropped batch. Batches of further ranks count as unknown.
 const RANKS_MAX: usize = 64;
 
 /// The mark (tombstone) in the queue for messages of a worker that were dropped.
 pub(crate) struct LostJob {
-    sender: Arc<Sender>,
+    pub(super) sender: Arc<Sender>,
     /// The newest dropped batch of each rank, without its events.
-    newest: Vec<EventBatch>,
+    pub(super) newest: Vec<EventBatch>,
     /// Whether more was dropped than `newest` says: messages that cannot be read, ranks beyond the bound, or a restart of the numbering.
-    has_unknown: bool,
+    pub(super) has_unknown: bool,
 }
 
 impl LostJob {
@@ -60,52 +56,5 @@ impl LostJob {
         } else if cursor_of(&head) > cursor_of(newest) {
             *newest = head;
         }
-    }
-}
-
-impl Lane {
-    /// Doubts the holders whose batches were dropped. A message that cannot be read may have been for any rank.
-    pub(super) fn note_lost(&mut self, lost: LostJob) {
-        let context = Context {
-            clocks: self.clocks(),
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
-        let worker = lost.sender.worker.clone();
-        let epoch_max = epoch_max_at(context.clocks.unix_us, self.limits.now().epoch_ahead_max);
-        if lost.has_unknown {
-            for (_, holder) in self.holders.range_mut(ranks_of(&worker)) {
-                holder.note_undecodable(context.clocks);
-            }
-        }
-        let mut is_for_nobody = lost.has_unknown;
-        let mut leaving = Vec::new();
-        for head in &lost.newest {
-            let key = (worker.clone(), head.rank);
-            match self.holders.get_mut(&key) {
-                // The dropped batch may have been the second of a holder whose first batch is late.
-                None => {
-                    is_for_nobody = true;
-                    self.note_refused(&lost.sender, head, DropReason::LaneFull);
-                }
-                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
-                Some(holder) => match holder.note_lost(head, context) {
-                    Afterwards::Leaves => leaving.push(key),
-                    Afterwards::Stays => {}
-                },
-            }
-        }
-        for key in leaving {
-            self.take_leave(&key);
-        }
-        if is_for_nobody {
-            self.absent.note_undecodable(&worker);
-        }
-        if lost.has_unknown {
-            self.note_unread(&lost.sender.namespace, &worker, DropReason::LaneFull);
-        }
-        self.doubts.notify_one();
-        self.finish_messages(lost.sender);
     }
 }

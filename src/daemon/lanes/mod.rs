@@ -19,21 +19,20 @@
 //! | `payloads.rs` | the payloads of a worker's messages, in one piece |
 //! | `queue.rs` | the bounded, fair queue in front of a lane |
 //! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
-//! | `lane.rs` | the jobs of a lane, and its thread |
+//! | `job.rs`, `lost.rs` | the jobs of a lane; the marks of messages that a full queue dropped |
+//! | `lane.rs` | a lane's thread, and its work |
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
 //! | `standing.rs` | the states of a holder's blocks and of its publisher, with their tables of transitions |
 //! | `contest.rs` | two publishers that claim one holder |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
-//! | `absent.rs` | what is remembered of workers without a holder: undecodable messages, goodbyes |
-//! | `lost.rs` | messages that a full queue dropped, and the doubts that follow |
-//! | `refused.rs` | batches that no holder takes: another block size, no room, or the publisher has left |
+//! | `phase.rs` | the phases of a holder's resync, with their table of transitions |
+//! | `unheld.rs` | the registry of publishers without a holder, with the reasons |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
 //! | `command.rs` | what operators have lanes do |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
 //! | `settings.rs` | settings of the lanes |
 
-mod absent;
 mod clock;
 mod command;
 mod contest;
@@ -43,26 +42,27 @@ mod held;
 pub(crate) mod holder;
 mod holder_resync;
 mod holder_snapshot;
+mod job;
 pub(crate) mod lane;
 pub(crate) mod line;
 mod liveness;
 mod lost;
 mod payloads;
+mod phase;
 mod pool;
 mod position;
 pub(crate) mod queue;
-mod refused;
 mod replace;
 mod resync;
 pub(crate) mod sequence;
 mod settings;
 mod snapshot;
 mod standing;
-mod strays;
 mod tally;
+mod unheld;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use clock::now_us;
 pub(crate) use flow::SeenInParts;
@@ -70,8 +70,8 @@ pub(crate) use freshness::{Freshness, Look};
 pub use holder_resync::ResyncAnswer;
 pub(crate) use holder_resync::{ResyncBegun, ResyncOutcome};
 pub use holder_snapshot::{HolderDump, Revisited};
-pub(crate) use lane::{HolderCommand, HolderKey};
-pub(crate) use line::WorkerKey;
+pub(crate) use job::HolderCommand;
+pub(crate) use line::{HolderKey, WorkerKey};
 pub use liveness::LivenessLimits;
 pub(crate) use liveness::TICK_INTERVAL;
 pub(crate) use pool::{Inbox, log_lane_stopped};
@@ -80,4 +80,4 @@ pub use position::StreamPosition;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
 pub(crate) use settings::{LaneLimits, epoch_ahead_s, epoch_max};
 pub use snapshot::{DumpPosition, snapshot_limits};
-pub(crate) use strays::Stray;
+pub(crate) use unheld::Stray;

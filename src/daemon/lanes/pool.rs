@@ -9,21 +9,22 @@ use tokio::sync::{Notify, oneshot};
 use crate::traces::OpenSpan;
 use kvatlas_client::unix_time_us;
 use kvatlas_config::Live;
-use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
+use kvatlas_core::index::{Namespace, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
+use kvatlas_core::wire::{EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, namespace_label};
 use kvatlas_telemetry::{EventMetrics, LaneMetrics, ShardMetrics, log_gated};
 
-use super::absent::Absent;
+use super::clock::now_us;
 use super::flow::Flows;
 use super::freshness::Freshness;
-use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
-use super::line::{Assignments, LaneId, WorkerKey};
+use super::job::{BatchesJob, Job, LaneTimes};
+use super::lane::Lane;
+use super::line::{Assignments, LaneId, Sender, WorkerKey};
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
-use super::strays::{Stray, Strays};
+use super::unheld::{NoHolder, Stray, Unheld};
 
 /// Most small messages of one worker that a lane takes in one turn. Also most messages of one job.
 const TURN_MESSAGES_MAX: usize = 32;
@@ -110,13 +111,12 @@ pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
     flows: Arc<Flows>,
-    absent: Arc<Absent>,
+    unheld: Arc<Unheld>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Metrics of each namespace, made at its first message. Bounded by the limit on namespaces.
     metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
     pub(super) unattributed: EventMetrics,
-    strays: Strays,
     subjects: Subjects,
     limits: Live<LaneLimits>,
     liveness: Arc<LivenessSettings>,
@@ -134,7 +134,7 @@ impl LanePool {
     pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
         let lane_count = settings.lanes.max(1);
         let flows = Arc::new(Flows::new(lane_count));
-        let absent = Arc::new(Absent::new());
+        let unheld = Arc::new(Unheld::default());
         let assignments = Arc::new(Assignments::new(lane_count, Arc::clone(&flows)));
         let liveness = Arc::new(settings.liveness.clone());
         let doubts = Arc::new(Notify::new());
@@ -145,7 +145,7 @@ impl LanePool {
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&flows),
-                Arc::clone(&absent),
+                Arc::clone(&unheld),
                 settings,
                 Arc::clone(&liveness),
                 Arc::clone(&doubts),
@@ -171,12 +171,11 @@ impl LanePool {
                 behind_after,
             )),
             flows,
-            absent,
+            unheld,
             assignments,
             namespaces,
             metrics: DashMap::new(),
             unattributed: EventMetrics::unattributed(),
-            strays: Strays::default(),
             subjects: settings.subjects.clone(),
             limits,
             liveness,
@@ -389,44 +388,31 @@ impl LanePool {
             // The lane counts the message that cannot be decoded.
             Err(_) if known.is_some() => return known,
             Err(error) => {
-                let reason = match error {
-                    DecodeError::Oversized { .. } => DropReason::Oversized,
-                    _ => DropReason::Undecodable,
-                };
-                self.unattributed.batch_dropped(reason, name.as_str(), &error);
-                self.strays
-                    .note(name, &worker.worker, reason, &error, unix_time_us());
-                self.absent.note_undecodable(worker);
+                self.note_stray(name, &worker.worker, error);
+                self.unheld.unreadable.note(worker, now_us());
                 return None;
             }
         };
         // A namespace that is used is not made anew, and `known` uses it.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
-        let count = |error| self.refuse_namespace(name, &worker.worker, &error);
+        let count = |error| self.note_stray(name, &worker.worker, error);
         created.map_err(count).ok()
     }
 
-    /// Counts a message or frame that cannot be taken because its namespace cannot be made.
-    pub(super) fn refuse_namespace(
-        &self,
-        name: &NamespaceName,
-        worker: &WorkerName,
-        error: &NamespaceRefused,
-    ) {
-        let reason = match error {
-            NamespaceRefused::LimitReached { .. } => DropReason::TooManyNamespaces,
-            NamespaceRefused::NotNamed => DropReason::NamespaceNotNamed,
-            NamespaceRefused::OtherBlockSize { .. } => DropReason::OtherSettings,
-        };
-        self.unattributed.batch_dropped(reason, name.as_str(), error);
-        self.strays.note(name, worker, reason, error, unix_time_us());
+    /// Counts a message or frame that cannot be taken because its namespace does not exist.
+    pub(super) fn note_stray(&self, name: &NamespaceName, worker: &WorkerName, why: impl Into<NoHolder>) {
+        let why = why.into();
+        self.unattributed.batch_dropped(why.reason(), name.as_str(), &why);
+        self.unheld
+            .strays
+            .note(name, worker, why.reason(), &why, unix_time_us());
     }
 
     /// Returns the names of namespaces that do not exist although events of them came lately.
     pub(crate) fn strays(&self) -> Vec<Stray> {
         let exists = |name: &NamespaceName| self.namespaces.get(name).is_some();
-        self.strays.lately(unix_time_us(), exists)
+        self.unheld.strays.lately(unix_time_us(), exists)
     }
 
     /// Drops the metrics of a namespace that has been forgotten.
@@ -454,7 +440,7 @@ impl LanePool {
     /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
-        self.absent.look(is_listening);
+        self.unheld.look(is_listening);
         self.expire_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
@@ -464,11 +450,11 @@ impl LanePool {
 
     /// Forgets publishers whose batches were dropped and that have been silent for as long as a holder may be.
     fn expire_refused(&self) {
-        let now_us = self.absent.listened_us();
+        let now_us = self.unheld.listened_us();
         for namespace in self.namespaces.all() {
             if let Some(remove_after) = self.liveness.of(&namespace.name).remove_after {
                 let is_over = |last_us| u128::from(now_us.saturating_sub(last_us)) > remove_after.as_micros();
-                namespace.indexer.expire_refused(is_over);
+                namespace.indexer.refused().expire(is_over);
             }
         }
     }

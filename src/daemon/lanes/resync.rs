@@ -11,7 +11,9 @@ use super::clock::now_us;
 use super::held::ResyncNumber;
 use super::holder::{Afterwards, Context, Holder};
 use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
-use super::lane::{HolderKey, Job, Lane, ResyncJob, ResyncStep};
+use super::job::{Job, ResyncJob, ResyncStep};
+use super::lane::Lane;
+use super::line::HolderKey;
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {

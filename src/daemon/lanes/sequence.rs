@@ -7,6 +7,10 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
+/// Time for which goodbyes and unreadable messages are remembered, in microseconds. No batch comes so much later than a batch that
+/// overtook it.
+pub(super) const REMEMBERED_US: u64 = 60_000_000;
+
 /// A decoded batch as it was received.
 #[derive(Debug)]
 pub(crate) struct ReceivedBatch {

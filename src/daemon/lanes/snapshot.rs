@@ -14,15 +14,16 @@ use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
 use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{EventBatch, WireLimits};
 use kvatlas_telemetry::EventMetrics;
-use kvatlas_telemetry::labels::{DropReason, LabelValue};
+use kvatlas_telemetry::labels::DropReason;
 
 use super::clock::now_us;
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::lane::{HolderKey, Job, Lane, RestoreJob, RestorePart};
-use super::line::WorkerKey;
+use super::job::{Job, RestoreJob, RestorePart};
+use super::lane::Lane;
+use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
-use super::refused::drop_reason;
+use super::unheld::NoHolder;
 
 /// Limits on the batches in a snapshot. Its checksums have been checked; these limits bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {
@@ -56,7 +57,7 @@ impl LanePool {
         {
             Ok(namespace) => namespace,
             Err(error) => {
-                self.refuse_namespace(&holder.namespace, &holder.worker, &error);
+                self.note_stray(&holder.namespace, &holder.worker, error);
                 return Ok(());
             }
         };
@@ -247,7 +248,7 @@ impl Lane {
                 };
                 match EventBatch::decode(&payload, &snapshot_limits()) {
                     Ok(batch) => holder.restore_blocks(batch, now_us),
-                    Err(error) => _ = self.note_undecodable(worker, &error, metrics),
+                    Err(error) => self.note_undecodable(namespace, metrics, worker, error),
                 }
             }
         }
@@ -260,14 +261,11 @@ impl Lane {
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
     ) -> Option<&mut Holder> {
-        let refused_at = self.refused_at();
+        let (unheld, unix_us) = (Arc::clone(&self.unheld), self.clocks().unix_us);
         let refuse = |error| {
-            let worker = &key.0.worker;
-            let reason = drop_reason(&error);
-            metrics.batch_dropped(reason, worker.as_str(), &error);
-            namespace
-                .indexer
-                .note_refused(worker, Some(key.1), reason.as_str(), refused_at);
+            let (why, worker) = (NoHolder::NoRoom(error), &key.0.worker);
+            metrics.batch_dropped(why.reason(), worker.as_str(), &why);
+            unheld.note(namespace, worker, Some(key.1), why.reason(), unix_us);
         };
         self.holder(namespace, metrics, key).map_err(refuse).ok()
     }

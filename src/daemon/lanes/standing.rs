@@ -112,39 +112,14 @@ impl PublisherState {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::tables::table;
     use super::*;
-
-    /// The rows of the table `number` of this file's head: the state, and the cells behind it.
-    fn table(number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
-        let head = include_str!("standing.rs")
-            .lines()
-            .take_while(|line| line.starts_with("//!"));
-        let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
-        let mut tables = text
-            .split(|line| !line.starts_with('|'))
-            .filter(|rows| !rows.is_empty());
-        let rows = tables.nth(number).unwrap();
-        let cells = |row: &str| -> Vec<String> {
-            let inner = row.trim_matches('|').split('|');
-            inner
-                .map(|cell| cell.replace('`', "").trim().to_owned())
-                .collect()
-        };
-        let of_row = |row: &&str| {
-            let mut cells = cells(row);
-            (cells.remove(0), cells)
-        };
-        (
-            cells(rows[0])[1..].to_vec(),
-            rows[2..].iter().map(of_row).collect(),
-        )
-    }
 
     #[test]
     fn blocks_change_as_the_table_says() {
         use BlocksChange::{CountRestarted, EpochEnded, Missed, Released, Replaced};
         use BlocksState::{Outlived, Recounted, Torn, Whole};
-        let (changes, rows) = table(0);
+        let (changes, rows) = table(include_str!("standing.rs"), 0);
         let all = [Replaced, Missed, CountRestarted, EpochEnded, Released];
         assert_eq!(changes, all.map(|change| format!("{change:?}")));
         assert_eq!(rows.len(), 4);
@@ -162,7 +137,7 @@ mod tests {
     fn publishers_change_as_the_table_says() {
         use PublisherChange::{Answered, Failed, Reconsidered, Refused};
         use PublisherState::{Answers, Mute, Unheard};
-        let (changes, rows) = table(1);
+        let (changes, rows) = table(include_str!("standing.rs"), 1);
         let all = [Answered, Failed, Refused, Reconsidered];
         assert_eq!(changes, all.map(|change| format!("{change:?}")));
         assert_eq!(rows.len(), 3);

@@ -20,6 +20,7 @@ mod random;
 mod refused;
 mod restarts;
 mod sizes;
+pub(crate) mod tables;
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)

@@ -47,12 +47,19 @@ pub(super) struct Assembly {
     settings: NamespaceSettings,
     limits: AnswerLimits,
     wire: WireLimits,
-    answer: Option<ResyncAnswer>,
-    next_chunk: u32,
+    /// The answer that has begun; `None` before its first chunk.
+    begun: Option<Begun>,
     bytes: usize,
     /// All chunks that came, from any publisher. The bound on them ends a flood.
     chunks: u32,
     has_seen_outdated: bool,
+}
+
+/// An answer of which some chunks have come.
+#[derive(Debug)]
+struct Begun {
+    answer: ResyncAnswer,
+    next_chunk: u32,
     /// Whether the publisher has computed no hashes itself: its full state has the blocks as it publishes them, and the chain is computed
     /// here.
     needs_content: bool,
@@ -72,12 +79,10 @@ impl Assembly {
             settings,
             limits,
             wire,
-            answer: None,
-            next_chunk: 0,
+            begun: None,
             bytes: 0,
             chunks: 0,
             has_seen_outdated: false,
-            needs_content: false,
         }
     }
 
@@ -106,32 +111,27 @@ impl Assembly {
             return Err(ResyncFailure::EpochAhead);
         }
         let known = self.request.cursor.epoch.max(self.evidence.seen.epoch);
-        let epoch_min = self.answer.as_ref().map_or(known, |answer| answer.cursor.epoch);
-        if chunk.cursor.epoch < epoch_min {
+        let begun = self.begun.as_ref().map(|begun| begun.answer.cursor.epoch);
+        if chunk.cursor.epoch < begun.unwrap_or(known) {
             self.has_seen_outdated = true;
             return Ok(Taken::Outdated);
         }
-        let is_newer = self
-            .answer
-            .as_ref()
-            .is_some_and(|answer| chunk.cursor.epoch > answer.cursor.epoch);
-        if is_newer {
-            self.answer = None;
-            self.next_chunk = 0;
+        if begun.is_some_and(|epoch| chunk.cursor.epoch > epoch) {
+            self.begun = None;
         }
         self.add(&chunk)
     }
 
     fn add(&mut self, chunk: &ResyncChunk) -> Result<Taken, ResyncFailure> {
-        if chunk.number != self.next_chunk {
+        let next_chunk = self.begun.as_ref().map_or(0, |begun| begun.next_chunk);
+        if chunk.number != next_chunk {
             return Err(ResyncFailure::OutOfOrder);
         }
-        self.next_chunk += 1;
-        let answer = match &mut self.answer {
-            Some(answer) if answer.cursor != chunk.cursor || answer.kind != chunk.kind => {
+        let begun = match &mut self.begun {
+            Some(Begun { answer, .. }) if answer.cursor != chunk.cursor || answer.kind != chunk.kind => {
                 return Err(ResyncFailure::Contradiction);
             }
-            Some(answer) => answer,
+            Some(begun) => begun,
             none => {
                 check_beginning(&self.request, self.evidence.seen, chunk)?;
                 let is_recomputed = self.settings.hashing == Hashing::Recompute;
@@ -144,22 +144,27 @@ impl Assembly {
                 {
                     return Err(ResyncFailure::OtherSettings);
                 }
-                self.needs_content = is_recomputed && !is_computed;
-                none.insert(ResyncAnswer {
-                    kind: chunk.kind,
-                    cursor: chunk.cursor,
-                    time_us: chunk.time_us,
-                    batches: Vec::new(),
+                none.insert(Begun {
+                    answer: ResyncAnswer {
+                        kind: chunk.kind,
+                        cursor: chunk.cursor,
+                        time_us: chunk.time_us,
+                        batches: Vec::new(),
+                    },
+                    next_chunk,
+                    needs_content: is_recomputed && !is_computed,
                 })
             }
         };
+        begun.next_chunk += 1;
+        let answer = &mut begun.answer;
         let batches = chunk.decode_batches(&self.wire);
         for batch in batches.map_err(|_| ResyncFailure::Undecodable)? {
             if !self.settings.takes(batch.block_size) {
                 return Err(ResyncFailure::OtherSettings);
             }
             check_batch(&self.request, answer, &batch)?;
-            if answer.kind == ResyncAnswerKind::Full && self.needs_content && lacks_content(&batch) {
+            if answer.kind == ResyncAnswerKind::Full && begun.needs_content && lacks_content(&batch) {
                 return Err(ResyncFailure::OtherSettings);
             }
             answer.batches.push(batch);
@@ -167,7 +172,7 @@ impl Assembly {
         if !chunk.is_last {
             return Ok(Taken::More);
         }
-        let Some(answer) = self.answer.take() else {
+        let Some(Begun { answer, .. }) = self.begun.take() else {
             return Ok(Taken::More);
         };
         let reached = answer

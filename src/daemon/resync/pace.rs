@@ -1,4 +1,11 @@
 //! The pace of attempts to resync a holder.
+//!
+//! | | `queued` | `failed` |
+//! |---|---|---|
+//! | `Untried` | `First` | `Paused` |
+//! | `First` | `First` | `Paused` |
+//! | `Paused` | `Again` | `Paused` |
+//! | `Again` | `Again` | `Paused` |
 
 use std::time::Instant;
 
@@ -7,40 +14,92 @@ use kvatlas_telemetry::labels::ResyncFailure;
 
 use super::queue::Prospect;
 
+/// Record of the failed attempts in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Failures {
+    count: u32,
+    last: ResyncFailure,
+    /// Time before which no further attempt begins.
+    not_before: Instant,
+}
+
+/// How far the attempts to resync a holder have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    /// No attempt has been queued.
+    #[default]
+    Untried,
+    /// The first attempt is queued or running.
+    First,
+    /// The last attempt has failed.
+    Paused(Failures),
+    /// A further attempt is queued or running.
+    Again(Failures),
+}
+
+impl State {
+    /// The failures so far; `None` before the first.
+    fn failures(self) -> Option<Failures> {
+        match self {
+            Self::Untried | Self::First => None,
+            Self::Paused(failures) | Self::Again(failures) => Some(failures),
+        }
+    }
+
+    /// The state after an attempt was queued.
+    fn queued(self) -> Self {
+        self.failures().map_or(Self::First, Self::Again)
+    }
+
+    /// The state after an attempt failed at `now`.
+    fn failed(self, now: Instant, failure: ResyncFailure, backoff: &Backoff) -> Self {
+        let before = self.failures().map_or(0, |failures| failures.count);
+        let count = before.saturating_add(1);
+        Self::Paused(Failures {
+            count,
+            last: failure,
+            not_before: now + backoff.pause(count),
+        })
+    }
+}
+
 /// Record of the attempts to resync one holder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Attempts {
-    failures: u32,
-    not_before: Option<Instant>,
-    last: Option<ResyncFailure>,
+    state: State,
     /// Epoch of the holder when the last attempt was queued.
     epoch: u64,
     /// Whether the log says already that nobody answers for the holder.
     pub(super) is_unanswered_told: bool,
-    is_busy: bool,
 }
 
 impl Attempts {
     /// Whether an attempt may begin at `now`, when the holder is in `epoch`. If nobody was there to answer, a new epoch shows that somebody
     /// is there now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
-        let is_somebody_new = self.last == Some(ResyncFailure::NoResponder) && epoch != self.epoch;
-        !self.is_busy && (is_somebody_new || self.not_before.is_none_or(|time| now >= time))
+        match self.state {
+            State::Untried => true,
+            State::First | State::Again(_) => false,
+            State::Paused(failures) => {
+                let is_somebody_new = failures.last == ResyncFailure::NoResponder && epoch != self.epoch;
+                is_somebody_new || now >= failures.not_before
+            }
+        }
     }
 
     /// Whether an attempt is queued or running.
     pub(super) fn is_busy(&self) -> bool {
-        self.is_busy
+        matches!(self.state, State::First | State::Again(_))
     }
 
     /// Notes that an attempt is queued, while the holder is in `epoch`.
     pub(super) fn begin(&mut self, epoch: u64) {
-        (self.is_busy, self.epoch) = (true, epoch);
+        (self.state, self.epoch) = (self.state.queued(), epoch);
     }
 
     /// Prospect that the publisher answers, after the attempts so far.
     pub(super) fn prospect(&self) -> Prospect {
-        match self.last {
+        match self.state.failures().map(|failures| failures.last) {
             None => Prospect::First,
             Some(ResyncFailure::TimedOut) => Prospect::Silent,
             Some(_) => Prospect::Again,
@@ -49,16 +108,15 @@ impl Attempts {
 
     /// Notes that an attempt failed at `now`.
     pub(super) fn fail(&mut self, now: Instant, failure: ResyncFailure, backoff: &Backoff) {
-        self.is_busy = false;
-        self.last = Some(failure);
-        self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(now + backoff.pause(self.failures));
+        self.state = self.state.failed(now, failure, backoff);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use crate::lanes::tests::tables::table;
 
     use super::*;
 
@@ -84,5 +142,32 @@ mod tests {
         assert_eq!(attempts.prospect(), Prospect::Again);
         assert!(!attempts.is_due(now, 5));
         assert!(attempts.is_due(now, 6));
+    }
+
+    #[test]
+    fn attempts_change_as_the_table_says() {
+        let (changes, rows) = table(include_str!("pace.rs"), 0);
+        assert_eq!(changes, ["queued", "failed"]);
+        let backoff = Backoff {
+            pause_min: Duration::from_millis(100),
+            pause_max: Duration::from_secs(5),
+        };
+        let now = Instant::now();
+        let failed = |state: State| state.failed(now, ResyncFailure::TimedOut, &backoff);
+        let paused = failed(State::Untried);
+        let states = [State::Untried, State::First, paused, paused.queued()];
+        let name = |state: State| match state {
+            State::Untried => "Untried",
+            State::First => "First",
+            State::Paused(_) => "Paused",
+            State::Again(_) => "Again",
+        };
+        let expected = states.map(|state| {
+            let cells = [state.queued(), failed(state)].map(|after| name(after).to_owned());
+            (name(state).to_owned(), cells.to_vec())
+        });
+        assert_eq!(rows, expected);
+        let counts = states.map(|state| failed(state).failures().map(|failures| failures.count));
+        assert_eq!(counts, [Some(1), Some(1), Some(2), Some(2)]);
     }
 }

@@ -4,17 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::handshake;
-use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Request, Uri};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use http_body_util::{BodyExt, Limited};
+use hyper::header::CONTENT_TYPE;
+use hyper::{Method, Uri};
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_config::TracesConfig;
+use kvatlas_process::http::{HttpConnection, HttpError};
 use kvatlas_telemetry::TraceMetrics;
 
 use super::otlp;
@@ -33,11 +31,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error("{0}")]
-    Connection(#[from] std::io::Error),
-    #[error("{0}")]
-    Http(#[from] hyper::Error),
-    #[error("{0}")]
-    Request(String),
+    Http(#[from] HttpError),
     #[error("the collector answers {0}")]
     Status(u16),
     #[error("the collector did not answer within {0:?}")]
@@ -116,17 +110,11 @@ impl Exporter {
     async fn post(&self, body: Bytes) -> Result<(), ExportError> {
         let host = self.endpoint.host().unwrap_or_default();
         let port = self.endpoint.port_u16().unwrap_or(80);
-        let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // The connection's task ends with the answer.
-        tokio::spawn(connection);
+        let mut connection = HttpConnection::open(&format!("{host}:{port}")).await?;
         let path = self.endpoint.path_and_query().map_or("/", |path| path.as_str());
-        let request = Request::post(path)
-            .header(HOST, format!("{host}:{port}"))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| ExportError::Request(error.to_string()))?;
-        let answer = sender.send_request(request).await?;
+        let request = connection.request(Method::POST, path);
+        let request = request.header(CONTENT_TYPE, "application/json");
+        let answer = connection.send(request, body).await?;
         let status = answer.status();
         // The answer may name spans that the collector refused. That is for the collector's own log.
         let _ = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;

@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1::handshake;
-use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
+use hyper::Method;
+use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::http::{HttpConnection, HttpError};
 
 /// Longest time that etcd may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -18,12 +15,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Error of a question to etcd.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// The connection failed.
+    /// The connection, or the exchange over HTTP, failed.
     #[error("{0}")]
-    Io(#[from] std::io::Error),
-    /// The exchange over HTTP failed.
-    #[error("{0}")]
-    Http(#[from] hyper::Error),
+    Http(HttpError),
     /// No answer came in time.
     #[error("no answer within {PATIENCE:?}")]
     TimedOut,
@@ -33,6 +27,15 @@ pub enum EtcdError {
     /// The answer is not readable JSON, or is too long.
     #[error("the answer of etcd cannot be read")]
     Answer,
+}
+
+impl From<HttpError> for EtcdError {
+    fn from(error: HttpError) -> Self {
+        match error {
+            HttpError::Request(_) | HttpError::Body(_) => Self::Answer,
+            HttpError::Connection(_) | HttpError::Protocol(_) => Self::Http(error),
+        }
+    }
 }
 
 /// Asks etcd at `authority` one question, and returns its answer. `method` is the path below `/v3/`, `body` the body of
@@ -48,21 +51,12 @@ pub async fn ask_etcd(
     bytes_max: usize,
 ) -> Result<Value, EtcdError> {
     let asking = async {
-        let stream = TcpStream::connect(authority).await?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("/v3/{method}"))
-            .header(HOST, authority)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|_| EtcdError::Answer)?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), bytes_max).collect().await;
-        driver.abort();
-        let body = body.map_err(|_| EtcdError::Answer)?.to_bytes();
+        let mut connection = HttpConnection::open(authority).await?;
+        let request = connection.request(Method::POST, &format!("/v3/{method}"));
+        let request = request.header(CONTENT_TYPE, "application/json");
+        let (status, body) = connection
+            .ask(request, body.to_string().into(), bytes_max)
+            .await?;
         match status.is_success() {
             true => serde_json::from_slice(&body).map_err(|_| EtcdError::Answer),
             false => Err(EtcdError::Status(status.as_u16())),

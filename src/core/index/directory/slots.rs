@@ -10,10 +10,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
 use crate::index::settings::IndexLimits;
-use crate::stream::{
-    DoubtCounter, DoubtfulHolders, HolderStatus, RefusedAt, RefusedHolders, RefusedPublisher, StreamTrust,
-};
-use crate::wire::{HolderId, Rank, WorkerName};
+use crate::stream::{DoubtCounter, DoubtfulHolders, HolderStatus, RefusedHolders, StreamTrust};
+use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 
@@ -141,7 +139,6 @@ pub(crate) struct Slots {
     current: ArcSwap<Directory>,
     changing: Mutex<()>,
     doubts: DoubtCounter,
-    refused: RefusedHolders,
 }
 
 impl Slots {
@@ -155,50 +152,13 @@ impl Slots {
         self.doubts.count(trust, replacements, |is_doubtful| {
             let holders = self.load();
             let doubtful = holders.holders().filter(|holder| is_doubtful(&holder.status));
-            doubtful.count() + self.refused.count(None)
+            doubtful.count()
         })
     }
 
-    /// Notes that a batch of a holder without a slot was dropped. `rank` is `None` if the batch cannot be read. Returns
-    /// whether it is the first one that was dropped of the holder.
-    pub(crate) fn note_refused(
-        &self,
-        worker: &WorkerName,
-        rank: Option<Rank>,
-        reason: &'static str,
-        at: RefusedAt,
-    ) -> bool {
-        let is_first = self.refused.note(worker, rank, reason, at);
-        if is_first {
-            self.doubts.note_change();
-        }
-        is_first
-    }
-
-    /// Forgets a holder without a slot, which has left.
-    pub(crate) fn forget_refused(&self, id: &HolderId) {
-        if self.refused.forget(id) {
-            self.doubts.note_change();
-        }
-    }
-
-    /// Forgets each holder without a slot for the time of whose last batch `is_over` returns true.
-    pub(crate) fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
-        if self.refused.expire(is_over) {
-            self.doubts.note_change();
-        }
-    }
-
-    /// Returns workers with a holder that has no slot and had batches dropped. Only the first `max` by name are
-    /// returned.
-    pub(crate) fn refused_publishers(&self, max: usize) -> Vec<RefusedPublisher> {
-        self.refused.named(max)
-    }
-
-    /// Number of holders of these workers that have no slot and had batches dropped; of all workers if `workers` is
-    /// `None`.
-    pub(crate) fn refused(&self, workers: Option<&[WorkerName]>) -> usize {
-        self.refused.count(workers)
+    /// Returns the holders without a slot that had batches dropped.
+    pub(crate) fn refused(&self) -> &RefusedHolders {
+        &self.doubts.refused
     }
 
     /// Gives the holder `id` a slot.
@@ -243,7 +203,7 @@ impl Slots {
         };
         next.by_worker.insert_unique(hash(&slot), slot, hash);
         self.current.store(Arc::new(next));
-        self.refused.forget_registered(id);
+        self.refused().forget_registered(id);
         self.doubts.note_change();
         Ok((slot, record))
     }

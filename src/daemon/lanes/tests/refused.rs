@@ -10,8 +10,8 @@ fn named(name: &str) -> WorkerName {
 /// How many holders of all workers are refused, and of `a` and `b`.
 fn refused(pool: &LanePool) -> (usize, [usize; 2]) {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
-    let of = |name: &str| namespace.indexer.refused_holders(Some(&[named(name)]));
-    (namespace.indexer.refused_holders(None), ["a", "b"].map(of))
+    let of = |name: &str| namespace.indexer.refused().count(Some(&[named(name)]));
+    (namespace.indexer.refused().count(None), ["a", "b"].map(of))
 }
 
 const NOBODY: (usize, [usize; 2]) = (0, [0, 0]);

@@ -109,7 +109,7 @@ async fn what_comes_again_after_a_goodbye_makes_no_holder() {
         assert_eq!(scene.reasons_of(0), None, "of batch {epoch}:{seq}");
     }
     // Of the lower epoch it is not known whether a publisher has come back with it.
-    assert_eq!(scene.namespace().indexer.refused_holders(None), 1);
+    assert_eq!(scene.namespace().indexer.refused().count(None), 1);
     assert_eq!(scene.pool.assigned_workers(), 0);
     // The next epoch is another matter.
     scene.receive(&in_epoch(3, 1, stores(20)).encode()).await;

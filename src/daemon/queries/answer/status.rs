@@ -33,7 +33,7 @@ pub(super) fn status(
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         unsized_holders: unsized_holders(namespace),
-        refused_holders: u32::try_from(namespace.indexer.refused_holders(None)).unwrap_or(u32::MAX),
+        refused_holders: u32::try_from(namespace.indexer.refused().count(None)).unwrap_or(u32::MAX),
         holders: holders.collect(),
         gathered: None,
         behind_us: look.behind_us,

@@ -74,5 +74,5 @@ fn count_known<'a, T>(
     let unlisted = asked
         .iter()
         .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
-    saturating_u32(unlisted.count() + indexer.refused_holders(workers))
+    saturating_u32(unlisted.count() + indexer.refused().count(workers))
 }

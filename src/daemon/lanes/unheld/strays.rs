@@ -33,11 +33,11 @@ pub(crate) struct Stray {
 
 /// The names of which nothing was taken.
 #[derive(Debug, Default)]
-pub(super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
+pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
 
 impl Strays {
     /// Notes a message that was dropped at `now_us`, in microseconds since the Unix epoch.
-    pub(super) fn note(
+    pub(in super::super) fn note(
         &self,
         namespace: &NamespaceName,
         worker: &WorkerName,
@@ -68,7 +68,11 @@ impl Strays {
     }
 
     /// Returns the names that have had a message lately. Forgets the others, and those for which `exists` is true by now.
-    pub(super) fn lately(&self, now_us: u64, exists: impl Fn(&NamespaceName) -> bool) -> Vec<Stray> {
+    pub(in super::super) fn lately(
+        &self,
+        now_us: u64,
+        exists: impl Fn(&NamespaceName) -> bool,
+    ) -> Vec<Stray> {
         let mut strays = self.0.lock();
         strays.retain(|name, stray| now_us.saturating_sub(stray.last_us) < KEPT_US && !exists(name));
         strays.values().cloned().collect()

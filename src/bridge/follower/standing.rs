@@ -1,0 +1,302 @@
+//! The states of a follower, and what leads from one to another.
+//!
+//! State of the connection, by what is learnt of its batches:
+//!
+//! | | `Reconnected` | `Contradicted` | `Continued` | `Checked` | `Agreed` |
+//! |---|---|---|---|---|---|
+//! | `Unverified` | `Unverified` | `Unverified` | `Verified` | `Verified` | `Unverified` |
+//! | `Verified` | `Unverified` | `Unverified` | `Verified` | `Verified` | `Proven` |
+//! | `Proven` | `Unverified` | `Unverified` | `Proven` | `Verified` | `Proven` |
+//!
+//! State of the replay socket, by what comes of a question:
+//!
+//! | | `Asked` | `Unanswered` | `Contradicted` | `Agreed` |
+//! |---|---|---|---|---|
+//! | `Believed` | `Believed` | `Silent` | `Contradicting` | `Believed` |
+//! | `Silent` | `Believed` | `Silent` | `Contradicting` | `Believed` |
+//! | `Contradicting` | `Believed` | `Contradicting` | `Contradicting` | `Believed` |
+//!
+//! State of the batches that only the replay socket has, by what is found; `Overdue` is a look after more than the time that is allowed:
+//!
+//! | | `Published` | `Unpublished` | `Overdue` |
+//! |---|---|---|---|
+//! | `Heard` | `Heard` | `Since` | `Since` |
+//! | `Since` | `Heard` | `Since` | `Unheard` |
+//! | `Unheard` | `Heard` | `Unheard` | `Unheard` |
+
+use std::time::{Duration, Instant};
+
+/// Evidence that the batches of a connection have given so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnectionState {
+    /// The batches may be those of another process. After a reconnect, that has to be shown first.
+    Unverified,
+    /// The batches continue the applied batches.
+    Verified,
+    /// As verified, and the replay socket has given the same bytes as the connection for the same number.
+    Proven,
+}
+
+/// News of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnectionChange {
+    /// The connection is new.
+    Reconnected,
+    /// The replay socket has other batches than the connection.
+    Contradicted,
+    /// A batch of the connection was taken: what follows continues it.
+    Continued,
+    /// The replay socket has given all that was missing.
+    Checked,
+    /// The replay socket has the same bytes as the connection.
+    Agreed,
+}
+
+impl ConnectionState {
+    /// The state after `change`.
+    #[must_use]
+    pub(super) fn after(self, change: ConnectionChange) -> Self {
+        use ConnectionChange::{Agreed, Checked, Continued, Contradicted, Reconnected};
+        match (self, change) {
+            (_, Reconnected | Contradicted) => Self::Unverified,
+            (_, Checked) | (Self::Unverified | Self::Verified, Continued) => Self::Verified,
+            // Agreement about a batch says nothing of a connection whose batches are not taken.
+            (Self::Unverified, Agreed) => Self::Unverified,
+            (Self::Verified | Self::Proven, Agreed) | (Self::Proven, Continued) => Self::Proven,
+        }
+    }
+
+    /// Whether the batches of the connection continue the applied batches.
+    pub(super) fn is_verified(self) -> bool {
+        self != Self::Unverified
+    }
+}
+
+/// A replay socket that is of no use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Useless {
+    /// Time at which the socket is asked again.
+    pub(super) ask_at: Instant,
+    /// Reason in words for people.
+    pub(super) error: String,
+}
+
+/// Whether the replay socket is believed. While it is not, the engine is followed like an engine without one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ReplayState {
+    /// The socket is asked whenever something may be missing.
+    Believed,
+    /// The socket does not answer.
+    Silent(Useless),
+    /// The socket contradicts the published batches. It has to agree with them before it is believed again.
+    Contradicting(Useless),
+}
+
+/// News of a replay socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ReplayChange {
+    /// The socket is asked for everything: that decides.
+    Asked,
+    /// The socket did not answer, too often in a row.
+    Unanswered(Useless),
+    /// The socket has other batches than the engine publishes.
+    Contradicted(Useless),
+    /// The socket has the batches that the engine publishes.
+    Agreed,
+}
+
+impl ReplayState {
+    /// The state after `change`.
+    #[must_use]
+    pub(super) fn after(self, change: ReplayChange) -> Self {
+        match (self, change) {
+            (_, ReplayChange::Asked | ReplayChange::Agreed) => Self::Believed,
+            (_, ReplayChange::Contradicted(useless)) => Self::Contradicting(useless),
+            // Silence settles no contradiction.
+            (Self::Contradicting(_), ReplayChange::Unanswered(useless)) => Self::Contradicting(useless),
+            (Self::Believed | Self::Silent(_), ReplayChange::Unanswered(useless)) => Self::Silent(useless),
+        }
+    }
+
+    /// Whether the socket is of use.
+    pub(super) fn is_believed(&self) -> bool {
+        *self == Self::Believed
+    }
+
+    /// Whether a socket that did not answer is to be asked again at `now`.
+    pub(super) fn is_silence_over(&self, now: Instant) -> bool {
+        matches!(self, Self::Silent(useless) if useless.ask_at <= now)
+    }
+
+    /// Whether a socket that contradicts the published batches is to be asked for the next one at `now`.
+    pub(super) fn is_contradiction_due(&self, now: Instant) -> bool {
+        matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
+    }
+
+    /// The reason why the socket is of no use, in words; `None` if it is of use.
+    pub(super) fn error(&self) -> Option<&str> {
+        match self {
+            Self::Believed => None,
+            Self::Silent(useless) | Self::Contradicting(useless) => Some(&useless.error),
+        }
+    }
+
+    /// Postpones the next question to `ask_at`, if the socket is of no use.
+    pub(super) fn ask_at(&mut self, ask_at: Instant) {
+        match self {
+            Self::Believed => {}
+            Self::Silent(useless) | Self::Contradicting(useless) => useless.ask_at = ask_at,
+        }
+    }
+}
+
+/// Whether the engine publishes on this connection what its replay socket has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// The last batch was published on the connection.
+    Heard,
+    /// Looks have found batches since this time that are not published on the connection.
+    Since(Instant),
+    /// Such batches have been found for too long.
+    Unheard,
+}
+
+impl Hearing {
+    /// The state after a look, begun at `begun`, has found a batch that is not published on the connection. `now` is the time after the
+    /// look, and `max` how long that may go on.
+    #[must_use]
+    pub(super) fn after_unpublished(self, begun: Instant, now: Instant, max: Duration) -> Self {
+        let since = match self {
+            Self::Heard => begun,
+            Self::Since(since) => since,
+            Self::Unheard => return Self::Unheard,
+        };
+        match now.saturating_duration_since(since) >= max {
+            true => Self::Unheard,
+            false => Self::Since(since),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table `number` of this file's head: the changes, and the rows, each with its state and the cells behind it.
+    fn table(number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
+        let head = include_str!("standing.rs")
+            .lines()
+            .take_while(|line| line.starts_with("//!"));
+        let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
+        let mut tables = text
+            .split(|line| !line.starts_with('|'))
+            .filter(|rows| !rows.is_empty());
+        let rows = tables.nth(number).unwrap();
+        let cells = |row: &str| -> Vec<String> {
+            let inner = row.trim_matches('|').split('|');
+            inner
+                .map(|cell| cell.replace('`', "").trim().to_owned())
+                .collect()
+        };
+        let of_row = |row: &&str| {
+            let mut cells = cells(row);
+            (cells.remove(0), cells)
+        };
+        (
+            cells(rows[0])[1..].to_vec(),
+            rows[2..].iter().map(of_row).collect(),
+        )
+    }
+
+    /// The name of a state or change, without what it carries.
+    fn name(value: &impl std::fmt::Debug) -> String {
+        let text = format!("{value:?}");
+        text.split('(').next().unwrap().to_owned()
+    }
+
+    /// Asserts that `after` leads from each of the `states`, by each of the `changes`, to the state that the table `number` says.
+    fn assert_table<S: std::fmt::Debug, C>(
+        number: usize,
+        states: &[S],
+        changes: &[(String, C)],
+        after: impl Fn(&S, &C) -> S,
+    ) {
+        let (columns, rows) = table(number);
+        assert!(columns.iter().eq(changes.iter().map(|(name, _)| name)));
+        assert_eq!(rows.len(), states.len());
+        for (state, (row, cells)) in states.iter().zip(rows) {
+            assert_eq!(row, name(state));
+            let found: Vec<_> = changes
+                .iter()
+                .map(|(_, change)| name(&after(state, change)))
+                .collect();
+            assert_eq!(cells, found, "{row}");
+        }
+    }
+
+    fn named<C: std::fmt::Debug>(changes: impl IntoIterator<Item = C>) -> Vec<(String, C)> {
+        changes
+            .into_iter()
+            .map(|change| (name(&change), change))
+            .collect()
+    }
+
+    #[test]
+    fn connections_change_as_the_table_says() {
+        use ConnectionChange::{Agreed, Checked, Continued, Contradicted, Reconnected};
+        use ConnectionState::{Proven, Unverified, Verified};
+        let changes = named([Reconnected, Contradicted, Continued, Checked, Agreed]);
+        let states = [Unverified, Verified, Proven];
+        assert_table(0, &states, &changes, |state, change| state.after(*change));
+        assert_eq!(states.map(ConnectionState::is_verified), [false, true, true]);
+    }
+
+    fn useless(ask_at: Instant, error: &str) -> Useless {
+        Useless {
+            ask_at,
+            error: error.to_owned(),
+        }
+    }
+
+    #[test]
+    fn replay_sockets_change_as_the_table_says() {
+        use ReplayChange::{Agreed, Asked, Contradicted, Unanswered};
+        use ReplayState::{Believed, Contradicting, Silent};
+        let now = Instant::now();
+        let old = useless(now, "old");
+        let new = useless(now + Duration::from_secs(1), "new");
+        let states = [Believed, Silent(old.clone()), Contradicting(old)];
+        let changes = named([Asked, Unanswered(new.clone()), Contradicted(new.clone()), Agreed]);
+        assert_table(1, &states, &changes, |state, change| {
+            let after = state.clone().after(change.clone());
+            assert!(after.error().is_none_or(|error| error == "new"));
+            after
+        });
+        let due = |state: &ReplayState| (state.is_silence_over(now), state.is_contradiction_due(now));
+        let expected = [(false, false), (true, false), (false, true)];
+        for (mut state, expected) in states.into_iter().zip(expected) {
+            assert_eq!(due(&state), expected);
+            state.ask_at(new.ask_at);
+            assert_eq!(due(&state), (false, false));
+        }
+    }
+
+    #[test]
+    fn hearing_changes_as_the_table_says() {
+        let max = Duration::from_secs(3);
+        let begun = Instant::now();
+        let later = begun + Duration::from_secs(1);
+        let states = [Hearing::Heard, Hearing::Since(begun), Hearing::Unheard];
+        let changes = [
+            ("Published".to_owned(), None),
+            ("Unpublished".to_owned(), Some(later)),
+            ("Overdue".to_owned(), Some(begun + max)),
+        ];
+        assert_table(2, &states, &changes, |state, found| match found {
+            None => Hearing::Heard,
+            Some(now) => state.after_unpublished(*now, *now, max),
+        });
+        let since = Hearing::Since(begun).after_unpublished(later, later, max);
+        assert_eq!(since, Hearing::Since(begun), "the first look counts");
+    }
+}

@@ -1,0 +1,208 @@
+//! The jobs of a lane.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::traces::OpenSpan;
+use kvatlas_core::index::{Namespace, WalkedHolder};
+use kvatlas_core::snapshot::HolderFrame;
+use kvatlas_core::snapshot::forest::ForestChunk;
+use kvatlas_core::stream::StreamGeneration;
+use kvatlas_core::wire::Rank;
+use kvatlas_telemetry::EventMetrics;
+use kvatlas_telemetry::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
+
+use super::held::ResyncNumber;
+use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
+use super::holder_snapshot::{HolderDump, Revisited};
+use super::line::{HolderKey, InFlight, Sender, WorkerKey};
+use super::lost::LostJob;
+use super::payloads::Payloads;
+use super::queue::LineJob;
+
+/// The jobs that a lane can be told to do.
+pub(crate) enum Job {
+    /// Decode messages and apply their batches.
+    Batches(BatchesJob),
+    /// Doubt the holders of a worker: messages were dropped here.
+    Lost(LostJob),
+    /// Take over a frame of a snapshot.
+    Restore(Box<RestoreJob>),
+    /// Store the blocks that the lane's holders have in a part of a snapshot's forest.
+    RestoreForest(Arc<ForestChunk>),
+    /// The snapshot ends here: no further part of a forest follows.
+    EndRestore,
+    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is set.
+    DumpNext {
+        after: Option<HolderKey>,
+        with_blocks: bool,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
+    },
+    /// Compare a holder with its dump, after a walk over the index.
+    Revisit {
+        holder: HolderKey,
+        before: Box<(WalkedHolder, HolderFrame)>,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<Revisited>,
+    },
+    /// Take a step of a holder's resync.
+    Resync(Box<ResyncJob>),
+    /// Do what an operator wants.
+    Command(CommandJob),
+    /// Time out events and held batches that have waited for too long, and look for silent holders.
+    Tick {
+        /// Whether messages can be received now.
+        is_listening: bool,
+    },
+    /// Reply that all jobs before this one are done.
+    Barrier(oneshot::Sender<()>),
+}
+
+impl Job {
+    /// The kind of work that the lane's time for the job counts as.
+    pub(super) fn work(&self) -> LaneWork {
+        match self {
+            Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
+            Self::Resync(_) => LaneWork::Resync,
+            Self::Restore(_)
+            | Self::RestoreForest(_)
+            | Self::EndRestore
+            | Self::DumpNext { .. }
+            | Self::Revisit { .. } => LaneWork::Snapshot,
+            Self::Command(_) | Self::Tick { .. } | Self::Barrier(_) => LaneWork::Upkeep,
+        }
+    }
+}
+
+/// The time that a lane has spent on each kind of work, in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct LaneTimes([AtomicU64; LaneWork::ALL.len()]);
+
+impl LaneTimes {
+    pub(super) fn spend(&self, work: LaneWork, elapsed: Duration) {
+        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.0[work.index()].fetch_add(elapsed_us, Ordering::Relaxed);
+    }
+
+    /// The time spent on `work` so far.
+    pub(super) fn spent(&self, work: LaneWork) -> Duration {
+        Duration::from_micros(self.0[work.index()].load(Ordering::Relaxed))
+    }
+}
+
+/// Messages of a worker of the lane that came one after the other.
+pub(crate) struct BatchesJob {
+    pub(super) sender: Arc<Sender>,
+    pub(super) payloads: Payloads,
+    pub(super) generation: StreamGeneration,
+    /// Trace span that ends with the job. A job with a span is a single message.
+    pub(super) span: Option<OpenSpan>,
+}
+
+impl LineJob for Job {
+    fn messages(&self) -> usize {
+        match self {
+            Self::Batches(batches) => batches.payloads.len(),
+            _ => 1,
+        }
+    }
+
+    fn into_mark(self) -> Result<Self, Self> {
+        match self {
+            Self::Batches(BatchesJob { sender, payloads, .. }) => {
+                let detail = "the queue of its lane is full (events.lane_queue_bytes)";
+                let worker = sender.worker.worker.as_str();
+                for _ in payloads.iter() {
+                    sender
+                        .metrics
+                        .batch_dropped(DropReason::LaneFull, worker, &detail);
+                }
+                Ok(Self::Lost(LostJob::of(sender, &payloads)))
+            }
+            other => Err(other),
+        }
+    }
+
+    fn merge_mark(&mut self, mark: Self) -> Result<(), Self> {
+        match (self, mark) {
+            (Self::Lost(lost), Self::Lost(later)) => {
+                lost.merge(later);
+                Ok(())
+            }
+            (_, other) => Err(other),
+        }
+    }
+}
+
+/// A frame of a snapshot for a worker of the lane.
+pub(crate) struct RestoreJob {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) metrics: Arc<EventMetrics>,
+    pub(super) worker: WorkerKey,
+    pub(super) part: RestorePart,
+    pub(super) in_flight: InFlight,
+}
+
+/// The role of a snapshot's frame for its holder.
+#[derive(Debug)]
+pub(crate) enum RestorePart {
+    /// Begins a holder. If it was not in doubt, it counts as confirmed in this generation.
+    Holder(HolderFrame, StreamGeneration),
+    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its blocks.
+    Refused(HolderFrame),
+    /// Has blocks of the holder of this rank, as an event batch.
+    Batch(Rank, Vec<u8>),
+    /// Forgets the holder of this rank: the rest of it cannot be read, and it never was in this half-restored state.
+    Abandon(Rank),
+}
+
+/// The commands that change holders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HolderCommand {
+    /// Forget the holders, with their epochs and batch numbers.
+    Forget,
+    /// Doubt the holders, so that their publishers are asked for the full state.
+    Doubt,
+}
+
+/// A command about a worker of the lane.
+pub(crate) struct CommandJob {
+    pub(super) worker: WorkerKey,
+    /// Rank to act on; all ranks if `None`.
+    pub(super) rank: Option<Rank>,
+    pub(super) command: HolderCommand,
+    /// Receives the number of holders that the command was carried out on.
+    pub(super) reply: oneshot::Sender<u64>,
+    pub(super) in_flight: InFlight,
+}
+
+/// A step of the resync of a worker of the lane.
+#[derive(Debug)]
+pub(crate) struct ResyncJob {
+    pub(super) holder: HolderKey,
+    pub(super) step: ResyncStep,
+    pub(super) in_flight: InFlight,
+}
+
+/// The steps of a resync.
+#[derive(Debug)]
+pub(crate) enum ResyncStep {
+    /// Hold batches from now on, and reply what to ask the publisher for. No reply comes if there is no such holder.
+    Begin(oneshot::Sender<ResyncBegun>),
+    /// Apply the publisher's answer to the request that was made in this generation of the stream.
+    Finish {
+        number: ResyncNumber,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<ResyncOutcome>,
+    },
+    /// Go on without an answer: apply the held batches.
+    Abandon {
+        number: ResyncNumber,
+        failure: ResyncFailure,
+    },
+}

@@ -1,0 +1,25 @@
+//! Tables of transitions as tests read them, from the heads of the files that have them.
+
+/// The table `number` of the head of a file with this `source`: the changes, and the rows, each with its state and the cells behind it.
+pub(crate) fn table(source: &str, number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
+    let head = source.lines().take_while(|line| line.starts_with("//!"));
+    let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
+    let mut tables = text
+        .split(|line| !line.starts_with('|'))
+        .filter(|rows| !rows.is_empty());
+    let rows = tables.nth(number).unwrap();
+    let cells = |row: &str| -> Vec<String> {
+        let inner = row.trim_matches('|').split('|');
+        inner
+            .map(|cell| cell.replace('`', "").trim().to_owned())
+            .collect()
+    };
+    let of_row = |row: &&str| {
+        let mut cells = cells(row);
+        (cells.remove(0), cells)
+    };
+    (
+        cells(rows[0])[1..].to_vec(),
+        rows[2..].iter().map(of_row).collect(),
+    )
+}

@@ -1,0 +1,171 @@
+//! The registry of publishers without a holder: why each has none, and what is remembered of that. All lanes share it.
+//!
+//! Each message that finds no holder is counted by its [`NoHolder`]. What is remembered beside the count is in tables, because each of
+//! them gives up something else at its bound:
+//!
+//! | table | key | bound | beyond the bound | ends with |
+//! |---|---|---|---|---|
+//! | [`RefusedHolders`], part of the index | holder | 4,096 workers with 64 ranks each, a namespace | at least one is refused: an answer stays inexact | its holder, its goodbye, or long silence |
+//! | [`Strays`] | namespace that does not exist | 64 names | is not shown | its namespace, or 300 seconds of silence |
+//! | [`Unreadable`] | worker | none, a Bloom filter | others are doubted for nothing | 60 seconds |
+//! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
+//!
+//! A publisher can be in several of them: one that has left is refused, too, when a batch of another size follows.
+//!
+//! [`RefusedHolders`]: kvatlas_core::stream::RefusedHolders
+
+mod goodbyes;
+mod strays;
+mod unreadable;
+
+use parking_lot::Mutex;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::{Namespace, NamespaceRefused, RegisterError};
+use kvatlas_core::stream::RefusedAt;
+use kvatlas_core::wire::{DecodeError, Event, EventBatch, HolderId, NamespaceName, Rank, WorkerName};
+use kvatlas_telemetry::labels::{DropReason, LabelValue};
+
+use super::clock::now_us;
+use super::contest::is_fresh;
+use super::line::Sender;
+use super::liveness::ListeningClock;
+
+use goodbyes::Goodbyes;
+pub(crate) use strays::Stray;
+use strays::Strays;
+use unreadable::Unreadable;
+
+/// The reason why a message finds no holder. Its text is the detail in the log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoHolder {
+    /// The message cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] DecodeError),
+    /// Its namespace cannot be made.
+    #[error(transparent)]
+    NoNamespace(#[from] NamespaceRefused),
+    /// The index has no room for a holder.
+    #[error(transparent)]
+    NoRoom(#[from] RegisterError),
+    /// Its epoch lies too far ahead of the clock.
+    #[error("{0}")]
+    EpochAhead(u64),
+    /// Its publisher has said goodbye after the batch.
+    #[error("its publisher has said goodbye")]
+    Left(DropReason),
+    /// Its blocks have another size than the namespace's. A batch that tells no size is taken to have the configured size.
+    #[error(
+        "{}, and the namespace's have {in_force}; set namespaces.{namespace}.block_size, or end those that use the other",
+        told_words(*.told)
+    )]
+    OtherSize {
+        namespace: NamespaceName,
+        in_force: BlockSize,
+        told: Option<BlockSize>,
+    },
+}
+
+fn told_words(told: Option<BlockSize>) -> String {
+    match told {
+        Some(told) => format!("its blocks have {told} tokens"),
+        None => "it does not say how many tokens its blocks have".to_owned(),
+    }
+}
+
+impl NoHolder {
+    /// The word in metrics.
+    pub(super) fn reason(&self) -> DropReason {
+        match self {
+            Self::Unreadable(DecodeError::Oversized { .. }) => DropReason::Oversized,
+            Self::Unreadable(_) => DropReason::Undecodable,
+            Self::NoNamespace(NamespaceRefused::LimitReached { .. }) => DropReason::TooManyNamespaces,
+            Self::NoNamespace(NamespaceRefused::NotNamed) => DropReason::NamespaceNotNamed,
+            Self::NoNamespace(NamespaceRefused::OtherBlockSize { .. }) | Self::OtherSize { .. } => {
+                DropReason::OtherSettings
+            }
+            Self::NoRoom(RegisterError::TooManyRanks { .. }) => DropReason::TooManyRanks,
+            Self::NoRoom(_) => DropReason::TooManyWorkers,
+            Self::EpochAhead(_) => DropReason::EpochAhead,
+            Self::Left(reason) => *reason,
+        }
+    }
+}
+
+/// The registry of publishers without a holder.
+#[derive(Debug, Default)]
+pub(super) struct Unheld {
+    pub(super) strays: Strays,
+    pub(super) unreadable: Unreadable,
+    pub(super) goodbyes: Goodbyes,
+    listening: Mutex<ListeningClock>,
+}
+
+impl Unheld {
+    /// Counts the time since the last look, if messages could be received.
+    pub(super) fn look(&self, is_listening: bool) {
+        self.listening.lock().look(now_us(), is_listening);
+    }
+
+    /// The time in which messages could be received, in microseconds: silence is measured in it.
+    pub(super) fn listened_us(&self) -> u64 {
+        self.listening.lock().now_us()
+    }
+
+    /// Notes that a batch of a holder that is not registered was dropped. Answers then say that this holder may have blocks that are not
+    /// known. `rank` is `None` if the batch cannot be read. Returns whether it is the first batch that was dropped of the holder.
+    pub(super) fn note(
+        &self,
+        namespace: &Namespace,
+        worker: &WorkerName,
+        rank: Option<Rank>,
+        reason: DropReason,
+        unix_us: u64,
+    ) -> bool {
+        let at = RefusedAt {
+            listened_us: self.listened_us(),
+            unix_us,
+        };
+        let refused = namespace.indexer.refused();
+        refused.note(worker, rank, reason.as_str(), at)
+    }
+
+    /// Notes a batch as [`Self::note`] does. A batch that ends in a goodbye withdraws the note.
+    pub(super) fn note_batch(
+        &self,
+        sender: &Sender,
+        batch: &EventBatch,
+        reason: DropReason,
+        unix_us: u64,
+    ) -> bool {
+        let (namespace, worker) = (&sender.namespace, &sender.worker.worker);
+        if let Some(Event::Goodbye) = batch.events.last() {
+            namespace.indexer.refused().forget(&HolderId {
+                worker: worker.clone(),
+                rank: batch.rank,
+            });
+            return false;
+        }
+        self.note(namespace, worker, Some(batch.rank), reason, unix_us)
+    }
+
+    /// Counts and notes a batch that no holder takes.
+    pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder, unix_us: u64) {
+        let is_noted = match why {
+            // A fresh batch with a lower epoch comes from another publisher. An old one may be a redelivery.
+            NoHolder::Left(reason) => *reason == DropReason::StaleEpoch && is_fresh(batch, unix_us),
+            _ => true,
+        };
+        let is_first = is_noted && self.note_batch(sender, batch, why.reason(), unix_us);
+        count(sender, batch, why, is_first);
+    }
+}
+
+/// Counts a batch that is dropped. `is_first` says whether it is the first one of its holder.
+pub(super) fn count(sender: &Sender, batch: &EventBatch, why: &NoHolder, is_first: bool) {
+    let (metrics, worker) = (&sender.metrics, sender.worker.worker.as_str());
+    match why {
+        NoHolder::OtherSize { .. } => metrics.settings_refused(is_first, worker, batch.rank, why),
+        _ => metrics.batch_dropped(why.reason(), worker, why),
+    }
+}

@@ -1,0 +1,116 @@
+//! Holders that have said goodbye. A redelivered batch from before the goodbye would otherwise make a holder that nobody publishes for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
+
+use parking_lot::Mutex;
+
+use kvatlas_core::wire::EventBatch;
+use kvatlas_telemetry::labels::DropReason;
+
+use super::super::line::HolderKey;
+use super::super::sequence::{HighWater, REMEMBERED_US};
+
+/// Most goodbyes that are remembered. Beyond that, the first ones are forgotten.
+const GOODBYES_MAX: usize = 65_536;
+
+/// The goodbyes of the last minute.
+#[derive(Debug, Default)]
+pub(in super::super) struct Goodbyes(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    /// When each holder said goodbye, and the high-water marks of its batches.
+    by_holder: BTreeMap<HolderKey, (u64, HighWater)>,
+    /// The goodbyes in the order in which they came, each with its time.
+    order: VecDeque<(u64, HolderKey)>,
+}
+
+impl Goodbyes {
+    /// Notes that a holder has said goodbye. `known` is the high-water marks of its batches.
+    pub(in super::super) fn note(&self, holder: HolderKey, known: HighWater, at_us: u64) {
+        let Table { by_holder, order } = &mut *self.0.lock();
+        by_holder.insert(holder.clone(), (at_us, known));
+        order.push_back((at_us, holder));
+        let is_old = |first_us: u64| at_us.saturating_sub(first_us) >= REMEMBERED_US;
+        while let Some((first_us, _)) = order.front()
+            && (is_old(*first_us) || order.len() > GOODBYES_MAX)
+            && let Some((first_us, holder)) = order.pop_front()
+        {
+            // A later goodbye of the same holder is remembered on.
+            if by_holder
+                .get(&holder)
+                .is_some_and(|(at_us, _)| *at_us == first_us)
+            {
+                by_holder.remove(&holder);
+            }
+        }
+    }
+
+    /// Returns why a batch without a holder is to be dropped: it is from before its publisher's goodbye. Returns `None` if it is to be
+    /// taken.
+    pub(in super::super) fn is_over(
+        &self,
+        holder: &HolderKey,
+        batch: &EventBatch,
+        now_us: u64,
+    ) -> Option<DropReason> {
+        let goodbyes = self.0.lock();
+        let (at_us, known) = goodbyes.by_holder.get(holder)?;
+        let is_remembered = now_us.saturating_sub(*at_us) < REMEMBERED_US;
+        is_remembered.then(|| known.drop_reason(batch)).flatten()
+    }
+
+    /// Forgets the goodbyes of these ranks.
+    pub(in super::super) fn forget(&self, ranks: &RangeInclusive<HolderKey>) {
+        self.0
+            .lock()
+            .by_holder
+            .retain(|holder, _| !ranks.contains(holder));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{BatchCursor, NamespaceName, WorkerName};
+
+    use super::super::super::line::WorkerKey;
+    use super::super::super::tests::batch;
+    use super::*;
+
+    fn worker(number: usize) -> WorkerKey {
+        WorkerKey {
+            namespace: NamespaceName::new("n").unwrap(),
+            worker: WorkerName::new(&format!("w{number}")).unwrap(),
+        }
+    }
+
+    fn known(seq: u64) -> HighWater {
+        HighWater {
+            seen: BatchCursor { epoch: 1, seq },
+            made_us: 0,
+        }
+    }
+
+    #[test]
+    fn goodbyes_are_forgotten_in_time_and_the_first_for_want_of_room() {
+        let goodbyes = Goodbyes::default();
+        for number in 0..GOODBYES_MAX {
+            goodbyes.note((worker(number), 0), known(5), 10);
+        }
+        goodbyes.note((worker(0), 0), known(9), 20);
+        let over = |goodbyes: &Goodbyes, number, seq, now_us| {
+            goodbyes
+                .is_over(&(worker(number), 0), &batch(seq, Vec::new()), now_us)
+                .is_some()
+        };
+        assert!(over(&goodbyes, 0, 9, 30) && over(&goodbyes, 1, 5, 30));
+        assert!(!over(&goodbyes, 1, 6, 30), "it goes on behind the goodbye");
+        goodbyes.note((worker(GOODBYES_MAX), 0), known(5), 30);
+        assert!(!over(&goodbyes, 1, 5, 30) && over(&goodbyes, 2, 5, 30));
+        assert!(!over(&goodbyes, 0, 9, 20 + REMEMBERED_US));
+        goodbyes.note((worker(0), 1), known(5), 20 + REMEMBERED_US);
+        let left = goodbyes.0.lock();
+        assert_eq!((left.order.len(), left.by_holder.len()), (2, 2));
+    }
+}

@@ -1,0 +1,96 @@
+//! Workers that have sent a message that could not be read. Such a message may have overtaken the first batch of a holder, and then
+//! nothing else shows that it was lost.
+//!
+//! The memory is a Bloom filter: each worker leaves four marks in a table, and no worker is forgotten early, however many there are. A
+//! worker that has all its marks from other workers is doubted for nothing.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::super::line::WorkerKey;
+use super::super::sequence::REMEMBERED_US;
+
+/// Places of the table of marks: as many as 16 bits of a hash can name.
+const MARKS: usize = 1 << 16;
+
+/// The workers that have lately sent a message that could not be read.
+#[derive(Debug)]
+pub(in super::super) struct Unreadable {
+    hasher: RandomState,
+    /// When each mark was last made, in seconds on the clock of `now_us`.
+    marks: Box<[AtomicU32]>,
+}
+
+impl Default for Unreadable {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            marks: (0..MARKS).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+}
+
+impl Unreadable {
+    /// Notes that a message of a worker could not be read at `now_us`.
+    pub(in super::super) fn note(&self, worker: &WorkerKey, now_us: u64) {
+        for mark in self.marks_of(worker) {
+            mark.store(seconds(now_us), Ordering::Release);
+        }
+    }
+
+    /// Whether a message of a worker, which may have been of any rank, could not be read lately.
+    pub(in super::super) fn has(&self, worker: &WorkerKey, now_us: u64) -> bool {
+        let oldest = seconds(now_us).saturating_sub(seconds(REMEMBERED_US));
+        let is_young = |mark: &AtomicU32| {
+            let made = mark.load(Ordering::Acquire);
+            made > 0 && made >= oldest
+        };
+        self.marks_of(worker).all(is_young)
+    }
+
+    fn marks_of(&self, worker: &WorkerKey) -> impl Iterator<Item = &AtomicU32> {
+        let hash = self.hasher.hash_one(worker);
+        let place = move |shift: u32| usize::try_from((hash >> shift) & 0xffff).ok();
+        let places = [0, 16, 32, 48].into_iter().filter_map(place);
+        places.filter_map(|place| self.marks.get(place))
+    }
+}
+
+/// Whole seconds, from 1.
+fn seconds(micros: u64) -> u32 {
+    u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{NamespaceName, WorkerName};
+
+    use super::*;
+
+    fn worker(number: usize) -> WorkerKey {
+        WorkerKey {
+            namespace: NamespaceName::new("n").unwrap(),
+            worker: WorkerName::new(&format!("w{number}")).unwrap(),
+        }
+    }
+
+    #[test]
+    fn nobody_who_sent_what_cannot_be_read_is_forgotten_early() {
+        let unreadable = Unreadable::default();
+        for number in 0..100_000 {
+            unreadable.note(&worker(number), 7_000_000);
+        }
+        assert!((0..100_000).all(|number| unreadable.has(&worker(number), 67_000_000)));
+        assert!((0..100_000).all(|number| !unreadable.has(&worker(number), 69_000_000)));
+    }
+
+    #[test]
+    fn others_are_not_doubted() {
+        let unreadable = Unreadable::default();
+        for number in 0..1_000 {
+            unreadable.note(&worker(number), 7_000_000);
+        }
+        let doubted = (1_000..2_000).filter(|number| unreadable.has(&worker(*number), 8_000_000));
+        assert!(doubted.count() < 10);
+    }
+}
