@@ -120,6 +120,8 @@ pub(super) struct Follower {
     replay_state: ReplayState,
     /// Number of failures of the replay socket in a row: at new connections, or at any question once it is useless.
     replay_failures: u32,
+    /// Whether batches may have been lost while the replay socket was silent. They are made up for when it answers again.
+    has_missed: bool,
     /// Evidence that the batches of this connection have given so far.
     connection: ConnectionState,
     /// Whether the engine publishes on this connection what its replay socket has.
@@ -157,6 +159,7 @@ impl Follower {
             replay: None,
             replay_state: ReplayState::Believed,
             replay_failures: 0,
+            has_missed: false,
             options,
             connection: ConnectionState::Unverified,
             hearing: Hearing::Heard,
@@ -227,9 +230,14 @@ impl Follower {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether a look is due at once, because nothing shows yet that the replay socket is of the engine that publishes on this connection.
-    pub(super) fn wants_proof(&self) -> bool {
-        self.can_ask() && self.connection != ConnectionState::Proven && self.continuity.is_heard()
+    /// Whether a look may not wait, however much the engine publishes: the replay socket is to be asked again, or has answered again, or
+    /// nothing shows yet that it is of the engine that publishes on this connection.
+    pub(super) fn wants_look(&self) -> bool {
+        let is_unproven = self.connection != ConnectionState::Proven && self.continuity.is_heard();
+        match self.can_ask() {
+            true => is_unproven || self.has_missed,
+            false => self.replay_state.is_silence_over(Instant::now()),
+        }
     }
 
     /// Returns the trouble with an engine that is followed, in words; `None` if there is none.
@@ -299,6 +307,7 @@ impl Follower {
             error: format!("replay socket {endpoint}: {error}"),
         };
         self.note_replay(ReplayChange::Unanswered(useless));
+        self.has_missed = true;
         Ok(())
     }
 
@@ -333,12 +342,13 @@ impl Follower {
     /// waits in it.
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
-            return self.verify().await;
+            self.verify().await?;
+            return self.make_up().await;
         }
         if self.replay_state.is_silence_over(Instant::now()) {
             self.verify_if_possible().await?;
             if self.can_ask() {
-                return Ok(());
+                return self.make_up().await;
             }
         }
         self.stalls.caught_up();

@@ -5,21 +5,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tokio::io::AsyncWriteExt;
+use bytes::Bytes;
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
 use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
-use super::zmtp::{Mismatch, ReadError, Reader, Received, Role};
-use super::zmtp::{open, pong, push_message, split_endpoint};
-
-/// Bytes of answers to heartbeats from which on more are left out: an engine that takes none has no use for them.
-const UNSENT_BYTES_MAX: usize = 4096;
+use super::zmtp::{Connection, Mismatch, ReadError, Received, Role, push_message, split_endpoint};
 
 /// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -52,21 +46,17 @@ impl SocketError {
 }
 
 /// A connection to an engine's socket, until it breaks.
-struct Connection {
-    reader: Reader<OwnedReadHalf>,
-    writer: OwnedWriteHalf,
-    /// Answers to the engine's heartbeats that have not been sent yet.
-    unsent: BytesMut,
+struct EngineSocket {
+    connection: Connection,
     endpoint: String,
     metrics: Arc<BridgeMetrics>,
 }
 
-impl Connection {
-    /// Connects to `tcp://HOST:PORT` within `patience`, and sends `first`.
+impl EngineSocket {
+    /// Connects to `tcp://HOST:PORT` within `patience`.
     async fn connect(
         role: Role,
         endpoint: &str,
-        first: &[&[u8]],
         patience: Duration,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
@@ -74,54 +64,34 @@ impl Connection {
             let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not tcp://HOST:PORT");
             let address = split_endpoint(endpoint).ok_or_else(invalid)?;
             let stream = TcpStream::connect(address).await?;
-            let opened = open(stream, role).await;
-            let (reader, writer) = opened.map_err(|error| explain(error, endpoint, &metrics))?;
-            let mut connection = Self {
-                reader,
-                writer,
-                unsent: BytesMut::new(),
-                endpoint: endpoint.to_owned(),
-                metrics,
-            };
-            connection.send(first).await?;
-            Ok(connection)
+            let opened = Connection::open(stream, role).await;
+            opened.map_err(|error| explain(error, endpoint, &metrics))
         };
         let connected = timeout(patience, connecting).await;
-        connected.map_err(|_| SocketError::TimedOut(patience))?
+        Ok(Self {
+            connection: connected.map_err(|_| SocketError::TimedOut(patience))??,
+            endpoint: endpoint.to_owned(),
+            metrics,
+        })
     }
 
-    /// Sends a message. An empty one is none.
-    async fn send(&mut self, frames: &[&[u8]]) -> io::Result<()> {
+    /// Sends a message within `patience`.
+    async fn send(&mut self, frames: &[&[u8]], patience: Duration) -> Result<(), SocketError> {
         let mut bytes = Vec::new();
         push_message(&mut bytes, frames);
-        self.writer.write_all(&bytes).await
+        let sent = timeout(patience, self.connection.send(&bytes)).await;
+        Ok(sent.map_err(|_| SocketError::TimedOut(patience))??)
     }
 
     /// Waits for the next message. Messages that were received before the connection broke come first. Nothing is lost if the future is
     /// dropped.
     async fn receive(&mut self) -> Result<Vec<Bytes>, SocketError> {
         loop {
-            let received = tokio::select! {
-                biased;
-                received = self.reader.next() => received,
-                sent = self.writer.write_buf(&mut self.unsent), if !self.unsent.is_empty() => {
-                    sent?;
-                    continue;
-                }
-            };
-            match received.map_err(|error| explain(error, &self.endpoint, &self.metrics))? {
-                Received::Message(frames) => return Ok(frames),
-                Received::Command(body) => self.answer(&body),
+            let received = self.connection.next().await;
+            let received = received.map_err(|error| explain(error, &self.endpoint, &self.metrics))?;
+            if let Received::Message(frames) = received {
+                return Ok(frames);
             }
-        }
-    }
-
-    /// Answers a heartbeat. Other commands need no answer.
-    fn answer(&mut self, command: &[u8]) {
-        if let Some(pong) = pong(command)
-            && self.unsent.len() < UNSENT_BYTES_MAX
-        {
-            self.unsent.extend_from_slice(&pong);
         }
     }
 }
@@ -140,26 +110,20 @@ fn explain(error: ReadError, endpoint: &str, metrics: &BridgeMetrics) -> SocketE
 }
 
 /// A connection to a publisher, until it breaks.
-pub(super) struct Subscription(Connection);
+pub(super) struct Subscription(EngineSocket);
 
 impl Subscription {
-    /// Connects and subscribes to the topics that begin with `topic`.
+    /// Connects and subscribes to the topics that begin with `topic`, each within `patience`.
     pub(super) async fn connect(
         endpoint: &str,
         topic: &str,
-        connect_timeout: Duration,
+        patience: Duration,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
         let subscribe = [&[1], topic.as_bytes()].concat();
-        let connected = Connection::connect(
-            Role::Subscriber,
-            endpoint,
-            &[&subscribe],
-            connect_timeout,
-            metrics,
-        )
-        .await?;
-        Ok(Self(connected))
+        let mut socket = EngineSocket::connect(Role::Subscriber, endpoint, patience, metrics).await?;
+        socket.send(&[&subscribe], patience).await?;
+        Ok(Self(socket))
     }
 
     /// Waits for the next batch. Batches that were received before the connection broke come first.
@@ -175,7 +139,7 @@ impl Subscription {
 
 /// A connection to a replay socket.
 pub(super) struct Replay {
-    connection: Connection,
+    socket: EngineSocket,
     patience: Duration,
 }
 
@@ -186,21 +150,20 @@ impl Replay {
         patience: Duration,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
-        let connection = Connection::connect(Role::Asker, endpoint, &[], patience, metrics).await?;
-        Ok(Self { connection, patience })
+        let socket = EngineSocket::connect(Role::Asker, endpoint, patience, metrics).await?;
+        Ok(Self { socket, patience })
     }
 
     /// Asks for all batches from `start` on that the engine still has; [`Self::next`] gives them.
     pub(super) async fn ask(&mut self, start: u64) -> Result<(), SocketError> {
         let [empty, number] = replay_request(start);
-        let sent = timeout(self.patience, self.connection.send(&[&empty, &number])).await;
-        Ok(sent.map_err(|_| SocketError::TimedOut(self.patience))??)
+        self.socket.send(&[&empty, &number], self.patience).await
     }
 
     /// Waits for the next message of the answer.
     pub(super) async fn next(&mut self) -> Result<ReplayMessage, SocketError> {
         let patience = self.patience;
-        let next = timeout(patience, self.connection.receive()).await;
+        let next = timeout(patience, self.socket.receive()).await;
         let frames = next.map_err(|_| SocketError::TimedOut(patience))??;
         Ok(parse_replayed(&frames)?)
     }

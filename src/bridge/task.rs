@@ -215,7 +215,7 @@ impl EngineTask {
                 Woken::Tick if has_stalled => {}
                 Woken::Tick => {
                     let due = published_at.take().map(|at| at + interval);
-                    let may_wait = self.follower.relay().is_in_sight() && !self.follower.wants_proof();
+                    let may_wait = self.follower.relay().is_in_sight() && !self.follower.wants_look();
                     if let Some(due) = due.filter(|due| may_wait && *due > Instant::now()) {
                         poll.reset_at(due.into());
                         continue;

@@ -176,6 +176,18 @@ impl Follower {
         })
     }
 
+    /// Asks the replay socket whether it has all batches, from the first one on.
+    pub(super) async fn reaches_back(&mut self) -> Result<bool, FollowError> {
+        self.relay.tell().await?;
+        let mut replay = self.question(0).await?;
+        let mut first = None;
+        while let Some(numbered) = self.next_of(&mut replay).await? {
+            first = first.or(Some(numbered.seq));
+        }
+        self.replay = Some(replay);
+        Ok(first.is_some_and(|first| self.continuity.is_first(first)))
+    }
+
     /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
     pub(super) async fn agrees(&mut self, heard: Heard) -> Result<bool, FollowError> {
         self.relay.tell().await?;

@@ -16,7 +16,7 @@ use kvatlas_telemetry::log_gated;
 
 use super::super::continuity::Heard;
 use super::super::frames::Numbered;
-use super::standing::{ConnectionChange, ReplayChange, Useless};
+use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
 
 impl Follower {
@@ -79,6 +79,18 @@ impl Follower {
                 self.ask_later().await
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Makes up for batches that were lost while the replay socket was silent: takes everything from the socket anew, if it still has all
+    /// batches. Does nothing before the socket is known to be the engine's.
+    pub(super) async fn make_up(&mut self) -> Result<(), FollowError> {
+        if self.connection != ConnectionState::Proven || !std::mem::take(&mut self.has_missed) {
+            return Ok(());
+        }
+        match self.relay.doubt() == Some(Reason::LostBatches) && self.reaches_back().await? {
+            true => self.take_all().await,
+            false => Ok(()),
         }
     }
 

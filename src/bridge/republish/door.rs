@@ -4,8 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -16,7 +14,7 @@ use kvatlas_engines::EventList;
 use kvatlas_telemetry::labels::RepublishCut;
 
 use crate::lease::Turns;
-use crate::zmtp::{Mismatch, ReadError, Reader, Received, Role, open, push_message};
+use crate::zmtp::{Connection, Mismatch, ReadError, Received, Role, push_message};
 
 use super::addresses::SocketPair;
 use super::stream::{State, Stream};
@@ -151,16 +149,16 @@ async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc
     tracing::debug!(?peer, %ended, "a router's connection ended");
 }
 
-/// Shakes hands with a client, and returns the two halves of its connection.
-async fn shake(client: TcpStream, role: Role) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
-    let opened = timeout(PATIENCE, open(client, role)).await;
+/// Shakes hands with a client.
+async fn shake(client: TcpStream, role: Role) -> Result<Connection, Ended> {
+    let opened = timeout(PATIENCE, Connection::open(client, role)).await;
     Ok(opened.map_err(|_| Ended::Slow)??)
 }
 
 /// Sends `bytes` in pieces, each within [`PATIENCE`].
-async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
+async fn send(client: &mut Connection, bytes: &[u8]) -> Result<(), Ended> {
     for piece in bytes.chunks(PIECE_BYTES) {
-        let sent = timeout(PATIENCE, writer.write_all(piece)).await;
+        let sent = timeout(PATIENCE, client.send(piece)).await;
         sent.map_err(|_| Ended::Slow)??;
     }
     Ok(())
@@ -168,31 +166,25 @@ async fn send(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
 
 /// Publishes to one subscriber.
 async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
-    let (mut reader, mut writer) = shake(client, Role::Publisher).await?;
+    let mut client = shake(client, Role::Publisher).await?;
     // All messages have the empty topic: only a client that subscribes to everything hears them.
     let subscribing = async {
-        while !is_subscription(&reader.next().await?) {}
+        while !is_subscription(&client.next().await?) {}
         Ok::<_, Ended>(())
     };
     timeout(PATIENCE, subscribing).await.map_err(|_| Ended::Idle)??;
     let mut waiting = stream.subscribe();
-    let sending = async {
-        while let Some(message) = waiting.next().await {
-            send(&mut writer, &message).await?;
-        }
-        // The stream has dropped the subscriber as too slow, and has counted that.
-        Ok(())
-    };
-    let reading = async {
-        loop {
-            if let Err(error) = reader.next().await {
-                return Err(Ended::from(error));
+    loop {
+        tokio::select! {
+            message = waiting.next() => match message {
+                Some(message) => send(&mut client, &message).await?,
+                // The stream has dropped the subscriber as too slow, and has counted that.
+                None => return Ok(()),
+            },
+            received = client.next() => {
+                received?;
             }
         }
-    };
-    tokio::select! {
-        sent = sending => sent,
-        ended = reading => ended,
     }
 }
 
@@ -206,9 +198,9 @@ fn is_subscription(received: &Received) -> bool {
 
 /// Answers one client's questions.
 async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
-    let (mut reader, mut writer) = shake(client, Role::Replay).await?;
+    let mut client = shake(client, Role::Replay).await?;
     loop {
-        let received = timeout(IDLE_MAX, reader.next())
+        let received = timeout(IDLE_MAX, client.next())
             .await
             .map_err(|_| Ended::Idle)??;
         let Received::Message(frames) = received else {
@@ -220,14 +212,14 @@ async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Resu
         };
         // The semaphore is never closed.
         let _permit = answers.acquire().await;
-        let answering = timeout(ANSWER_PATIENCE, answer(start, &mut writer, stream));
+        let answering = timeout(ANSWER_PATIENCE, answer(start, &mut client, stream));
         answering.await.map_err(|_| Ended::Slow)??;
         stream.answered();
     }
 }
 
 /// Answers a question from number `start` on: sends the state from that number on, and empty batches for the numbers behind it.
-async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Result<(), Ended> {
+async fn answer(start: u64, client: &mut Connection, stream: &Stream) -> Result<(), Ended> {
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;
@@ -236,7 +228,7 @@ async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Res
     if last_number(start, &state) <= state.number {
         for list in &state.lists {
             push_replayed(&mut bytes, number, &stream.payload(list));
-            send(writer, &bytes).await?;
+            send(client, &bytes).await?;
             bytes.clear();
             number += 1;
         }
@@ -244,13 +236,13 @@ async fn answer(start: u64, writer: &mut OwnedWriteHalf, stream: &Stream) -> Res
         for number in number..=state.number {
             push_replayed(&mut bytes, number, &nothing);
             if bytes.len() >= PIECE_BYTES {
-                send(writer, &bytes).await?;
+                send(client, &bytes).await?;
                 bytes.clear();
             }
         }
     }
     push_replayed(&mut bytes, END, b"");
-    send(writer, &bytes).await
+    send(client, &bytes).await
 }
 
 /// Returns a state with at least as many numbers from `start` on as it has lists, unless it ends before `start`.

@@ -10,16 +10,14 @@
 //! Libraries reserve as much memory as a frame announces, connect again unseen, and queue messages by number, not by bytes. Here announcements
 //! are checked first ([`Limits`]), memory grows only with what arrives, and the end of a connection is its end.
 
+mod connection;
 mod decoder;
 mod reader;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-
+pub(super) use connection::Connection;
 use decoder::Limits;
 pub(super) use decoder::{Mismatch, Received};
-pub(super) use reader::{ReadError, Reader};
+pub(super) use reader::ReadError;
 
 const GREETING_BYTES: usize = 64;
 const MORE: u8 = 1;
@@ -70,19 +68,6 @@ impl Role {
     }
 }
 
-/// Shakes hands with the peer of a new connection, whichever side has made it. Returns the connection's two halves.
-pub(super) async fn open(
-    stream: TcpStream,
-    role: Role,
-) -> Result<(Reader<OwnedReadHalf>, OwnedWriteHalf), ReadError> {
-    stream.set_nodelay(true)?;
-    let (source, mut writer) = stream.into_split();
-    let mut reader = Reader::new(source, role.limits());
-    writer.write_all(&opening(role)).await?;
-    reader.opening(role).await?;
-    Ok((reader, writer))
-}
-
 /// Returns the first bytes that a socket sends: the greeting, and the command `READY`.
 fn opening(role: Role) -> Vec<u8> {
     let mut bytes = vec![0; GREETING_BYTES];
@@ -106,7 +91,7 @@ pub(super) fn push_message(out: &mut Vec<u8>, frames: &[&[u8]]) {
 }
 
 /// Returns the answer to a command if that is a heartbeat: `PING` with a time to live and a context, which comes back.
-pub(super) fn pong(command: &[u8]) -> Option<Vec<u8>> {
+fn pong(command: &[u8]) -> Option<Vec<u8>> {
     let context = command.strip_prefix(b"\x04PING")?.get(2..)?;
     let mut bytes = Vec::new();
     push_frame(&mut bytes, COMMAND, &[b"\x04PONG", context].concat());

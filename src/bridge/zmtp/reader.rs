@@ -28,7 +28,7 @@ pub(in super::super) enum ReadError {
 
 /// The reading end of a connection, and what of the peer's bytes has not been returned yet.
 #[derive(Debug)]
-pub(in super::super) struct Reader<R> {
+pub(super) struct Reader<R> {
     source: R,
     decoder: Decoder,
 }
@@ -57,8 +57,10 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Reads the next message or command. Whole ones come before the error that ends the connection. Nothing is lost if the future is
     /// dropped.
-    pub(in super::super) async fn next(&mut self) -> Result<Received, ReadError> {
+    pub(super) async fn next(&mut self) -> Result<Received, ReadError> {
         loop {
+            // A peer's bytes may be many short commands: other tasks have their turn between them.
+            tokio::task::coop::consume_budget().await;
             if let Some(received) = self.decoder.next().map_err(ReadError::TooMuch)? {
                 return Ok(received);
             }

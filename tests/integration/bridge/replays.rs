@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::python::{Publishers, Spec, python};
 use super::{Site, follow_text, stored};
+use crate::support::proxy::{Network, Proxy};
 use crate::support::{eventually, reasons};
 
 /// Follows engine 0 as `name`, with the replay socket of engine 1.
@@ -108,6 +109,46 @@ async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
         (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
         (0, 4)
     );
+}
+
+/// An engine whose replay socket comes later than its publisher, and which publishes without a pause.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    let port = publishers.replay(0).unwrap();
+    let port = port.rsplit_once(':').unwrap().1;
+    let proxy = Proxy::to(port.parse().unwrap()).await;
+    proxy.set(Network {
+        is_cut: true,
+        ..Network::default()
+    });
+    let late = proxy.url().replace("nats:", "tcp:");
+    follow_text(
+        &site.bridge,
+        &format!("gpu-0={},replay={late}", publishers.endpoint(0)),
+    );
+    let mut others = 10..;
+    eventually("it is followed without the replay socket", async || {
+        publishers.publish(0, &json!([stored(others.next()?, 0, 1)]));
+        (site.holder("gpu-0").await?.blocks > 0).then_some(())
+    })
+    .await;
+    publishers.publish_lost(0, &json!([stored(1, 0, 1)]));
+    publishers.publish(0, &json!([stored(1, 1, 1)]));
+    eventually("it is in doubt", async || {
+        let holder = site.holder("gpu-0").await?;
+        reasons(&holder).contains(&"upstream_gap").then_some(())
+    })
+    .await;
+    proxy.heal();
+    eventually("nothing is missing", async || {
+        publishers.publish(0, &json!([stored(others.next()?, 0, 1)]));
+        let holder = site.holder("gpu-0").await?;
+        (holder.exact && site.depth(1, "gpu-0").await == 2).then_some(())
+    })
+    .await;
 }
 
 /// A proxy stands between, and the replay socket is asked directly.

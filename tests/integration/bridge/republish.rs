@@ -309,3 +309,39 @@ async fn clients_of_other_kinds_harm_nobody() {
     publishers.publish(0, &json!([stored(1, 0, 2)]));
     router.reaches(&paths(1, 0..2)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heartbeats_of_clients_are_answered() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let publishers = Publishers::start(&python, &[Spec::default()]);
+    let port = free_ports(2);
+    let bridge = republishing(&site, port, None);
+    super::follow(&bridge, &publishers, 0, "gpu-0");
+    Router::start(port).await;
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    let everything = &b"\x00\x01\x01"[..];
+    for (port, kind, first) in [
+        (port, "SUB", everything),
+        (port, "SUB", b""),
+        (port + 1, "DEALER", b""),
+    ] {
+        let length = u32::try_from(kind.len()).unwrap().to_be_bytes();
+        let ready = [b"\x05READY\x0bSocket-Type", &length[..], kind.as_bytes()].concat();
+        let head = [4, u8::try_from(ready.len()).unwrap()];
+        let ping = b"\x04\x0b\x04PING\x00\x10text";
+        let said = [&greeting[..], &head, &ready, first, ping].concat();
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        stream.write_all(&said).await.unwrap();
+        let mut heard = Vec::new();
+        let answered = async {
+            while !heard.windows(9).any(|part| part == b"\x04PONGtext") {
+                assert!(stream.read_buf(&mut heard).await.unwrap() > 0, "{kind}");
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(30), answered).await;
+        assert!(answered.is_ok(), "{kind}: {heard:?}");
+    }
+}

@@ -1,0 +1,71 @@
+//! A connection to a peer, whose heartbeats are answered.
+
+use std::io;
+
+use bytes::BytesMut;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::decoder::Received;
+use super::reader::{ReadError, Reader};
+use super::{Role, opening, pong};
+
+/// Bytes of answers to heartbeats from which on more are left out: a peer that takes none has no use for them.
+const UNSENT_BYTES_MAX: usize = 4096;
+
+/// A connection, until it breaks.
+#[derive(Debug)]
+pub(in super::super) struct Connection {
+    reader: Reader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    /// Answers to the peer's heartbeats that have not been sent yet.
+    unsent: BytesMut,
+}
+
+impl Connection {
+    /// Shakes hands with the peer of a new stream, whichever side has made it.
+    pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
+        stream.set_nodelay(true)?;
+        let (source, mut writer) = stream.into_split();
+        let mut reader = Reader::new(source, role.limits());
+        writer.write_all(&opening(role)).await?;
+        reader.opening(role).await?;
+        Ok(Self {
+            reader,
+            writer,
+            unsent: BytesMut::new(),
+        })
+    }
+
+    /// Sends whole messages, or the next piece of one. If the future is dropped, the connection is of no more use.
+    pub(in super::super) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A part of an answer may have been sent already.
+        self.writer.write_all_buf(&mut self.unsent).await?;
+        self.writer.write_all(bytes).await
+    }
+
+    /// Waits for the next message or command. Heartbeats are answered meanwhile. What was received before the connection broke comes
+    /// first. Nothing is lost if the future is dropped.
+    pub(in super::super) async fn next(&mut self) -> Result<Received, ReadError> {
+        loop {
+            let received = tokio::select! {
+                biased;
+                received = self.reader.next() => received?,
+                sent = self.writer.write_buf(&mut self.unsent), if !self.unsent.is_empty() => {
+                    sent?;
+                    continue;
+                }
+            };
+            let pong = match &received {
+                Received::Command(body) => pong(body),
+                Received::Message(_) => None,
+            };
+            match pong {
+                Some(pong) if self.unsent.len() < UNSENT_BYTES_MAX => self.unsent.extend_from_slice(&pong),
+                Some(_) => {}
+                None => return Ok(received),
+            }
+        }
+    }
+}
