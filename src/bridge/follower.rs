@@ -120,6 +120,8 @@ pub(super) struct Follower {
     replay_state: ReplayState,
     /// Number of failures of the replay socket in a row: at new connections, or at any question once it is useless.
     replay_failures: u32,
+    /// Number of answers of the replay socket in a row that had no batch, although batches have been applied.
+    empty_answers: u32,
     /// Whether batches may have been lost while the replay socket was silent. They are made up for when it answers again.
     has_missed: bool,
     /// Evidence that the batches of this connection have given so far.
@@ -159,6 +161,7 @@ impl Follower {
             replay: None,
             replay_state: ReplayState::Believed,
             replay_failures: 0,
+            empty_answers: 0,
             has_missed: false,
             options,
             connection: ConnectionState::Unverified,
@@ -343,7 +346,9 @@ impl Follower {
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             self.verify().await?;
-            return self.make_up().await;
+            if self.can_ask() {
+                return self.make_up().await;
+            }
         }
         if self.replay_state.is_silence_over(Instant::now()) {
             self.verify_if_possible().await?;
@@ -363,7 +368,8 @@ impl Follower {
         let look = self.stalls.look();
         let (was_verified, before) = (self.connection.is_verified(), self.continuity.last());
         match self.ask().await? {
-            Verified::Whole | Verified::Torn => {}
+            Verified::Whole | Verified::Torn => self.empty_answers = 0,
+            Verified::Empty => return self.note_empty_answer().await,
             // The bridge is so far behind that only the connection can give the missing batches. Another look shows when it has.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,

@@ -23,6 +23,8 @@ pub(super) enum Verified {
     Torn,
     /// The answer begins behind the batches that have been applied. On an unbroken connection no published batch is lost by that.
     Beyond,
+    /// The socket has no batch, and has never given one, although batches have been applied.
+    Empty,
 }
 
 /// Number of questions in a row without progress, after which missing batches are given up.
@@ -124,10 +126,9 @@ impl Follower {
             }
             self.replay = Some(replay);
         }
-        // On an unbroken connection, a socket without any batch is one that keeps nothing to replay.
-        Ok(match self.connection.is_verified() && !keeps_any {
-            true => Verified::Beyond,
-            false => Verified::Stranger,
+        Ok(match keeps_any {
+            true => Verified::Stranger,
+            false => Verified::Empty,
         })
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | the socket, on a connection that stands | the socket is asked for the last published batch; if it lacks that batch, the next batch decides |
 //! | a batch that is published | the socket is asked for that batch |
+//! | a socket that has no batch at all | it is asked again, as the batch may be on its way there; then it counts as one that keeps nothing |
 //!
 //! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise the engine
 //! is followed without the socket, which is asked again behind later batches, with growing pauses.
@@ -18,6 +19,9 @@ use super::super::continuity::Heard;
 use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
+
+/// Number of answers without a batch, on a connection that stands, from which on the socket keeps nothing to replay.
+const EMPTY_ANSWERS_MAX: u32 = 3;
 
 impl Follower {
     /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either both are
@@ -48,15 +52,7 @@ impl Follower {
         if heard.is_some() {
             self.note_connection(ConnectionChange::Continued);
         }
-        self.replay = None;
-        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        let useless = Useless {
-            ask_at: Instant::now(),
-            error: format!(
-                "replay socket {endpoint}: it has other batches than the engine publishes on its endpoint"
-            ),
-        };
-        self.note_replay(ReplayChange::Contradicted(useless));
+        self.contradicted("it has other batches than the engine publishes on its endpoint");
         self.replay_failures = 0;
         match heard {
             Some(heard) => {
@@ -65,6 +61,37 @@ impl Follower {
             }
             None => Ok(()),
         }
+    }
+
+    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither what is
+    /// missing, nor whether the process behind a new connection is the same.
+    pub(super) async fn note_empty_answer(&mut self) -> Result<(), FollowError> {
+        self.empty_answers = self.empty_answers.saturating_add(1);
+        let is_verified = self.connection.is_verified();
+        if is_verified && self.empty_answers < EMPTY_ANSWERS_MAX {
+            return self.lost().await;
+        }
+        const ERROR: &str = "it keeps no batches (buffer_steps)";
+        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+        log_gated!(warn "the replay socket keeps no batches: followed without it"; endpoint);
+        self.contradicted(ERROR);
+        // That is said.
+        self.replay_failures = 1;
+        match is_verified {
+            true => Ok(()),
+            false => self.lost().await,
+        }
+    }
+
+    /// Notes that the replay socket is not to be believed, for this reason in words.
+    fn contradicted(&mut self, error: &str) {
+        self.replay = None;
+        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+        let useless = Useless {
+            ask_at: Instant::now(),
+            error: format!("replay socket {endpoint}: {error}"),
+        };
+        self.note_replay(ReplayChange::Contradicted(useless));
     }
 
     /// Asks a contradicted replay socket for `heard`, which was just published. If the socket has the same bytes it is the same process,

@@ -9,7 +9,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::decoder::Received;
 use super::reader::{ReadError, Reader};
-use super::{Role, opening, pong};
+use super::{Role, greeting, pong, ready};
 
 /// Bytes of answers to heartbeats from which on more are left out: a peer that takes none has no use for them.
 const UNSENT_BYTES_MAX: usize = 4096;
@@ -29,8 +29,11 @@ impl Connection {
         stream.set_nodelay(true)?;
         let (source, mut writer) = stream.into_split();
         let mut reader = Reader::new(source, role.limits());
-        writer.write_all(&opening(role)).await?;
-        reader.opening(role).await?;
+        writer.write_all(&greeting()).await?;
+        reader.greeting().await?;
+        // Not before: a peer of another kind tells what it is only to those that wait for its greeting.
+        writer.write_all(&ready(role)).await?;
+        reader.ready(role).await?;
         Ok(Self {
             reader,
             writer,

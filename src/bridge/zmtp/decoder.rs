@@ -59,6 +59,12 @@ pub(in super::super) enum Mismatch {
     /// The peer wants to know who asks.
     #[error("it wants a security mechanism (CURVE or another one); only NULL is spoken")]
     Mechanism,
+    /// The peer ended the connection within the greeting.
+    #[error(
+        "it ends the connection within the greeting, as a ZeroMQ socket with a security mechanism (CURVE or another one) does; only \
+         NULL is spoken"
+    )]
+    Greeting,
     /// The peer ended the connection instead of shaking hands.
     #[error(
         "it ends the connection at once, as a ZeroMQ socket of another type does, behind the port for something else"
@@ -101,6 +107,11 @@ impl Decoder {
     pub(super) fn make_room(&mut self) -> &mut BytesMut {
         self.buffer.reserve(self.limits.chunk_bytes);
         &mut self.buffer
+    }
+
+    /// Whether some bytes of the peer are not decoded yet.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.buffer.is_empty()
     }
 
     /// Reads the greeting of the peer. Returns false while it is not whole.
@@ -214,7 +225,7 @@ fn property(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::opening;
+    use super::super::{greeting, ready};
     use super::*;
 
     const LIMITS: Limits = Limits {
@@ -350,6 +361,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
+        let opening = |role| [&greeting()[..], &ready(role)].concat();
         let pairs = [(Role::Publisher, Role::Subscriber), (Role::Replay, Role::Asker)];
         for (one, other) in pairs {
             assert_eq!(check(&opening(one), other), Ok(()));

@@ -68,13 +68,19 @@ impl Role {
     }
 }
 
-/// Returns the first bytes that a socket sends: the greeting, and the command `READY`.
-fn opening(role: Role) -> Vec<u8> {
-    let mut bytes = vec![0; GREETING_BYTES];
+/// Returns the greeting, which a socket sends first.
+fn greeting() -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
     bytes[0] = 0xff;
     // The signature, and version 3.0. With this version, peers subscribe by messages.
     bytes[9..12].copy_from_slice(&[0x7f, 3, 0]);
     bytes[12..16].copy_from_slice(b"NULL");
+    bytes
+}
+
+/// Returns the command `READY`, which follows the greetings.
+fn ready(role: Role) -> Vec<u8> {
+    let mut bytes = Vec::new();
     let socket_type = role.socket_type().as_bytes();
     let length = u32::try_from(socket_type.len()).unwrap_or_default();
     let ready = [READY, SOCKET_TYPE, &length.to_be_bytes(), socket_type].concat();

@@ -42,11 +42,22 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// Reads a peer's greeting, and its command `READY`. `role` is the kind of the own socket.
-    pub(super) async fn opening(&mut self, role: Role) -> Result<(), ReadError> {
+    /// Reads a peer's greeting.
+    pub(super) async fn greeting(&mut self) -> Result<(), ReadError> {
         while !self.decoder.greeting()? {
-            self.fill().await?;
+            let begun = self.decoder.has_begun();
+            match self.fill().await {
+                Err(ReadError::Closed | ReadError::Network(_)) if begun => {
+                    return Err(Mismatch::Greeting.into());
+                }
+                filled => filled?,
+            }
         }
+        Ok(())
+    }
+
+    /// Reads a peer's command `READY`, which follows its greeting. `role` is the kind of the own socket.
+    pub(super) async fn ready(&mut self, role: Role) -> Result<(), ReadError> {
         match self.next().await {
             Ok(Received::Command(body)) => Ok(check_ready(&body, role)?),
             Ok(Received::Message(_)) => Err(Mismatch::Protocol.into()),
@@ -78,18 +89,19 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{GREETING_BYTES, opening, push_message};
+    use super::super::{greeting, push_message, ready};
     use super::*;
 
     #[tokio::test]
     async fn what_is_written_is_read_to_the_end() {
         let frames = [&b""[..], &[7; 300]];
-        let mut bytes = opening(Role::Publisher);
+        let mut bytes = [&greeting()[..], &ready(Role::Publisher)].concat();
         push_message(&mut bytes, &frames);
         // Half a frame at the end.
         bytes.extend_from_slice(&[0, 9, 1]);
         let mut reader = Reader::new(bytes.as_slice(), Limits::ROUTER);
-        reader.opening(Role::Subscriber).await.unwrap();
+        reader.greeting().await.unwrap();
+        reader.ready(Role::Subscriber).await.unwrap();
         let Received::Message(read) = reader.next().await.unwrap() else {
             panic!("a command");
         };
@@ -99,14 +111,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_peer_that_ends_the_handshake_is_another_socket() {
-        let greeting = &opening(Role::Replay)[..GREETING_BYTES];
-        let opened = Reader::new(greeting, Limits::ENGINE)
-            .opening(Role::Subscriber)
-            .await;
-        assert!(matches!(opened, Err(ReadError::Mismatch(Mismatch::Ended))));
-        let opened = Reader::new(&greeting[..9], Limits::ENGINE)
-            .opening(Role::Subscriber)
-            .await;
-        assert!(matches!(opened, Err(ReadError::Closed)));
+        let greeting = greeting();
+        let mut reader = Reader::new(&greeting[..], Limits::ENGINE);
+        reader.greeting().await.unwrap();
+        let ended = reader.ready(Role::Subscriber).await;
+        assert!(matches!(ended, Err(ReadError::Mismatch(Mismatch::Ended))));
+        let ended = Reader::new(&greeting[..10], Limits::ENGINE).greeting().await;
+        assert!(matches!(ended, Err(ReadError::Mismatch(Mismatch::Greeting))));
+        let ended = Reader::new(&b""[..], Limits::ENGINE).greeting().await;
+        assert!(matches!(ended, Err(ReadError::Closed)));
     }
 }

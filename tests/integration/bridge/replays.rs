@@ -151,6 +151,50 @@ async fn a_replay_socket_that_comes_late_makes_up_for_what_was_lost() {
     .await;
 }
 
+/// An engine that keeps nothing to replay (`buffer_steps` is 0), and whose connection breaks while it is idle.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_replay_socket_keeps_nothing_is_followed_without_it() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        buffer: 0,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let port = publishers.endpoint(0).rsplit_once(':').unwrap().1.to_owned();
+    let proxy = Proxy::to(port.parse().unwrap()).await;
+    let (through, replay) = (
+        proxy.url().replace("nats:", "tcp:"),
+        publishers.replay(0).unwrap(),
+    );
+    follow_text(&site.bridge, &format!("gpu-0={through},replay={replay}"));
+    publishers.wait_for_subscriber(0);
+    for part in 0..3 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 3, &[]).await;
+    eventually("the replay socket is named", async || {
+        last_error(&site).contains("keeps no batches").then_some(())
+    })
+    .await;
+    proxy.set(Network {
+        is_cut: true,
+        ..Network::default()
+    });
+    eventually("it is out of sight", async || {
+        (!site.holder("gpu-0").await?.exact).then_some(())
+    })
+    .await;
+    proxy.heal();
+    publishers.wait_for_subscriber(0);
+    for _ in 0..50 {
+        let holder = site.holder("gpu-0").await.unwrap();
+        assert!(!holder.exact && holder.blocks == 3, "{holder:?}");
+    }
+    publishers.publish(0, &json!([stored(1, 3, 1)]));
+    site.settles("gpu-0", 4, &["upstream_gap"]).await;
+}
+
 /// A proxy stands between, and the replay socket is asked directly.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_begin_anew_on_a_connection_that_stays_are_another_process() {
