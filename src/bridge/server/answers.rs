@@ -99,6 +99,9 @@ pub(super) struct VllmSource {
     pub(super) endpoint: Option<String>,
     #[serde(default)]
     pub(super) replay_endpoint: Option<String>,
+    /// Number of batches that the replay socket keeps.
+    #[serde(default)]
+    pub(super) buffer_steps: Option<u64>,
     #[serde(default)]
     pub(super) topic: Option<String>,
 }
@@ -165,7 +168,10 @@ fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> 
             authority(if is_any(bound) { host } else { bound }, port)
         )
     };
-    let replay = source.replay_endpoint.as_deref().and_then(split_endpoint);
+    // A socket that keeps nothing shows nothing.
+    let keeps_any = source.buffer_steps != Some(0);
+    let replay = source.replay_endpoint.as_deref().filter(|_| keeps_any);
+    let replay = replay.and_then(split_endpoint);
     Ok(Sockets {
         rank,
         endpoint: at_host(bound, port),
@@ -326,6 +332,18 @@ mod tests {
         };
         assert_eq!(publishers.sockets, [expected(2), expected(10)]);
         assert_eq!((publishers.format, publishers.block_size), (Format::Vllm, None));
+    }
+
+    #[test]
+    fn a_replay_socket_that_keeps_nothing_is_none() {
+        let replay = |steps: u64| {
+            let answer = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
+                "replay_endpoint": "tcp://*:6557", "buffer_steps": steps}});
+            let publishers = read_vllm(answer.to_string().as_bytes(), "10.0.0.7").unwrap();
+            publishers.sockets[0].replay.clone()
+        };
+        assert_eq!(replay(1).as_deref(), Some("tcp://10.0.0.7:6557"));
+        assert_eq!(replay(0), None);
     }
 
     /// Recorded of the Rust front end of vLLM 0.33.0, over two ranks.

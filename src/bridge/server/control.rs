@@ -177,6 +177,8 @@ fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerEr
             publisher: Some(source.transport),
             endpoint: Some(source.endpoint),
             replay_endpoint: replay,
+            // A server that does not tell it sends 0.
+            buffer_steps: None,
             topic: Some(source.topic),
         };
         Ok((rank.unwrap_or(Rank::MAX), described))
