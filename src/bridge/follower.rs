@@ -290,7 +290,9 @@ impl Follower {
         self.note_replay(ReplayChange::Asked);
         let error = match self.verify().await {
             Ok(()) => {
-                self.replay_failures = 0;
+                if self.can_ask() {
+                    self.replay_failures = 0;
+                }
                 return Ok(());
             }
             Err(FollowError::Socket(error)) if !error.is_cut() => error,

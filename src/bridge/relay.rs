@@ -227,9 +227,10 @@ impl Relay {
 
     /// Returns in words for operators why the engine is not exact; `None` if it is.
     pub(super) fn trouble(&self) -> Option<&'static str> {
-        let out_of_sight = self
-            .is_lost
-            .then_some("what the engine has said since it was last in sight is not known yet");
+        let out_of_sight = self.is_lost.then_some(match self.was_seen {
+            true => "what the engine has said since it was last in sight is not known yet",
+            false => "what the engine has said so far is not known yet",
+        });
         let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
         self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
     }

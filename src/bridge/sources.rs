@@ -163,7 +163,7 @@ impl Quiet {
         has_stalled
     }
 
-    /// Whether a message may still be one that waited during a stall.
+    /// Whether messages that came during a stall may still be unread. The next message may then be one of them.
     pub(super) fn is_behind(&self) -> bool {
         self.stalls.is_behind()
     }

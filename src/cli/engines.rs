@@ -107,7 +107,7 @@ pub(super) struct EngineArguments {
     max_blocks_per_engine: usize,
 }
 
-/// The last token of a subject.
+/// Parses the name of a group of bridges, as `--lease` takes it. The name becomes the last token of a subject.
 fn parse_group(name: &str) -> Result<String, String> {
     let checked = NamespaceName::new(name).map_err(|error| error.to_string())?;
     Ok(checked.to_string())

@@ -35,9 +35,9 @@ Examples:
 
 /// The address where queries are answered unless told otherwise.
 const HTTP_LISTEN: &str = "127.0.0.1:8090";
-/// How long engines have to be seen before the start is called done without them.
+/// Longest time that the start waits for engines. Those not seen by then are named in a warning.
 const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at them.
+/// Time between two looks at the engines.
 const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
 /// Messages that may wait for one publisher: questions of the daemon.
 const SUBSCRIPTION_CAPACITY: usize = 1024;

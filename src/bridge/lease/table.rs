@@ -71,9 +71,10 @@ struct Own {
     heard_epoch: u64,
     /// Whether this bridge was the last that is known to have spoken for the holder.
     spoke_last: bool,
-    /// Time since which no bridge is known to speak for the holder; `None` if one speaks.
+    /// Start of the time in which no bridge is known to speak for the holder; `None` if one speaks.
     free_since: Option<Instant>,
-    /// Time since which another bridge has seen the holder better, while this one speaks for it.
+    /// Start of the time in which another bridge has seen the holder better than this bridge, which speaks for the holder. `None` if no
+    /// other bridge sees the holder better.
     worse_since: Option<Instant>,
 }
 

@@ -69,8 +69,8 @@ impl Origin {
         ticket
     }
 
-    /// Waits until the server, asked after this call, has told the same as before. Never returns if it tells something else: the publisher
-    /// is then no longer followed.
+    /// Asks the server again, and waits until its answer names the publisher as before. If the answer differs, the publisher is no longer
+    /// followed, and this call never returns.
     pub(crate) async fn confirmed(&self) {
         let ticket = self.ask_again();
         let mut answered = self.handle.shared.answered.subscribe();

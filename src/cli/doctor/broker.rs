@@ -92,7 +92,7 @@ impl Connected {
         Check::fine("broker", found)
     }
 
-    /// A check of the server's largest message, beside what a daemon takes.
+    /// Checks that the server takes messages as large as the daemon does.
     pub(super) fn check_payload(&self, setup: &Setup) -> Check {
         let (taken, wanted) = (self.nats.max_payload() as u64, setup.max_message_bytes);
         let found = format!("the server takes messages of {taken} bytes");

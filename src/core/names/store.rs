@@ -161,8 +161,8 @@ impl HolderState {
         count
     }
 
-    /// Enters the names of new blocks from `at` on that have names of their own: at least the first, and at most
-    /// `wanted`. Returns how many.
+    /// Enters the names of leading new blocks from `at` on, if the names are not the blocks' hashes. The first block is
+    /// one of these. Enters at most `wanted` names, and returns how many.
     fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,

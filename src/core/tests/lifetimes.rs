@@ -21,6 +21,10 @@ impl<T> Mutex<T> {
     }
 }
 
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+}
+
 mod epoch {
     pub(crate) struct Guard;
     impl Guard {

@@ -223,8 +223,8 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one
-    /// has been applied. An answer to a resync that is under way may be older than the dropped batch: the holder waits for it no longer.
+    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later one has been applied.
+    /// If a resync is under way, the holder stops waiting for the answer, which may be older than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {

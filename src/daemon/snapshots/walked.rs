@@ -103,8 +103,8 @@ impl Walked {
         Ok(())
     }
 
-    /// Writes again, as events, the holders whose dump no longer holds: the walk's blocks and the later batches do not lead to their
-    /// state.
+    /// Writes outdated holders again, as events. A holder is outdated if its present state does not follow from its dump: from the blocks
+    /// that the walk found and the batches since.
     pub(super) fn write_changed(
         self,
         writer: &mut FileWriter<'_, '_>,

@@ -53,7 +53,7 @@ pub enum AdminError {
 pub(super) struct AdminLimits {
     /// Limits of the connections.
     pub(super) connections: ConnectionLimits,
-    /// Time that the thread has to end in after the drain.
+    /// Longest wait for the thread's end, beyond the time for the drain.
     pub(super) stop_timeout: Duration,
 }
 

@@ -9,9 +9,9 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::super::found::{SERVER_PORT, ServerPort};
 
-/// Name of the container's port that is taken if several are declared.
+/// Name of the container's port to ask if several are declared.
 pub(super) const HTTP_NAME: &str = "http";
-/// Name of the container's port that is taken if none is called `http`. The server at it speaks gRPC.
+/// Name of the container's port to ask if no port is called `http`. The server at that port speaks gRPC.
 pub(super) const GRPC_NAME: &str = "grpc";
 /// Annotations by which a pod names the target ports of its pool that it has. The first annotation that is present counts.
 const ACTIVE_PORTS: [&str; 2] = [

@@ -46,7 +46,7 @@ struct Turns {
 /// reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// Number of places beyond the first of their hash: of blocks whose hash another block has, too.
+    /// Number of duplicate hashes among the blocks; see [`RunStore::doubles`].
     pub(super) doubles: AtomicU64,
     /// Number of runs with blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
@@ -101,7 +101,7 @@ impl RunStore {
         self.turns.evicted.load(Ordering::Relaxed)
     }
 
-    /// Number of places beyond the first of their hash. Above 0, the hashes are no chain.
+    /// Number of duplicate hashes: a hash at n places counts n - 1 times. Above 0, the hashes do not form a chain.
     pub(crate) fn doubles(&self) -> u64 {
         self.doubts.doubles.load(Ordering::Relaxed)
     }

@@ -64,7 +64,7 @@ impl Attributes {
         Self(self.0 & !BARRED | u16::from(classes) << BARRED_SHIFT)
     }
 
-    /// Returns the attributes after the blocks have been barred, or freed, in one of their tiers.
+    /// Returns these attributes with `tier` marked as not resumable if `is_barred`, or else as resumable.
     pub(crate) fn marked(self, tier: Tier, is_barred: bool) -> Self {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }

@@ -77,7 +77,7 @@ impl Held {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     held: HashMap<i64, Held>,
-    /// Number of blocks whose components have been told.
+    /// Number of blocks of which a report names components of the cache: full attention, windows, or recurrent states.
     in_parts: usize,
 }
 
