@@ -348,15 +348,11 @@ impl Follower {
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             self.verify().await?;
-            if self.can_ask() {
-                return self.make_up().await;
-            }
-        }
-        if self.replay_state.is_silence_over(Instant::now()) {
+        } else if self.replay_state.is_silence_over(Instant::now()) {
             self.verify_if_possible().await?;
-            if self.can_ask() {
-                return self.make_up().await;
-            }
+        }
+        if self.can_ask() {
+            return self.make_up().await;
         }
         self.stalls.caught_up();
         if self.connection.is_verified() {

@@ -100,12 +100,12 @@ pub(super) fn authority(host: &str, port: u16) -> String {
 }
 
 /// A connection to a server.
-pub(super) struct HttpConnection {
+pub(super) struct ServerConnection {
     connection: http::HttpConnection,
     peer: SocketAddr,
 }
 
-impl HttpConnection {
+impl ServerConnection {
     /// Connects to a server, with TLS if the address says so.
     pub(super) async fn open(address: &ServerAddress) -> Result<Self, HttpError> {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;

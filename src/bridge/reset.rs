@@ -23,7 +23,7 @@ use kvatlas_telemetry::log_gated;
 
 use super::engines::{Bridge, Named};
 use super::grpc::{self, GrpcError};
-use super::http::{HttpConnection, HttpError, ServerAddress};
+use super::http::{HttpError, ServerAddress, ServerConnection};
 
 /// Most bytes of a command.
 const COMMAND_BYTES_MAX: usize = 4096;
@@ -108,7 +108,7 @@ impl Target {
 
     async fn post(&self, address: &ServerAddress) -> Result<(), ResetError> {
         let asked = async {
-            let mut connection = HttpConnection::open(address).await?;
+            let mut connection = ServerConnection::open(address).await?;
             connection.ask(Method::POST, self.path).await
         };
         let asked: Result<_, HttpError> = asked.await;

@@ -13,7 +13,7 @@ use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
-use super::zmtp::{Connection, Mismatch, ReadError, Received, Role, push_message, split_endpoint};
+use super::zmtp::{Mismatch, PeerConnection, ReadError, Received, Role, push_message, split_endpoint};
 
 /// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ impl SocketError {
 
 /// A connection to an engine's socket, until it breaks.
 struct EngineSocket {
-    connection: Connection,
+    connection: PeerConnection,
     endpoint: String,
     metrics: Arc<BridgeMetrics>,
 }
@@ -64,7 +64,7 @@ impl EngineSocket {
             let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not tcp://HOST:PORT");
             let address = split_endpoint(endpoint).ok_or_else(invalid)?;
             let stream = TcpStream::connect(address).await?;
-            let opened = Connection::open(stream, role).await;
+            let opened = PeerConnection::open(stream, role).await;
             opened.map_err(|error| explain(error, endpoint, &metrics))
         };
         let connected = timeout(patience, connecting).await;

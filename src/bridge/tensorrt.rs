@@ -19,7 +19,7 @@ use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, R
 use kvatlas_telemetry::log_gated;
 
 use super::holders::Holders;
-use super::http::{HttpConnection, HttpError, ServerAddress};
+use super::http::{HttpError, ServerAddress, ServerConnection};
 use super::sources::{Source, SourceError, SourceTask};
 
 /// Path of the events, unless the endpoint has a path.
@@ -77,7 +77,7 @@ pub(super) fn parse_endpoint(endpoint: &str) -> Result<ServerAddress, PollError>
 struct Poller {
     address: ServerAddress,
     patience: Duration,
-    connection: Option<HttpConnection>,
+    connection: Option<ServerConnection>,
 }
 
 impl Poller {
@@ -102,11 +102,11 @@ impl Poller {
 
     async fn exchange(
         &self,
-        connection: Option<HttpConnection>,
-    ) -> Result<(HttpConnection, Bytes), PollError> {
+        connection: Option<ServerConnection>,
+    ) -> Result<(ServerConnection, Bytes), PollError> {
         let mut connection = match connection.filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
-            None => HttpConnection::open(&self.address).await?,
+            None => ServerConnection::open(&self.address).await?,
         };
         let (status, body) = connection.ask(Method::POST, &self.address.path).await?;
         match status.is_success() {

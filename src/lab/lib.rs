@@ -1,5 +1,5 @@
 //! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And what tests of several crates share:
-//! [`random`] numbers, [`pages`] that are made from declarations, and an [`etcd`].
+//! [`random`] numbers, [`pages`] that are made from declarations, tables of [`transitions`], and an [`etcd`].
 //!
 //! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. That index is measured and
 //! checked against these designs. Three of them reach the same answers in quite other ways.
@@ -47,6 +47,7 @@ mod prefix_tree;
 mod radix;
 pub mod random;
 mod sequence_entry;
+pub mod transitions;
 
 #[cfg(test)]
 mod tests;

@@ -120,11 +120,7 @@ impl Follower {
         // A publisher with a replay keeps the batches that it has published last, so that it would have that batch.
         let mut keeps_any = self.continuity.was_given_any();
         if !keeps_any && from > 0 {
-            let mut replay = self.question(0).await?;
-            while self.next_of(&mut replay).await?.is_some() {
-                keeps_any = true;
-            }
-            self.replay = Some(replay);
+            self.read_answer(0, |_| keeps_any = true).await?;
         }
         Ok(match keeps_any {
             true => Verified::Stranger,
@@ -177,27 +173,34 @@ impl Follower {
         })
     }
 
-    /// Asks the replay socket whether it has all batches, from the first one on.
-    pub(super) async fn reaches_back(&mut self) -> Result<bool, FollowError> {
+    /// Asks for everything from `from` on, and reads the answer to its end without applying it. Calls `note` with each batch.
+    async fn read_answer(&mut self, from: u64, mut note: impl FnMut(&Numbered)) -> Result<(), FollowError> {
         self.relay.tell().await?;
-        let mut replay = self.question(0).await?;
-        let mut first = None;
+        let mut replay = self.question(from).await?;
         while let Some(numbered) = self.next_of(&mut replay).await? {
-            first = first.or(Some(numbered.seq));
+            note(&numbered);
         }
         self.replay = Some(replay);
+        Ok(())
+    }
+
+    /// Asks the replay socket whether it has all batches, from the first one on.
+    pub(super) async fn reaches_back(&mut self) -> Result<bool, FollowError> {
+        let mut first = None;
+        self.read_answer(0, |numbered| {
+            first.get_or_insert(numbered.seq);
+        })
+        .await?;
         Ok(first.is_some_and(|first| self.continuity.is_first(first)))
     }
 
     /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
     pub(super) async fn agrees(&mut self, heard: Heard) -> Result<bool, FollowError> {
-        self.relay.tell().await?;
-        let mut replay = self.question(heard.seq).await?;
         let mut agrees = false;
-        while let Some(numbered) = self.next_of(&mut replay).await? {
+        self.read_answer(heard.seq, |numbered| {
             agrees |= numbered.seq == heard.seq && Heard::new(numbered.seq, &numbered.payload) == heard;
-        }
-        self.replay = Some(replay);
+        })
+        .await?;
         if agrees {
             self.note_connection(ConnectionChange::Agreed);
         }

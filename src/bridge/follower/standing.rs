@@ -33,7 +33,7 @@ pub(super) enum ConnectionState {
     Unverified,
     /// The batches continue the applied batches.
     Verified,
-    /// As verified, and the replay socket has given the same bytes as the connection for the same number.
+    /// Verified, and the replay socket has given the same bytes as the connection for the same number.
     Proven,
 }
 
@@ -180,33 +180,9 @@ impl Hearing {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kvatlas_lab::transitions::table;
 
-    /// The table `number` of this file's head: the changes, and the rows, each with its state and the cells behind it.
-    fn table(number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
-        let head = include_str!("standing.rs")
-            .lines()
-            .take_while(|line| line.starts_with("//!"));
-        let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
-        let mut tables = text
-            .split(|line| !line.starts_with('|'))
-            .filter(|rows| !rows.is_empty());
-        let rows = tables.nth(number).unwrap();
-        let cells = |row: &str| -> Vec<String> {
-            let inner = row.trim_matches('|').split('|');
-            inner
-                .map(|cell| cell.replace('`', "").trim().to_owned())
-                .collect()
-        };
-        let of_row = |row: &&str| {
-            let mut cells = cells(row);
-            (cells.remove(0), cells)
-        };
-        (
-            cells(rows[0])[1..].to_vec(),
-            rows[2..].iter().map(of_row).collect(),
-        )
-    }
+    use super::*;
 
     /// The name of a state or change, without what it carries.
     fn name(value: &impl std::fmt::Debug) -> String {
@@ -221,7 +197,7 @@ mod tests {
         changes: &[(String, C)],
         after: impl Fn(&S, &C) -> S,
     ) {
-        let (columns, rows) = table(number);
+        let (columns, rows) = table(include_str!("standing.rs"), number);
         assert!(columns.iter().eq(changes.iter().map(|(name, _)| name)));
         assert_eq!(rows.len(), states.len());
         for (state, (row, cells)) in states.iter().zip(rows) {

@@ -71,10 +71,9 @@ impl Follower {
         if is_verified && self.empty_answers < EMPTY_ANSWERS_MAX {
             return self.lost().await;
         }
-        const ERROR: &str = "it keeps no batches (buffer_steps)";
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         log_gated!(warn "the replay socket keeps no batches: followed without it"; endpoint);
-        self.contradicted(ERROR);
+        self.contradicted("it keeps no batches (buffer_steps)");
         // That is said.
         self.replay_failures = 1;
         match is_verified {

@@ -14,7 +14,7 @@ use kvatlas_engines::EventList;
 use kvatlas_telemetry::labels::RepublishCut;
 
 use crate::lease::Turns;
-use crate::zmtp::{Connection, Mismatch, ReadError, Received, Role, push_message};
+use crate::zmtp::{Mismatch, PeerConnection, ReadError, Received, Role, push_message};
 
 use super::addresses::SocketPair;
 use super::stream::{State, Stream};
@@ -150,13 +150,13 @@ async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc
 }
 
 /// Shakes hands with a client.
-async fn shake(client: TcpStream, role: Role) -> Result<Connection, Ended> {
-    let opened = timeout(PATIENCE, Connection::open(client, role)).await;
+async fn shake(client: TcpStream, role: Role) -> Result<PeerConnection, Ended> {
+    let opened = timeout(PATIENCE, PeerConnection::open(client, role)).await;
     Ok(opened.map_err(|_| Ended::Slow)??)
 }
 
 /// Sends `bytes` in pieces, each within [`PATIENCE`].
-async fn send(client: &mut Connection, bytes: &[u8]) -> Result<(), Ended> {
+async fn send(client: &mut PeerConnection, bytes: &[u8]) -> Result<(), Ended> {
     for piece in bytes.chunks(PIECE_BYTES) {
         let sent = timeout(PATIENCE, client.send(piece)).await;
         sent.map_err(|_| Ended::Slow)??;
@@ -219,7 +219,7 @@ async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Resu
 }
 
 /// Answers a question from number `start` on: sends the state from that number on, and empty batches for the numbers behind it.
-async fn answer(start: u64, client: &mut Connection, stream: &Stream) -> Result<(), Ended> {
+async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Result<(), Ended> {
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;

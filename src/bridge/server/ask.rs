@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::GrpcError;
-use super::super::http::{HttpConnection, HttpError, ServerAddress};
+use super::super::http::{HttpError, ServerAddress, ServerConnection};
 use super::answers::{AnswerError, Publishers, read_model, read_sglang, read_vllm};
 use super::control::ask_grpc;
 
@@ -100,7 +100,7 @@ pub(super) async fn ask(
 async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Described, AskError> {
     let mut questions = Questions {
         address,
-        connection: HttpConnection::open(address).await?,
+        connection: ServerConnection::open(address).await?,
     };
     let publishers = questions.publishers(server.format).await?;
     let model = questions.model(server.model.as_deref()).await?;
@@ -115,13 +115,13 @@ async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Describ
 
 struct Questions<'a> {
     address: &'a ServerAddress,
-    connection: HttpConnection,
+    connection: ServerConnection,
 }
 
 impl Questions<'_> {
     async fn get(&mut self, path: &'static str) -> Result<(StatusCode, Bytes), HttpError> {
         if self.connection.is_closed() {
-            self.connection = HttpConnection::open(self.address).await?;
+            self.connection = ServerConnection::open(self.address).await?;
         }
         self.connection.ask(Method::GET, path).await
     }

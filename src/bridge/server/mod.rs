@@ -17,7 +17,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `handle.rs` | the server, as its own task, those of its publishers and the bridge share it |
+//! | `handle.rs` | state of a server, which its own task shares with its publishers' tasks and the bridge |
 //! | `answers.rs`, `ask.rs`, `control.rs` | asking over HTTP, and over gRPC |
 //! | `size.rs` | the size of blocks, from the engine's first block |
 //! | `mod.rs` | the task that asks, and registers what the server tells |

@@ -16,14 +16,14 @@ const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A connection, until it breaks.
 #[derive(Debug)]
-pub(in super::super) struct Connection {
+pub(in super::super) struct PeerConnection {
     reader: Reader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
     /// Answers to the peer's heartbeats that have not been sent yet.
     unsent: BytesMut,
 }
 
-impl Connection {
+impl PeerConnection {
     /// Shakes hands with the peer of a new stream, whichever side has made it.
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;

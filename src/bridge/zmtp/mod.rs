@@ -14,7 +14,7 @@ mod connection;
 mod decoder;
 mod reader;
 
-pub(super) use connection::Connection;
+pub(super) use connection::PeerConnection;
 use decoder::Limits;
 pub(super) use decoder::{Mismatch, Received};
 pub(super) use reader::ReadError;

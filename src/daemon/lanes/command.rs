@@ -49,7 +49,7 @@ impl Lane {
                 }
             }
             HolderCommand::Forget => {
-                self.unheld.goodbyes.forget(&keys);
+                self.unheld.goodbyes.forget(keys.clone());
                 let found: Vec<HolderKey> = self.holders.range(keys).map(|(key, _)| key.clone()).collect();
                 for key in found {
                     self.forget(&key);

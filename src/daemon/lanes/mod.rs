@@ -62,7 +62,7 @@ mod tally;
 mod unheld;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 pub(crate) use clock::now_us;
 pub(crate) use flow::SeenInParts;

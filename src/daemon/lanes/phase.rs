@@ -86,9 +86,9 @@ impl Phase {
 #[cfg(test)]
 mod tests {
     use kvatlas_core::stream::StreamGeneration;
+    use kvatlas_lab::transitions::table;
 
     use super::super::tests::batch;
-    use super::super::tests::tables::table;
     use super::*;
 
     const OWN: ResyncNumber = ResyncNumber(1);

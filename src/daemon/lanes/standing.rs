@@ -112,7 +112,8 @@ impl PublisherState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::tables::table;
+    use kvatlas_lab::transitions::table;
+
     use super::*;
 
     #[test]

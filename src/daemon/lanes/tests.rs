@@ -20,7 +20,6 @@ mod random;
 mod refused;
 mod restarts;
 mod sizes;
-pub(crate) mod tables;
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)
@@ -91,6 +90,14 @@ fn frame(seq: u64) -> HolderFrame {
         address: None,
         labels: Labels::NONE,
         forest: None,
+    }
+}
+
+/// The key of the worker `number` of a namespace.
+pub(super) fn worker(number: usize) -> WorkerKey {
+    WorkerKey {
+        namespace: NamespaceName::new("n").unwrap(),
+        worker: WorkerName::new(&format!("w{number}")).unwrap(),
     }
 }
 

@@ -25,7 +25,7 @@ struct Failures {
 
 /// How far the attempts to resync a holder have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum AttemptState {
     /// No attempt has been queued.
     #[default]
     Untried,
@@ -37,7 +37,7 @@ enum State {
     Again(Failures),
 }
 
-impl State {
+impl AttemptState {
     /// The failures so far; `None` before the first.
     fn failures(self) -> Option<Failures> {
         match self {
@@ -66,7 +66,7 @@ impl State {
 /// Record of the attempts to resync one holder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Attempts {
-    state: State,
+    state: AttemptState,
     /// Epoch of the holder when the last attempt was queued.
     epoch: u64,
     /// Whether the log says already that nobody answers for the holder.
@@ -78,9 +78,9 @@ impl Attempts {
     /// is there now.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
-            State::Untried => true,
-            State::First | State::Again(_) => false,
-            State::Paused(failures) => {
+            AttemptState::Untried => true,
+            AttemptState::First | AttemptState::Again(_) => false,
+            AttemptState::Paused(failures) => {
                 let is_somebody_new = failures.last == ResyncFailure::NoResponder && epoch != self.epoch;
                 is_somebody_new || now >= failures.not_before
             }
@@ -89,7 +89,7 @@ impl Attempts {
 
     /// Whether an attempt is queued or running.
     pub(super) fn is_busy(&self) -> bool {
-        matches!(self.state, State::First | State::Again(_))
+        matches!(self.state, AttemptState::First | AttemptState::Again(_))
     }
 
     /// Notes that an attempt is queued, while the holder is in `epoch`.
@@ -116,7 +116,7 @@ impl Attempts {
 mod tests {
     use std::time::Duration;
 
-    use crate::lanes::tests::tables::table;
+    use kvatlas_lab::transitions::table;
 
     use super::*;
 
@@ -153,14 +153,19 @@ mod tests {
             pause_max: Duration::from_secs(5),
         };
         let now = Instant::now();
-        let failed = |state: State| state.failed(now, ResyncFailure::TimedOut, &backoff);
-        let paused = failed(State::Untried);
-        let states = [State::Untried, State::First, paused, paused.queued()];
-        let name = |state: State| match state {
-            State::Untried => "Untried",
-            State::First => "First",
-            State::Paused(_) => "Paused",
-            State::Again(_) => "Again",
+        let failed = |state: AttemptState| state.failed(now, ResyncFailure::TimedOut, &backoff);
+        let paused = failed(AttemptState::Untried);
+        let states = [
+            AttemptState::Untried,
+            AttemptState::First,
+            paused,
+            paused.queued(),
+        ];
+        let name = |state: AttemptState| match state {
+            AttemptState::Untried => "Untried",
+            AttemptState::First => "First",
+            AttemptState::Paused(_) => "Paused",
+            AttemptState::Again(_) => "Again",
         };
         let expected = states.map(|state| {
             let cells = [state.queued(), failed(state)].map(|after| name(after).to_owned());

@@ -62,28 +62,21 @@ impl Goodbyes {
     }
 
     /// Forgets the goodbyes of these ranks.
-    pub(in super::super) fn forget(&self, ranks: &RangeInclusive<HolderKey>) {
-        self.0
-            .lock()
-            .by_holder
-            .retain(|holder, _| !ranks.contains(holder));
+    pub(in super::super) fn forget(&self, ranks: RangeInclusive<HolderKey>) {
+        let by_holder = &mut self.0.lock().by_holder;
+        let found: Vec<HolderKey> = by_holder.range(ranks).map(|(holder, _)| holder.clone()).collect();
+        for holder in found {
+            by_holder.remove(&holder);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{BatchCursor, NamespaceName, WorkerName};
+    use kvatlas_core::wire::BatchCursor;
 
-    use super::super::super::line::WorkerKey;
-    use super::super::super::tests::batch;
+    use super::super::super::tests::{batch, worker};
     use super::*;
-
-    fn worker(number: usize) -> WorkerKey {
-        WorkerKey {
-            namespace: NamespaceName::new("n").unwrap(),
-            worker: WorkerName::new(&format!("w{number}")).unwrap(),
-        }
-    }
 
     fn known(seq: u64) -> HighWater {
         HighWater {

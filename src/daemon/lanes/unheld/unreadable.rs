@@ -63,16 +63,8 @@ fn seconds(micros: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
-
+    use super::super::super::tests::worker;
     use super::*;
-
-    fn worker(number: usize) -> WorkerKey {
-        WorkerKey {
-            namespace: NamespaceName::new("n").unwrap(),
-            worker: WorkerName::new(&format!("w{number}")).unwrap(),
-        }
-    }
 
     #[test]
     fn nobody_who_sent_what_cannot_be_read_is_forgotten_early() {

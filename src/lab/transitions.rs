@@ -1,7 +1,11 @@
-//! Tables of transitions as tests read them, from the heads of the files that have them.
+//! Tables of transitions, as tests read them from the heads of the files that have them.
 
-/// The table `number` of the head of a file with this `source`: the changes, and the rows, each with its state and the cells behind it.
-pub(crate) fn table(source: &str, number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
+#![allow(clippy::unwrap_used, reason = "tests fail by it")]
+
+/// Returns the table `number` of the head of a file with this `source`: the changes, and the rows, each with its state and the cells behind
+/// it.
+#[track_caller]
+pub fn table(source: &str, number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
     let head = source.lines().take_while(|line| line.starts_with("//!"));
     let text: Vec<&str> = head.map(|line| line.trim_start_matches("//!").trim()).collect();
     let mut tables = text
