@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::http::HttpClient;
 use crate::support::publisher::Publisher;
-use crate::support::{Client, PATIENCE, broker, daemon, eventually, subjects};
+use crate::support::{Client, PATIENCE, broker, daemon, eventually, lasting_port, subjects};
 
 const MODEL: &str = "m";
 
@@ -49,8 +49,9 @@ fn records(folder: &Path) -> Vec<Value> {
 struct Router(TcpListener);
 
 impl Router {
+    /// A router on a port that no connection of another test can have had: [`Self::keeps_ports`] reads all of the system.
     async fn new() -> Self {
-        Self(TcpListener::bind("127.0.0.1:0").await.unwrap())
+        Self(TcpListener::bind(("127.0.0.1", lasting_port())).await.unwrap())
     }
 
     fn request(&self, question: &Value) -> Vec<u8> {
