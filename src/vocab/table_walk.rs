@@ -49,13 +49,13 @@ use super::table::{State, TransitionTable};
 use super::token::{TOKEN_BYTES_MAX, TokenNode};
 use super::token_trie::{Root, TokenTrie};
 
-/// An entry for the state at the roots, and one for each byte of the longest token.
+/// Stack of a walk: one entry for the state at the roots, and one for each byte of the longest token.
 type Stack = [MaybeUninit<u32>; TOKEN_BYTES_MAX + 1];
 
 /// Adds to `mask`, which must be for the trie's vocabulary, every token that the table allows after `state`.
 ///
-/// Two walks share the work, one from the first root on and one from the last root back. They take turns at single nodes: while one waits
-/// for a state that it has just stored, the other goes on.
+/// Two walks share the work, one from the first root on and one from the last root back. They take turns at single nodes: while
+/// one waits for a state that it has just stored, the other goes on.
 pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask: &mut TokenMask) {
     assert_eq!(mask.size(), trie.vocabulary_size());
     // A state of another table may have no row here.
@@ -97,7 +97,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     }
 }
 
-/// The table and the mask, which both lanes use.
+/// Table and mask, which both lanes use.
 struct WalkedTable {
     places: *const u32,
     words: *mut u64,
@@ -105,11 +105,11 @@ struct WalkedTable {
 
 /// A lane: a walk through the subtree of one root after the other.
 struct Lane {
-    /// The next node.
+    /// Next node of the walk.
     node: *const TokenNode,
-    /// Behind the last node of the root's subtree.
+    /// End of the root's subtree: the place after its last node.
     end: *const TokenNode,
-    /// The entry of the stack for the parent of the next node.
+    /// Entry of the stack for the parent of the next node.
     top: *mut u32,
 }
 
