@@ -2,7 +2,8 @@
 
 /// A recogniser of byte sequences with a stack, one entry a byte.
 ///
-/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is popped.
+/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is
+/// popped.
 pub trait Recognizer {
     /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;

@@ -1,7 +1,7 @@
 //! The alphabet of GPT-2: a printable character for each byte.
 //!
-//! Bytes that print in Latin-1 stand for themselves; the other 68, in order, are U+0100 and up. See `bytes_to_unicode` in OpenAI's
-//! `gpt-2/src/encoder.py`.
+//! Bytes that print in Latin-1 stand for themselves; the other 68, in order, are U+0100 and up. See `bytes_to_unicode` in
+//! OpenAI's `gpt-2/src/encoder.py`.
 
 use std::ops::RangeInclusive;
 
