@@ -14,7 +14,7 @@ pub enum Attention {
     /// All layers attend to all earlier blocks.
     #[default]
     Full,
-    /// Some layers attend to this many blocks before a token only.
+    /// Some layers attend only to this many blocks before a token.
     Window(NonZeroUsize),
     /// Some layers carry a state from block to block.
     States,

@@ -52,7 +52,7 @@ impl LogGate {
         self.admit_at(now_ns())
     }
 
-    /// As [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    /// Does the same as [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);
