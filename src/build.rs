@@ -1,4 +1,4 @@
-//! Tells the program which commit it was built from.
+//! Build script: tells the program the commit that it was built from.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn main() {
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
-/// The commit of the checkout; none where the sources are not the root of one.
+/// Returns the commit of the checkout; `None` if the sources are not the root of a checkout.
 fn of_the_checkout() -> Option<String> {
     let root = git(&["rev-parse", "--show-toplevel"])?;
     if Path::new(&root) != Path::new(env!("CARGO_MANIFEST_DIR")) {

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the help that was asked for, or says what is wrong with the command line.
+/// Prints the help that was asked for, or the mistake in the command line. Returns the exit status.
 fn end_parsing(refusal: &clap::Error) -> ExitCode {
     match (refusal.use_stderr(), refusal.print()) {
         (true, _) => ExitStatus::Usage.into(),
@@ -70,12 +70,12 @@ fn runtime() -> Result<Runtime, Failure> {
     runtime.map_err(|error| Failure::failed(format_args!("cannot start the threads of the runtime: {error}")))
 }
 
-/// Runs a command that ends by itself.
+/// Runs a command to its end on a new runtime.
 fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     runtime()?.block_on(command)
 }
 
-/// Runs the daemon from its configuration to its end.
+/// Runs the daemon: loads the configuration, starts the log, and lives until the daemon has stopped.
 fn serve(arguments: ServeArguments) -> Result<(), Failure> {
     let Some((config, source)) = arguments.load()? else {
         return Ok(());
@@ -88,7 +88,8 @@ fn serve(arguments: ServeArguments) -> Result<(), Failure> {
     outcome
 }
 
-/// Starts the daemon, keeps it until a signal comes, and drains it.
+/// Starts the daemon, waits for a signal or the command `drain`, and then drains the daemon. A second signal ends the process at
+/// once.
 async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -24,9 +24,9 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     kvatlas admin drain --instance kvatlas@host-1:4711\n\n\
     Every daemon that hears a command carries it out and replies, unless --instance names one; reset is for bridges.";
 
-/// How long after the last reply another one is waited for.
+/// Longest wait for a further reply after the last one.
 const QUIET: Duration = Duration::from_millis(300);
-/// Most replies that are read.
+/// Most replies that are read to one command.
 const REPLIES_MAX: usize = 4096;
 
 /// The flags of `kvatlas admin`.
@@ -102,7 +102,7 @@ impl HolderArguments {
     }
 }
 
-/// The answer of a daemon or a bridge.
+/// Reply of one daemon or bridge to a command, for output.
 #[derive(Debug, Serialize)]
 struct Answer {
     instance: String,
@@ -111,7 +111,7 @@ struct Answer {
 }
 
 impl AdminArguments {
-    /// Sends the command, and prints what daemons say.
+    /// Sends the command, and prints the replies. Fails if a reply has an error, or if none came.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut reset = None;
         let (command, (common, holder)) = match self.command {
@@ -152,7 +152,8 @@ impl AdminArguments {
     }
 }
 
-/// Sends a command, and reads replies until no more come.
+/// Sends a command, and returns the replies, sorted by instance. Stops when no reply has come for [`QUIET`], at the timeout, or
+/// at [`REPLIES_MAX`] replies.
 async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
@@ -204,7 +205,7 @@ async fn ask(
     Ok(answers)
 }
 
-/// The processes that reply to a command.
+/// Returns the plural of the processes that carry out a command: `bridges` for a reset, else `daemons`.
 fn repliers(command: AdminCommand) -> &'static str {
     match command {
         AdminCommand::Reset => "bridges",

@@ -1,4 +1,4 @@
-//! A daemon's admin listener, as a client sees it.
+//! HTTP client for the admin listener of a daemon, gateway or bridge.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::connect::parse_time;
 use super::failure::Failure;
 
-/// The longest answer that is read.
+/// Largest answer that is read, in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// The port of the admin listener unless configured otherwise.
+/// Default port of the admin listener.
 const PORT: u16 = 9464;
 const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
 
@@ -34,26 +34,26 @@ pub(super) struct AdminArguments {
     pub(super) timeout: Duration,
 }
 
-/// An admin listener.
+/// Client for one admin listener.
 #[derive(Debug, Clone)]
 pub(super) struct AdminClient {
-    /// `HOST:PORT`.
+    /// Address of the listener as `HOST:PORT`.
     authority: String,
     timeout: Duration,
 }
 
-/// The answer of `/readyz`.
+/// Answer of the route `/readyz`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
-    /// The latches, and whether each is set.
+    /// Latches of the process by name, and whether each is set.
     #[serde(default)]
     pub(super) latches: BTreeMap<String, bool>,
 }
 
 impl Readiness {
-    /// The latches that are not set.
+    /// Returns the names of the latches that are not set.
     pub(super) fn unset(&self) -> impl Iterator<Item = &str> {
         let unset = self.latches.iter().filter(|(_, is_set)| !**is_set);
         unset.map(|(latch, _)| latch.as_str())
@@ -64,18 +64,18 @@ impl Readiness {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
-    /// A gateway, which asks shards, and keeps nothing.
+    /// Gateway: it asks shards, and keeps no index.
     Gateway,
-    /// A bridge, which follows engines.
+    /// Bridge: it follows engines.
     Bridge,
-    /// A daemon, which keeps an index. Older daemons do not say so.
+    /// Daemon: it keeps an index. An answer without a role comes from an older daemon.
     #[default]
     #[serde(other)]
     Daemon,
 }
 
 impl Role {
-    /// The word for people.
+    /// Returns the role as a word for people.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
@@ -84,12 +84,12 @@ impl Role {
         }
     }
 
-    /// Whether it knows holders.
+    /// Whether a process of this role keeps an index of holders.
     pub(super) fn keeps_an_index(self) -> bool {
         self == Self::Daemon
     }
 
-    /// The listeners to ask instead, where it keeps no index.
+    /// Returns a hint that names the listeners to ask instead; `None` for a daemon, which keeps an index.
     pub(super) fn hint(self) -> Option<&'static str> {
         match self {
             Self::Gateway => {
@@ -102,12 +102,12 @@ impl Role {
 }
 
 impl AdminArguments {
-    /// The listener at `address`, or the one of the environment.
+    /// Returns arguments for the listener at `address`. `None` means the address of the environment, or the default.
     pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
         Self { address, timeout }
     }
 
-    /// The listener that the flag or the environment names.
+    /// Returns a client for the listener that the flag, the environment or the default names.
     pub(super) fn client(&self) -> Result<AdminClient, Failure> {
         let environment = process_environment().into_iter();
         let mut set = environment
@@ -129,7 +129,7 @@ impl AdminArguments {
     }
 }
 
-/// The address that the environment names, or the one that is the default.
+/// Returns the address in the environment variable, or the default address. Fails if the variable is `off`.
 fn configured(variable: Option<String>) -> Result<String, Failure> {
     match variable {
         Some(address) if address == "off" => Err(Failure::usage(format_args!(
@@ -140,7 +140,7 @@ fn configured(variable: Option<String>) -> Result<String, Failure> {
     }
 }
 
-/// `HOST:PORT` of an address as people write it.
+/// Returns `HOST:PORT` of an address with or without `http://` and a port; `None` if it is no such address.
 fn authority(text: &str) -> Option<String> {
     let bare = text.strip_prefix("http://").unwrap_or(text);
     let bare = bare.strip_suffix('/').unwrap_or(bare);
@@ -155,7 +155,8 @@ fn authority(text: &str) -> Option<String> {
     (is_plain && port != 0).then(|| format!("{}:{port}", authority.host()))
 }
 
-/// The address at which a listener is reached from its own machine: one that listens on every address is asked on the loopback.
+/// Returns the address at which this machine reaches the listener. A listener on all addresses is reached over the loopback
+/// address.
 fn reachable(authority: String) -> String {
     let Ok(listens) = authority.parse::<SocketAddr>() else {
         return authority;
@@ -169,12 +170,12 @@ fn reachable(authority: String) -> String {
 }
 
 impl AdminClient {
-    /// `HOST:PORT`.
+    /// Returns the address of the listener as `HOST:PORT`.
     pub(super) fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// The status and the body at `target`, whatever they are.
+    /// Returns the status and the body of the answer at the path `target`, whatever the status is.
     pub(super) async fn body(&self, target: &str) -> Result<(StatusCode, Bytes), Failure> {
         let answering = async {
             let mut connection = self.connect().await?;
@@ -185,12 +186,12 @@ impl AdminClient {
         self.in_time(answering).await
     }
 
-    /// Whether the daemon is ready, and if not, why.
+    /// Returns whether the process is ready, and if not, why.
     pub(super) async fn readiness(&self) -> Result<Readiness, Failure> {
         self.json("/readyz").await
     }
 
-    /// The JSON at `target`, whether or not the status says that all is well.
+    /// Returns the JSON answer at the path `target`. The status may be a success or 503 (not ready).
     pub(super) async fn json<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
         let (status, body) = self.body(target).await?;
         let is_answer = status.is_success() || status == StatusCode::SERVICE_UNAVAILABLE;
@@ -205,7 +206,7 @@ impl AdminClient {
             })
     }
 
-    /// The server-sent events at `target`.
+    /// Opens the stream of server-sent events at the path `target`.
     pub(super) async fn events(&self, target: &str) -> Result<Events, Failure> {
         let answering = async {
             let mut connection = self.connect().await?;
@@ -267,7 +268,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// The name and the data of the next event; none at the end of the stream.
+    /// Returns the name and the data of the next event; `None` at the end of the stream.
     pub(super) async fn next(&mut self) -> Option<(String, String)> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {

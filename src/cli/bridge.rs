@@ -32,9 +32,9 @@ Examples:
   kvatlas bridge --engines-file /etc/kvatlas/engines.toml --nats-url nats://nats.example:4222
   kvatlas bridge --http-listen 127.0.0.1:8091";
 
-/// Messages that may wait for one publisher: questions of daemons.
+/// Most messages from daemons (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// How long the stop of a bridge may take while it is connected to NATS, or is not.
+/// Returns the longest time that the stop of a bridge may take: 5 s while it is connected to NATS, else 0.5 s.
 pub(super) fn stop_patience(is_connected: bool) -> Duration {
     match is_connected {
         true => Duration::from_secs(5),
@@ -71,11 +71,11 @@ pub(crate) struct BridgeArguments {
     forget: bool,
 }
 
-/// The address to listen on, if any.
+/// Address to listen on; `None` for the word `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Listen(Option<SocketAddr>);
 
-/// The address of metrics and probes unless that is given.
+/// Default address of the listener for metrics and probes.
 const ADMIN_LISTEN: Listen = Listen(Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465))));
 
 /// The listeners in force: the flags over the environment over the defaults.
@@ -96,7 +96,7 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-/// The view that the admin listener shows.
+/// Source of everything that the bridge's admin listener shows.
 struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,
@@ -183,7 +183,8 @@ impl AdminSource for View {
     }
 }
 
-/// A listener: the flag's, or that of the variable `name`. A variable that is empty is not set.
+/// Returns the address of a listener: that of the flag, else that of the environment variable `name`, else the default. An empty
+/// variable counts as not set.
 fn listen_at(
     flag: Option<Listen>,
     name: &str,
@@ -207,7 +208,8 @@ fn variable<'a>(name: &str, environment: &'a [(String, String)]) -> Option<&'a s
 }
 
 impl BridgeArguments {
-    /// The listeners, of which the image names one by its variable, as the probe does.
+    /// Returns the listeners in force. The container image sets the admin listener by the same variable that `kvatlas probe`
+    /// reads.
     fn listeners(&self, environment: &[(String, String)]) -> Result<Listeners, Failure> {
         let token_file = self.http_token_file.clone();
         Ok(Listeners {
@@ -333,11 +335,13 @@ impl Listeners {
     }
 }
 
-/// The subjects of questions after services begin so.
+/// Prefix of the subjects on which services of NATS are asked, for example by `kvatlas doctor`.
 const SERVICES: &str = "$SRV.";
 
-/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on. It may do without `commands` of operators,
-/// and without being found among the services.
+/// Records a notice of the NATS connection in the bridge's readiness, and logs it.
+///
+/// A bridge is ready while it is connected, because it has nothing to load. It stays ready if the server refuses a subscription
+/// to `commands` (the subject of operators' commands) or to [`SERVICES`]. Any other refusal is a trouble.
 fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
     match notice {
         ConnectionNotice::Connected => {
@@ -371,7 +375,7 @@ fn note(readiness: &Readiness, commands: &str, notice: &ConnectionNotice) {
     }
 }
 
-/// Tells the supervisor once NATS is reached; never returns.
+/// Tells the supervisor that the bridge is ready, once NATS is reached. Never returns.
 async fn announce_ready(readiness: &Readiness) {
     const INTERVAL: Duration = Duration::from_millis(20);
     while !readiness.report().is_ready() {

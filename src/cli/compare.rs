@@ -20,7 +20,7 @@ Examples:
   kvatlas compare --attention full --attention window:2 --attention states
   kvatlas compare --plot policies.svg --json";
 
-/// Requests of the synthetic load.
+/// Number of requests when no trace is given.
 const SYNTHETIC_REQUESTS: usize = 10_000;
 
 /// Requests, workers and costs to compare policies on.

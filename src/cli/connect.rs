@@ -1,4 +1,4 @@
-//! Connections for the commands that a person waits for.
+//! NATS connections of commands that end by themselves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::nats_context::Surroundings;
 use super::output::say;
 use super::text::printable;
 
-/// Messages that may wait for us: answers to our own requests only, of every shard.
+/// Most messages that may wait in one subscription. They are replies to this command's own requests, one from each shard.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// NATS servers and subjects at which a daemon is to be found.
@@ -36,7 +36,8 @@ pub(super) struct DaemonArguments {
 }
 
 impl DaemonArguments {
-    /// The configuration, as far as a client has one: the flags over the environment over the chosen context over the defaults.
+    /// Loads a client's part of the configuration. Flags override the environment, which overrides the chosen context, which
+    /// overrides the defaults.
     pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
         self.load_among(environment, &Surroundings::of_process())
     }
@@ -58,17 +59,20 @@ impl DaemonArguments {
         Ok(Config::load_for_client(flags, environment.into_iter())?)
     }
 
-    /// The prefix of subjects, if a flag says it.
+    /// Returns the prefix of subjects that the flag gives; `None` without the flag.
     pub(super) fn prefix(&self) -> Option<&str> {
         self.prefix.as_deref()
     }
 }
 
-/// Names and values of the environment.
+/// Environment variables: pairs of name and value.
 type Variables = Vec<(String, String)>;
 
-/// The environment, and the settings of the context of the nats command line that is named by `flag`; the flag goes over the environment. Of
-/// the context that is merely chosen there is nothing where `is_given` or a variable says how to reach NATS.
+/// Returns the environment, and the settings from a context of the `nats` command line.
+///
+/// - A context that `flag` names replaces the `KVATLAS_NATS_…` variables, which are removed.
+/// - Without `flag`, the chosen context counts only if nothing else says how to reach NATS. Otherwise the settings are empty.
+///   `is_given` tells that another flag says it.
 pub(super) fn with_context(
     flag: Option<&str>,
     is_given: bool,
@@ -95,17 +99,17 @@ pub(super) struct ConnectionArguments {
     pub(super) timeout: Duration,
 }
 
-/// A connection, and the subjects to use on it.
+/// Connection to NATS, with the subjects that the command uses on it.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
-    /// The requests that the server refuses.
+    /// Subscriptions and messages that the server has refused.
     pub(super) refusals: Refusals,
 }
 
 impl ConnectionArguments {
-    /// Connects, within the time given.
+    /// Connects to NATS. Fails after the time of `--timeout`.
     pub(super) async fn connect(&self) -> Result<Connection, Failure> {
         let config = self.daemon.load(process_environment())?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
@@ -152,7 +156,7 @@ impl ConnectionArguments {
     }
 }
 
-/// Reads `5`, `2.5s` or `500ms`.
+/// Parses a time such as `5` (seconds), `2.5s` or `500ms`.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, seconds_per_unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),

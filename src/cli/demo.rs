@@ -1,4 +1,4 @@
-//! `kvatlas demo`: what the daemon is for, on one screen.
+//! `kvatlas demo`: shows a daemon at work with a simulated fleet, on one screen.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -36,15 +36,15 @@ Examples:
   kvatlas demo --stay
   kvatlas demo --workers 64 --requests 50000 --seconds 60";
 
-/// How many requests there are between two checkpoints.
+/// Number of requests between two checkpoints.
 const CHECKPOINT_REQUESTS: usize = 250;
-/// How many queries are under way at once.
+/// Number of queries that are under way at the same time.
 const IN_FLIGHT: usize = 8;
-/// Requests a second of the fleet that goes on.
+/// Requests a second of the fleet that runs on with `--stay`.
 const STAY_RATE: NonZeroU32 = NonZeroU32::MIN.saturating_add(49);
-/// How many workers of the sample prompt are shown.
+/// Largest number of the sample prompt's holders that are shown.
 const SHOWN_HOLDERS: usize = 6;
-/// Among how many of the last requests the sample prompt is looked for.
+/// Number of last requests among which the sample prompt is chosen.
 const SAMPLE_REQUESTS: usize = 200;
 /// Width of a bar, in characters.
 const BAR_WIDTH: usize = 24;
@@ -82,19 +82,19 @@ struct SampleHolder {
     matched_blocks: u32,
 }
 
-/// The outcome of the demo. As JSON it is one object.
+/// Outcome of the demo, and its JSON output.
 #[derive(Debug, Serialize)]
 struct Outcome {
     #[serde(flatten)]
     report: Report,
-    /// Blocks of the sample prompt.
+    /// Number of blocks of the sample prompt.
     sample_prompt_blocks: usize,
-    /// The holders of it and how much each has, by the daemon's answer; the most first.
+    /// Workers that hold a part of the sample prompt, by the daemon's answer. The worker with the most blocks comes first.
     sample_holders: Vec<SampleHolder>,
 }
 
 impl DemoArguments {
-    /// Runs the demonstration, prints what came out, and fails if a reply was wrong.
+    /// Runs the demonstration and prints the outcome. Fails if a reply was wrong.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut signals = StopSignals::listen()?;
         start_logging()?;
@@ -135,7 +135,7 @@ impl DemoArguments {
         printed.and(closed)
     }
 
-    /// Says something to a person.
+    /// Writes a text for a person to standard error; nothing with `--json`.
     fn say(&self, text: &str) {
         if !self.json {
             say(text);
@@ -156,7 +156,7 @@ impl DemoArguments {
         Ok(session)
     }
 
-    /// Keeps a fleet under way until a signal comes.
+    /// Serves requests at [`STAY_RATE`] with a second fleet, in the namespace `stay`, until a signal comes.
     async fn go_on(&self, session: &Session, signals: &mut StopSignals) -> Result<(), Failure> {
         let url = session.broker_url().unwrap_or_default();
         let flags = BTreeMap::from([("nats.url".to_owned(), url)]);
@@ -214,7 +214,7 @@ impl DemoArguments {
         })
     }
 
-    /// Serves requests until there are enough or the time is up; returns those served.
+    /// Serves requests until `--requests` are served or `--seconds` have passed. Returns the requests.
     async fn serve(&self, replay: &mut Replay<'_>) -> Result<Vec<Request>, SimulationError> {
         let until = Instant::now() + Duration::from_secs(self.seconds);
         let progress = Progress::new(self.requests.get(), self.json);
@@ -232,7 +232,7 @@ impl DemoArguments {
     }
 }
 
-/// The hints on what there is to see of a fleet that goes on, and how it is broken.
+/// Returns hints for a person: how to watch the fleet of `--stay`, and how to break it.
 fn what_to_try(session: &Session) -> String {
     let page = session
         .admin_address()
@@ -255,7 +255,8 @@ fn what_to_try(session: &Session) -> String {
     )
 }
 
-/// The request, of the last ones, that the most workers hold to different depths; of several the longest.
+/// Returns the sample prompt: of the last [`SAMPLE_REQUESTS`] requests, the one that workers hold to the most different depths.
+/// Among equals, the longest wins.
 fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
     let variety = |request: &&Request| {
         let mut depths: Vec<_> = replay
@@ -284,14 +285,14 @@ async fn ask(session: &Session, sample: &Request) -> Result<Vec<SampleHolder>, F
     Ok(holders.collect())
 }
 
-/// Emphasis, on a terminal.
+/// Text style for standard output: bold headings, or plain.
 #[derive(Debug, Clone, Copy)]
 struct Style {
     is_plain: bool,
 }
 
 impl Style {
-    /// Plain where standard output is no terminal, or where `NO_COLOR` asks for it.
+    /// Returns the plain style if standard output is no terminal or `NO_COLOR` is set, else bold headings.
     fn of_standard_output() -> Self {
         Self {
             is_plain: !wants_colour(std::io::stdout().is_terminal()),
@@ -307,7 +308,7 @@ impl Style {
     }
 }
 
-/// All that is said at the end.
+/// Returns the whole text that is printed at the end.
 fn render(outcome: &Outcome, session: &Session, style: Style) -> String {
     let mut text = render_sample(outcome, style);
     text.push('\n');
@@ -354,7 +355,7 @@ fn render_sample(outcome: &Outcome, style: Style) -> String {
     text
 }
 
-/// So many of `what`, in the singular or the plural.
+/// Returns `count` and the noun `what`, in the singular or the plural.
 fn workers_text(count: usize, what: &str) -> String {
     let count = u64::try_from(count).unwrap_or(u64::MAX);
     counted(count, what, &format!("{what}s"))

@@ -1,10 +1,10 @@
-//! A holder that is not exact, as `/workers` of a daemon tells it.
+//! Holders that are not exact (holders in doubt), as a daemon's route `/workers` lists them.
 
 use kvatlas_core::wire::DegradedReasons;
 use kvatlas_daemon::costs::Cost;
 use serde::Deserialize;
 
-/// Holder that is not exact. Older daemons say less of it.
+/// Holder that is not exact. An older daemon leaves out the optional fields.
 #[derive(Debug, Deserialize)]
 pub(super) struct DoubtedHolder {
     pub(super) namespace: String,
@@ -12,13 +12,13 @@ pub(super) struct DoubtedHolder {
     pub(super) rank: u32,
     #[serde(default)]
     pub(super) degraded: DegradedReasons,
-    /// Beginning of its doubt, in microseconds since the Unix epoch.
+    /// Time since which the holder is not exact, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) since_us: Option<u64>,
-    /// More of what the daemon knows about the reasons.
+    /// Details of the reasons, as far as the daemon knows them.
     #[serde(default)]
     pub(super) detail: Option<String>,
-    /// The queries that its doubt concerns.
+    /// Share of the last queries that the holder's doubt concerned.
     #[serde(default)]
     pub(super) cost: Option<Cost>,
 }

@@ -1,4 +1,4 @@
-//! The engines that `bridge` and `up` follow: what their command lines have in common.
+//! Arguments about engines, which the commands `bridge` and `up` share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use tokio::signal::unix::Signal;
 use super::connect::parse_time;
 use super::failure::Failure;
 
-/// The least time between two files of one engine: far less than its replay socket reaches back.
+/// Least time between two writes of one engine's state. It is far shorter than the time that the engine's replay socket covers.
 const STATE_INTERVAL: Duration = Duration::from_secs(5);
-/// The name of flags and their file as a source of engines.
+/// Name of the source of engines that flags and `--engines-file` make up.
 const SOURCE: &str = "flags";
 
 /// Which engines to follow.
@@ -127,17 +127,17 @@ impl From<SpecError> for Failure {
 }
 
 impl EngineArguments {
-    /// The model given for all engines.
+    /// Returns the model of `--model`, which counts for all engines that name none.
     pub(super) fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
 
-    /// Tells whether engines are looked for.
+    /// Whether some `--discover` source is given.
     pub(super) fn has_sources(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// The engines, from the flags and the file as it is now.
+    /// Returns the engines that flags and the file name now. Reads the file anew.
     pub(super) fn load(&self) -> Result<Vec<GivenEngine>, SpecError> {
         let defaults = self.defaults();
         let mut engines = Vec::new();
@@ -150,7 +150,7 @@ impl EngineArguments {
         Ok(engines)
     }
 
-    /// The properties of an engine that does not say.
+    /// Returns the properties of engines whose own specification leaves them out.
     fn defaults(&self) -> EngineDefaults {
         let unsaid = EngineDefaults::default();
         EngineDefaults {
@@ -164,7 +164,8 @@ impl EngineArguments {
         }
     }
 
-    /// The silence after which another process no longer counts as the engine. Warns where the daemon of this process removes holders before.
+    /// Returns the silence after which another process at an engine's sockets no longer counts as that engine. Warns if it is
+    /// longer than the silence after which the daemon of this process removes holders.
     fn give_up_after(&self) -> Duration {
         let by_default = || {
             self.remove_after
@@ -185,7 +186,7 @@ impl EngineArguments {
         give_up_after
     }
 
-    /// The options by which engines' events are published once more, if anywhere.
+    /// Returns the options for publishing engines' events once more; `None` without `--republish`.
     fn republished(&self) -> Result<Option<RepublishOptions>, Failure> {
         let options = RepublishOptions {
             addresses: self.republish.clone(),
@@ -202,7 +203,8 @@ impl EngineArguments {
         Ok((!options.addresses.is_empty()).then_some(options))
     }
 
-    /// A bridge that will follow `engines`. With a `register_token`, clients elsewhere need it to register further ones.
+    /// Creates a bridge that will follow `engines`. With a `register_token`, clients elsewhere need that token to register
+    /// further engines.
     pub(super) fn bridge(
         &self,
         subjects: Subjects,
@@ -247,7 +249,7 @@ impl EngineArguments {
         Ok(bridge)
     }
 
-    /// Reads the file again at every SIGHUP, for ever. A file that cannot be used changes nothing.
+    /// Reads the engines anew at every SIGHUP, for ever. If the file cannot be used, the engines stay as they are.
     pub(super) async fn reload_at(&self, mut hangup: Signal, bridge: &Bridge) {
         while hangup.recv().await.is_some() {
             let engines = match self.load() {

@@ -12,18 +12,18 @@ use kvatlas_core::wire::{Event, Tier};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-/// Why a line is not a batch.
+/// Error: a line is not a batch.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EventLineError {
-    /// Not JSON, or not an event or batch of the contract.
+    /// The line is not JSON, or not an event or batch of the wire contract.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    /// Neither an event nor a batch.
+    /// The line is not an object, or has neither the key `type` nor the key `events`.
     #[error("neither an event nor a batch; write an object with \"type\", or one with \"events\"")]
     Neither,
 }
 
-/// The events of one line.
+/// Events of one line, with their tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LineBatch {
@@ -37,7 +37,8 @@ fn is_device(tier: &Tier) -> bool {
 }
 
 impl LineBatch {
-    /// Reads a line without spaces around it, and checks it as the daemon would, except for limits that a daemon's configuration sets.
+    /// Parses a line, which must have no spaces around it. Checks it as the daemon would, except for the limits in a daemon's
+    /// configuration.
     pub(super) fn parse(line: &str) -> Result<Self, EventLineError> {
         #[derive(Deserialize)]
         struct Shape {
@@ -60,12 +61,12 @@ impl LineBatch {
         }
     }
 
-    /// The batch as a line that [`Self::parse`] reads back.
+    /// Returns the batch as a line that [`Self::parse`] reads back.
     pub(super) fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(self)
     }
 
-    /// How many blocks the events name.
+    /// Returns how many blocks the events name.
     pub(super) fn blocks(&self) -> usize {
         let blocks = |event: &Event| match event {
             Event::Stored(stored) => stored.names.len(),

@@ -22,7 +22,7 @@ pub(crate) struct ExplainArguments {
     word: Option<String>,
 }
 
-/// Says what a word means and what to do, as the page for operators does.
+/// Prints the meaning of a word and the advice for it, with the texts of the page for operators. Without a word, lists all words.
 pub(crate) fn explain(arguments: &ExplainArguments) -> Result<(), Failure> {
     let Some(word) = &arguments.word else {
         return print(&format!("{}\n", words().join("\n")));
@@ -35,7 +35,7 @@ pub(crate) fn explain(arguments: &ExplainArguments) -> Result<(), Failure> {
     print(&texts.join("\n"))
 }
 
-/// An entry as a heading and a line for each thing that is said.
+/// Returns an entry of the page for operators as text: a heading, then one line for each statement.
 fn text_of(word: &str, entry: &Entry) -> String {
     let mut text = format!("{word} ({})\n", entry.section);
     for (title, said) in &entry.said {

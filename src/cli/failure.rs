@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well.
+//! Failures of commands, and the exit status of each.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use kvatlas_process::broker::embedded::BrokerError;
 
 use super::text::printable;
 
-/// The number that the process ends with. Scripts rely on the numbers; the last two are those of `sysexits.h`.
+/// Exit status of a command that failed. Scripts rely on the numbers; the last two are those of `sysexits.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ExitStatus {
@@ -31,7 +31,7 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-/// Why a command failed, in words for a person.
+/// Failure of a command: an exit status, and the reason in words for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// The status that the process ends with.
@@ -40,17 +40,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// The command was understood but failed.
+    /// Makes a failure of a command that was understood.
     pub(crate) fn failed(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Failed, text)
     }
 
-    /// The command itself is wrong.
+    /// Makes a failure of a command that is wrong itself.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Usage, text)
     }
 
-    /// There is nobody to talk to.
+    /// Makes a failure of a command that found no broker or daemon to talk to.
     pub(crate) fn unavailable(text: impl fmt::Display) -> Self {
         Self::new(ExitStatus::Unavailable, text)
     }
@@ -64,7 +64,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The text without the control characters that a broker's or a daemon's answer could bring to a terminal.
+    /// Writes the text without control characters, which an answer of a broker or daemon could bring to a terminal.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&printable(&self.text))
     }

@@ -1,4 +1,4 @@
-//! `kvatlas fleet`: simulated workers that go on, for deployments that are tried out.
+//! `kvatlas fleet`: simulated workers that run on until they are told to stop, to try out deployments.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
@@ -22,9 +22,9 @@ Examples:
   kvatlas fleet --nats-url nats://127.0.0.1:4222 --workers 16 --rate 50
   kvatlas fleet --transport jetstream";
 
-/// The log: the summaries, and what goes wrong.
+/// Log filter of the command: summaries, warnings and errors.
 const LOG_FILTER: &str = "info,async_nats=warn";
-/// Most requests a second.
+/// Greatest value of `--rate`, in requests a second.
 const RATE_MAX: i64 = 10_000;
 
 /// Which fleet to simulate.

@@ -1,4 +1,4 @@
-//! `kvatlas completions` and `kvatlas man`: what shells and `man` need to know, made from the definition of the command line.
+//! `kvatlas completions` and `kvatlas man`: shell completions and manual pages, made from the definition of the command line.
 
 use std::path::PathBuf;
 

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::failure::Failure;
 
-/// The longest line read, in bytes: more than the largest message that any configuration allows takes as JSON.
+/// Length in bytes at which a line is too long. The largest message that any configuration allows is shorter as JSON.
 const LINE_BYTES_MAX: u64 = 256 << 20;
 
-/// Opens `path`; `-` is standard input.
+/// Opens the file at `path`, or standard input if `path` is `-`.
 pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
     if path == Path::new("-") {
         return Ok(Box::new(BufReader::new(io::stdin())));
@@ -27,42 +27,42 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
     Ok(Box::new(BufReader::new(file)))
 }
 
-/// One line that is not empty, with its number from 1.
+/// Line that is not blank, with its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NumberedLine {
-    /// The number in its file, empty lines counted.
+    /// Number of the line in the input, from 1. Blank lines count.
     pub(super) number: u64,
-    /// The line, without spaces around it.
+    /// Text of the line, without spaces around it.
     pub(super) text: String,
 }
 
-/// Why there is no line.
+/// Error in place of a line.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
-    /// Its bytes are no text.
+    /// The line is not UTF-8.
     #[error("line {number}: is not UTF-8")]
     NotText {
-        /// The number in its file.
+        /// Number of the line in the input, from 1.
         number: u64,
     },
-    /// The input cannot be read from here on.
+    /// The input cannot be read from this line on.
     #[error("line {number}: cannot be read: {source}")]
     Unreadable {
-        /// The number in its file.
+        /// Number of the line in the input, from 1.
         number: u64,
         /// The operating system's error.
         source: io::Error,
     },
-    /// There is no end to it.
+    /// The line is too long.
     #[error("line {number}: a line may have {LINE_BYTES_MAX} bytes, at most; split it")]
     TooLong {
-        /// The number in its file.
+        /// Number of the line in the input, from 1.
         number: u64,
     },
 }
 
 impl LineError {
-    /// Whether the lines behind it can be read.
+    /// Whether the error concerns one line only, so that the lines after it can be read.
     pub(super) fn is_of_one_line(&self) -> bool {
         matches!(self, Self::NotText { .. })
     }
@@ -74,7 +74,7 @@ impl From<LineError> for Failure {
     }
 }
 
-/// Reads `input` line by line; blank lines are passed over. Ends after the first error that is not of one line alone.
+/// Returns the lines of `input` that are not blank. Ends after the first error that concerns more than one line.
 pub(super) fn numbered(mut input: Box<dyn BufRead>) -> impl Iterator<Item = Result<NumberedLine, LineError>> {
     let mut number = 0;
     let mut has_ended = false;

@@ -1,4 +1,4 @@
-//! Shards that answers of a gateway lack, as its `/index` names them.
+//! Missing shards: shards that did not answer a gateway, as the gateway's route `/index` lists them.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::text::since;
 
-/// Such a shard.
+/// Shard that does not answer its gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct MissingShard {
-    /// Its index, from 0.
+    /// Index of the shard, from 0.
     shard: u32,
     shards: u32,
     since_us: u64,
 }
 
 impl MissingShard {
-    /// Since when, at a time, it does not answer.
+    /// Returns the text ` does not answer since …`, with the time until `now_us`.
     pub(super) fn describe(&self, now_us: u64) -> String {
         format!("does not answer{}", since(Some(self.since_us), now_us))
     }

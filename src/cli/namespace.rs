@@ -1,4 +1,4 @@
-//! Which cache a command is about.
+//! Arguments that name the namespace that a command is about.
 
 use clap::{ArgGroup, Args};
 use kvatlas_core::hash::Scheme;
@@ -26,7 +26,7 @@ pub(super) struct CacheArguments {
 }
 
 impl CacheArguments {
-    /// The namespace.
+    /// Returns the namespace that the arguments name, directly or by model, tenant and scheme.
     pub(super) fn namespace(&self) -> Result<NamespaceName, Failure> {
         if let Some(namespace) = &self.namespace {
             return Ok(namespace.clone());

@@ -1,7 +1,8 @@
-//! The contexts of the `nats` command line: how to reach a server, under a name.
+//! Contexts of the `nats` command line. A context is a named set of settings by which a NATS server is reached.
 //!
-//! A context is a JSON file, `nats/context/NAME.json` in the user's configuration directory; `nats/context.txt` has the name of the one
-//! that `nats context select` has chosen. What is given to us by flag or by a `KVATLAS_NATS_…` variable goes over the chosen one.
+//! A context is a JSON file, `nats/context/NAME.json` in the user's configuration directory. The file `nats/context.txt` names
+//! the context that `nats context select` has chosen. Flags and `KVATLAS_NATS_…` variables override a context that is merely
+//! chosen.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,12 +11,12 @@ use std::path::{Path, PathBuf};
 use kvatlas_config::Setting;
 use serde_json::Value;
 
-/// Largest file of a context.
+/// Most bytes that are read of a context's file.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Names a context, as for the `nats` command line.
+/// Environment variable that names the context, as for the `nats` command line.
 const NAME_VARIABLE: &str = "NATS_CONTEXT";
 
-/// The fields of a context, and the settings that mean the same. Files are named by their paths.
+/// Supported fields of a context, each with the setting of kvatlas that means the same. A file is given by its path.
 const FIELDS: [(&str, &str); 10] = [
     ("url", "nats.url"),
     ("token", "nats.token"),
@@ -28,56 +29,57 @@ const FIELDS: [(&str, &str); 10] = [
     ("key", "nats.tls_key_file"),
     ("inbox_prefix", "nats.inbox_prefix"),
 ];
-/// Fields of which a path begins with `~` for the user's home.
+/// Fields that hold a path. In such a path a leading `~` is the user's home.
 const PATHS: [&str; 5] = ["creds", "nkey", "ca", "cert", "key"];
-/// Fields without which the server is not reached as the context says.
+/// Fields that kvatlas does not support. A context that has one is refused, because the server would be reached in another way
+/// than the context says.
 const NOT_SUPPORTED: [&str; 4] = ["nsc", "user_jwt", "socks_proxy", "windows_cert_store"];
 
-/// Why a context cannot be used.
+/// Error: a context cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ContextError {
-    /// The name is none of a file.
+    /// The context's name is no name of a file.
     #[error("{0:?} is not the name of a context of the nats command line; see: nats context ls")]
     Name(String),
-    /// There is no directory of contexts.
+    /// Neither `HOME` nor `XDG_CONFIG_HOME` is set, so there is no directory of contexts.
     #[error("there are no contexts without HOME or XDG_CONFIG_HOME; give --nats-url")]
     NoHome,
-    /// The file cannot be read.
+    /// The context's file cannot be read.
     #[error("the context {name}: cannot read {path}: {reason}; see: nats context ls")]
     Read {
-        /// The context.
+        /// Name of the context.
         name: String,
-        /// Its file.
+        /// Path of the context's file.
         path: String,
-        /// The system's words.
+        /// The operating system's error.
         reason: String,
     },
-    /// The file is no context.
+    /// The context's file is not JSON.
     #[error("the context {name}: {path} is no context: {reason}")]
     Form {
-        /// The context.
+        /// Name of the context.
         name: String,
-        /// Its file.
+        /// Path of the context's file.
         path: String,
-        /// The reason, in words.
+        /// The parser's error.
         reason: String,
     },
-    /// The context says something that we cannot do.
+    /// The context has a field that kvatlas does not support.
     #[error(
         "the context {name} has {field}, which kvatlas does not support; give --nats-url and KVATLAS_NATS_… variables"
     )]
     NotSupported {
-        /// The context.
+        /// Name of the context.
         name: String,
-        /// Its field.
+        /// Name of the field.
         field: String,
     },
 }
 
-/// The places of contexts, and which one is named, of this process's environment.
+/// Directories of contexts, and the context that the environment names.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surroundings {
-    /// `nats` in the user's configuration directory.
+    /// The directory `nats` in the user's configuration directory.
     directory: Option<PathBuf>,
     home: Option<PathBuf>,
     named: Option<String>,
@@ -96,7 +98,7 @@ impl Surroundings {
         }
     }
 
-    /// The surroundings of a user whose home is this, and who names no context.
+    /// Returns the surroundings of a user with this home directory, whose environment names no context.
     #[cfg(test)]
     pub(super) fn in_home(home: &Path) -> Self {
         Self {
@@ -106,11 +108,12 @@ impl Surroundings {
         }
     }
 
-    /// The settings of the context that is named by flag, or else of that of the environment or the chosen one. None where there is none.
+    /// Returns the settings of a context: the one that `flag` names, else the one that the environment names, else the chosen
+    /// one. The settings are empty if there is none of these.
     ///
     /// # Errors
     ///
-    /// [`ContextError`].
+    /// [`ContextError`] if the context cannot be used.
     pub(super) fn settings(&self, flag: Option<&str>) -> Result<BTreeMap<String, String>, ContextError> {
         let name = match flag.map(str::to_owned).or_else(|| self.named.clone()) {
             Some(name) => name,
@@ -122,7 +125,7 @@ impl Surroundings {
         self.read(&name)
     }
 
-    /// The name that `nats context select` has written.
+    /// Returns the name of the context that `nats context select` has chosen.
     fn chosen(&self) -> Option<String> {
         let text = read_bounded(&self.directory.as_ref()?.join("context.txt")).ok()?;
         let name = text.trim();

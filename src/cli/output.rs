@@ -1,11 +1,11 @@
-//! Standard output and standard error that may end before we do.
+//! Writing to standard output and standard error, whose readers may end before this process does.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
 
 use super::failure::Failure;
 
-/// Prints `text` as it is. That the reader has gone, as `head` does, is no failure.
+/// Writes `text` to standard output. A reader that has gone, such as `head`, is no failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -16,8 +16,7 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Says something to a person on standard error. That nobody listens any more is no failure, and no reason to panic,
-/// as `eprint!` would.
+/// Writes a text for a person to standard error. If nobody reads it, nothing happens, where `eprint!` would panic.
 pub(crate) fn say(text: impl fmt::Display) {
     let _ = write!(std::io::stderr().lock(), "{text}");
 }

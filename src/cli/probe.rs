@@ -32,7 +32,7 @@ pub(crate) struct ProbeArguments {
 }
 
 impl ProbeArguments {
-    /// Asks, prints the answer, and fails unless it is 200.
+    /// Asks the admin listener, prints its answer, and fails unless the status is 200.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let path = if self.live { "/livez" } else { "/readyz" };
         let client = AdminArguments::at(self.admin, self.timeout).client()?;

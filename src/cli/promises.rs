@@ -1,11 +1,12 @@
-//! Holders of which exact answers promise more than requests find, as a daemon's `/index` names them.
+//! Broken promises, as a daemon's route `/index` lists them. Exact answers about such a holder promise more blocks than requests
+//! find.
 
 use std::fmt;
 
 use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
-/// Such a holder.
+/// Holder whose exact answers promise more blocks than requests find.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct BrokenPromise {
     worker: String,
@@ -15,7 +16,7 @@ pub(super) struct BrokenPromise {
 }
 
 impl BrokenPromise {
-    /// The mend, for a holder of `namespace`.
+    /// Returns the advice on what to do about this holder of `namespace`.
     pub(super) fn mend(&self, namespace: &str) -> String {
         let alert = ["KvatlasPromisesBroken"];
         let culprit = [namespace, &self.worker, &self.rank.to_string()];

@@ -86,14 +86,14 @@ pub(crate) struct PublishArguments {
     dry_run: bool,
 }
 
-/// The amounts that have been published.
+/// Counts of a publication: batches, events and blocks that were published, and bad lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Published {
     batches: u64,
     events: u64,
     blocks: u64,
     bad_lines: u64,
-    /// Whether the last batch had a goodbye, after which the daemon does not know the holder any more.
+    /// Whether the last batch had a goodbye event. After that the daemon no longer knows the holder.
     has_said_goodbye: bool,
 }
 
@@ -112,7 +112,7 @@ impl Published {
         format!("{batches}, {events}, {blocks}")
     }
 
-    /// An error when lines were passed over.
+    /// Fails if bad lines were passed over.
     fn check(&self) -> Result<(), Failure> {
         match self.bad_lines {
             0 => Ok(()),
@@ -126,7 +126,7 @@ impl Published {
     }
 }
 
-/// Publishes the lines, and says how many there were.
+/// Publishes the batches of the lines, and prints how many there were. With `--dry-run`, only checks the lines.
 pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure> {
     let profile = arguments.profile()?;
     if arguments.dry_run {
@@ -163,7 +163,7 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     sending.handed_over.check()
 }
 
-/// Checks the lines, and prints the batches that they are.
+/// Checks the lines without publishing, and prints the batch of each line as JSON.
 fn check_lines(arguments: &PublishArguments) -> Result<(), Failure> {
     let mut checked = Published::default();
     let beginning = BatchCursor {
@@ -184,7 +184,7 @@ fn check_lines(arguments: &PublishArguments) -> Result<(), Failure> {
     checked.check()
 }
 
-/// Why batches were not taken in time.
+/// Returns the reason, in words, for which batches were not taken in time.
 fn not_taken(transport: TransportName) -> &'static str {
     match transport {
         TransportName::Core => "the NATS server did not take the batches in time",
@@ -195,20 +195,20 @@ fn not_taken(transport: TransportName) -> &'static str {
     }
 }
 
-/// The knowledge of a daemon before anything is published.
+/// Facts that the daemon tells about the namespace and the worker's rank before anything is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Known {
-    /// Tokens in a block of the namespace.
+    /// Tokens in a block of the namespace; `None` if the daemon does not tell.
     block_size: Option<BlockSize>,
-    /// The epoch of the worker's rank; 0 where it is not known.
+    /// Epoch of the worker's rank; 0 if the daemon does not tell.
     epoch: u64,
 }
 
 impl Known {
-    /// How long a daemon may take to say so. Most often none is there, or it answers at once.
+    /// Longest wait for the daemon's answer. Most often no daemon is there, or the daemon answers at once.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// Asks a daemon; knows nothing where none answers.
+    /// Asks the daemon for these facts. If no daemon answers, nothing is known.
     async fn ask(arguments: &PublishArguments, connection: &Connection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
@@ -228,7 +228,8 @@ impl Known {
         }
     }
 
-    /// The beginning of the numbers: above what a daemon knows, although the clock may be behind that of an earlier process.
+    /// Returns the epoch and number before the first batch. A new epoch lies above the epoch that the daemon knows, even if this
+    /// machine's clock is behind that of an earlier publisher.
     fn beginning(self, arguments: &PublishArguments) -> Beginning {
         match arguments.epoch {
             Some(epoch) => Beginning::After(BatchCursor {
@@ -245,7 +246,8 @@ fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     BlockSize::new(tokens).map_err(|error| error.to_string())
 }
 
-/// A publisher that makes a batch of every line. As long as the command runs it answers daemons that miss one.
+/// Starts a publisher that makes one batch of each line. While the command runs, the publisher answers daemons that ask for
+/// missing batches.
 async fn publisher(
     arguments: &PublishArguments,
     connection: &Connection,
@@ -276,14 +278,14 @@ async fn publisher(
     HolderPublisher::start(nats, &connection.subjects, holder, options).await
 }
 
-/// A label as the flag has it.
+/// Parses a label as the flag gives it: `KEY=VALUE`.
 fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
 impl PublishArguments {
-    /// The worker's profile: what is told beside its blocks.
+    /// Returns the worker's profile: its address and its labels.
     fn profile(&self) -> Result<Profile, Failure> {
         let labels = Labels::new(self.labels.iter().cloned().collect());
         Ok(Profile {
@@ -292,7 +294,7 @@ impl PublishArguments {
         })
     }
 
-    /// A watch over what the daemon takes of the batches behind `cursor`.
+    /// Starts a watch on whether the daemon applies the batches after `cursor`.
     async fn watch(&self, connection: &Connection, cursor: BatchCursor) -> DaemonWatch {
         let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
         let first = BatchCursor {
@@ -303,19 +305,19 @@ impl PublishArguments {
     }
 }
 
-/// The batches on their way to the server.
+/// Progress of the batches on their way to the server.
 struct Sending<'a> {
     arguments: &'a PublishArguments,
     publisher: &'a HolderPublisher,
-    /// The largest message that the server takes, in bytes.
+    /// Largest message that the server takes, in bytes.
     payload_max: usize,
-    /// The amounts that the publisher was given.
+    /// Amounts handed over to the publisher.
     handed_over: Published,
-    /// The amounts of it that the server has, or the stream with JetStream.
+    /// Amounts that the server has taken. With JetStream, the stream has kept them.
     taken: Published,
-    /// The last batch that has been taken.
+    /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,
-    /// Whether something was not taken.
+    /// Whether the last confirmation failed or came too late.
     is_refused: bool,
 }
 
@@ -332,7 +334,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Publishes the lines, and waits until they are taken.
+    /// Publishes the lines, and waits until the server has taken the batches.
     async fn send(&mut self, input: Box<dyn std::io::BufRead>) -> Result<(), Failure> {
         let sent = self.send_lines(input).await;
         if self.is_refused {
@@ -364,7 +366,7 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Waits until all that was handed over is taken.
+    /// Waits until the server has taken everything that was handed over.
     async fn confirm(&mut self) -> Result<(), Failure> {
         let patience = self.arguments.connection.timeout;
         let flushed = tokio::time::timeout(patience, self.publisher.flush()).await;
@@ -376,7 +378,8 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// The batch of a line that `check` has nothing against; `None` where the line is bad and has been reported.
+/// Returns the batch of a line if `check` accepts the batch. With `keep_going`, a bad line is reported and gives `None`;
+/// otherwise it is an error.
 fn read(
     line: Result<NumberedLine, LineError>,
     keep_going: bool,
@@ -403,7 +406,8 @@ fn read(
     Ok(None)
 }
 
-/// The batch as it will be sent, but for its number and time, and the batch again.
+/// Encodes a batch as it will be sent, except for its number, and with the longest time and block size that there are. Also gives
+/// the batch back.
 fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec<u8>) {
     let sent = EventBatch {
         epoch: cursor.epoch,
@@ -421,7 +425,7 @@ fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec
     (LineBatch { tier, events }, payload)
 }
 
-/// Refuses a batch that is larger than the server takes.
+/// Refuses a batch that is larger than the largest message of the server.
 fn check_size(
     batch: LineBatch,
     rank: Rank,
@@ -438,7 +442,7 @@ fn check_size(
     }
 }
 
-/// Refuses a batch that a daemon drops unless its limits are raised.
+/// Refuses a batch that exceeds a daemon's default limits.
 fn check_limits(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> Result<LineBatch, String> {
     let (batch, payload) = encoded(batch, rank, cursor);
     match EventBatch::decode(&payload, &WireLimits::default()) {

@@ -1,4 +1,4 @@
-//! Waiting until a daemon has applied what was published, or has dropped it.
+//! Waits until a daemon has applied the published batches, or has dropped them.
 
 use std::time::Duration;
 
@@ -14,22 +14,23 @@ use super::failure::Failure;
 use super::status_report::describe_state;
 use super::text::counted;
 
-/// How often the daemon is asked how far it is.
+/// Time between two questions to the daemon about its progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Asks a daemon how far it is with one worker's rank.
+/// Watch on how far a daemon has applied the batches of one worker's rank.
 pub(super) struct DaemonWatch {
     client: QueryClient,
     namespace: NamespaceName,
     worker: WorkerName,
     rank: Rank,
     patience: Duration,
-    /// The doubts that say nothing about what is published: see [`earlier_doubts`].
+    /// Reasons for doubt that are no sign of a lost batch of this command: see [`earlier_doubts`].
     earlier: DegradedReasons,
 }
 
 impl DaemonWatch {
-    /// Takes note of what the daemon knows before the batch at `first` is published. Each question, and the waiting, may take `patience`.
+    /// Starts a watch before the batch at `first` is published. Asks the daemon once for the doubts that there are already.
+    /// `patience` is the longest time for each question and for the later wait.
     pub(super) async fn begin(
         connection: &Connection,
         (namespace, worker, rank): (NamespaceName, WorkerName, Rank),
@@ -51,7 +52,7 @@ impl DaemonWatch {
         watch
     }
 
-    /// Asks until the daemon has applied the batch at `cursor`; says what the rank holds then.
+    /// Asks until the daemon has applied the batch at `cursor`. Returns a text about the blocks that the rank then holds.
     pub(super) async fn wait_until_applied(
         &self,
         cursor: BatchCursor,
@@ -80,7 +81,7 @@ impl DaemonWatch {
         ))
     }
 
-    /// The daemon's status of the holder; `None` where it does not know it yet.
+    /// Returns the daemon's status of the holder; `None` while the daemon does not know the holder.
     async fn find_holder(&self) -> Result<Option<HolderStatusReply>, Failure> {
         match self.client.status(&self.namespace).await {
             Ok(status) => Ok(status
@@ -105,12 +106,13 @@ fn dropped(state: &str) -> Failure {
     ))
 }
 
-/// Reasons that stand for a batch that was dropped or lost.
+/// Returns those of the reasons that stand for a dropped or lost batch.
 fn of_dropped(reasons: DegradedReasons) -> DegradedReasons {
     reasons.filtered(|reason| matches!(reason, DegradedReason::Gap | DegradedReason::Undecodable))
 }
 
-/// The doubts that there are `before` the batch at `first`, or that its number makes: numbers before it were skipped by whoever gave it.
+/// Returns the doubts that are not due to the batches from `first` on. These are the doubts that `before` has already, and a gap
+/// if `first` itself skips numbers.
 fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> DegradedReasons {
     let degraded = before.map_or(DegradedReasons::default(), |holder| of_dropped(holder.degraded));
     let continued = before.filter(|holder| holder.epoch == first.epoch);
@@ -126,14 +128,14 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
     }
 }
 
-/// How far the daemon is with what was published, in words.
+/// Progress of the daemon with the published batches, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Progress {
     Applied(String),
-    /// The batch will never be applied.
+    /// The last batch will never be applied.
     Ignored(String),
     Waiting(String),
-    /// Later batches are applied, and some of these were dropped.
+    /// The daemon has reached the last batch's number, but has dropped some of the published batches.
     Dropped(String),
 }
 
@@ -228,7 +230,7 @@ mod tests {
         assert!(matches!(progress(None, true), Progress::Applied(_)));
     }
 
-    /// A heartbeat that follows a dropped batch brings the daemon to its number.
+    /// A heartbeat after a dropped batch brings the daemon to that batch's number, although the batch was not applied.
     #[test]
     fn a_number_that_is_reached_over_a_gap_is_not_applied() {
         let after = |reason, earlier| {

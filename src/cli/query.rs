@@ -1,4 +1,4 @@
-//! `kvatlas query`: which workers hold how long a prefix.
+//! `kvatlas query`: asks which workers hold leading blocks of a prompt.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -32,7 +32,7 @@ Examples:
   kvatlas query --namespace llama --file queries.jsonl --limit 3 --json
   kvatlas query --model meta-llama/Llama-3.1-8B-Instruct --status"#;
 
-/// The longest file of tokens, in bytes.
+/// Largest file of tokens, in bytes.
 const TOKENS_FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Question to ask, and the form in which the answer is printed.
@@ -106,7 +106,7 @@ pub(crate) struct QueryArguments {
     json: bool,
 }
 
-/// The forms that cannot be asked of chosen blocks, or are said in the file.
+/// Flags that exclude `--every` and `--positions`, because they need the whole chain of blocks or are given in the file.
 const WHOLE_FORMS: [&str; 8] = [
     "status",
     "tokens",
@@ -118,7 +118,7 @@ const WHOLE_FORMS: [&str; 8] = [
     "predicted",
 ];
 
-/// The forms that have a LoRA adapter and a salt in them already, or in the file.
+/// Flags that exclude `--lora-name` and `--cache-salt`. Hashes contain both already, and a file gives both itself.
 const HASH_FORMS: [&str; 5] = [
     "status",
     "block_hashes",
@@ -127,7 +127,7 @@ const HASH_FORMS: [&str; 5] = [
     "file",
 ];
 
-/// Asks, and prints the answer.
+/// Asks the query or the queries, and prints the answer.
 pub(crate) async fn query(mut arguments: QueryArguments) -> Result<(), Failure> {
     if arguments.status {
         return status(&arguments).await;
@@ -202,7 +202,8 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
 }
 
 impl QueryArguments {
-    /// The failure that a client's error means. Nobody listening where shards do need not mean that there is no daemon.
+    /// Returns the failure for a client's error. With `--gather`, an unanswered query means that no shard listens, though a
+    /// daemon may.
     fn failure(&self, error: ClientError) -> Failure {
         match error {
             ClientError::NoDaemon { subject } if self.gather => Failure::unavailable(format_args!(
@@ -223,7 +224,7 @@ impl QueryArguments {
         }
     }
 
-    /// The query that the flags spell; it can be large, so it is moved out of them.
+    /// Returns the query that the flags give. Moves the hashes or tokens out of the arguments, because they can be large.
     fn take_query(&mut self) -> Result<SingleQuery, Failure> {
         let key = self.take_key()?;
         let options = self.options();
@@ -245,7 +246,7 @@ impl QueryArguments {
         Ok(query)
     }
 
-    /// The key that is asked for; clap lets exactly one form pass.
+    /// Returns the query's key: the hashes or tokens. clap admits exactly one form.
     fn take_key(&mut self) -> Result<QueryKey, Failure> {
         if let Some(hashes) = self.block_hashes.take() {
             return Ok(QueryKey::BlockHashes(hashes));
@@ -268,7 +269,7 @@ impl QueryArguments {
     }
 }
 
-/// Reads one line of `--file`. What it does not say about the reply is taken from `defaults`.
+/// Parses one line of `--file`. Options of the reply that the line leaves out are taken from `defaults`.
 fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, String> {
     let mut query: SingleQuery = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let said: BTreeMap<String, Option<IgnoredAny>> =
@@ -297,14 +298,14 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
     Ok(query)
 }
 
-/// The number of `--every`.
+/// Parses the number of `--every`.
 fn parse_stride(text: &str) -> Result<NonZeroUsize, String> {
     text.trim()
         .parse()
         .map_err(|_| "write a whole number from 1".to_owned())
 }
 
-/// One position of `--positions`.
+/// Parses one position of `--positions`.
 fn parse_position(text: &str) -> Result<Position, String> {
     let number = text
         .trim()
@@ -328,14 +329,14 @@ fn read_tokens(path: &Path) -> Result<Vec<Token>, Failure> {
     parse_tokens(&text).map_err(|error| Failure::failed(format_args!("{path:?}: {error}")))
 }
 
-/// One token of `--tokens`.
+/// Parses one token of `--tokens`.
 fn parse_token(text: &str) -> Result<Token, String> {
     text.trim()
         .parse()
         .map_err(|_| "write whole numbers below 2^32, joined by commas; or use --tokens-file".to_owned())
 }
 
-/// Whole numbers between anything that a list of them is written with.
+/// Parses whole numbers that are separated by blanks, commas or brackets.
 fn parse_tokens(text: &str) -> Result<Vec<Token>, String> {
     let is_separator = |character: char| character.is_whitespace() || matches!(character, ',' | '[' | ']');
     let words = text.split(is_separator).filter(|word| !word.is_empty());

@@ -7,7 +7,7 @@ use super::status_report::{describe_address, describe_state};
 use super::table::Table;
 use super::text::{counted, printable};
 
-/// The answer to one query, for a person.
+/// Returns the answer to one query as text for a person.
 pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     let mut text = format!(
         "{} asked for\n",
@@ -48,7 +48,7 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     text + &describe_gathered(reply.gathered.as_ref())
 }
 
-/// A line about the shards that an answer lacks; nothing where it lacks none.
+/// Returns a line about the shards that an answer lacks; empty if it lacks none.
 pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
     let Some(gathered) = gathered.filter(|gathered| !gathered.missing.is_empty()) else {
         return String::new();
@@ -115,7 +115,7 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
     table
 }
 
-/// The line about who will have more of the prompt soon; empty where nobody is expected to.
+/// Returns a line about the workers that routers expect to have more of the prompt soon; empty if there are none.
 fn predicted_line(reply: &QueryReply) -> String {
     let each = reply.predicted.iter().map(|found| {
         let blocks = counted(found.blocks.into(), "block", "blocks");
@@ -127,7 +127,8 @@ fn predicted_line(reply: &QueryReply) -> String {
     }
 }
 
-/// A number of blocks, or the two that it lies between.
+/// Returns the holder's number of matched blocks, or its bounds if the query gave only some of the blocks. `show` writes a
+/// number.
 fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
     match holder.matched_blocks_max {
         None => show(holder.matched_blocks),
@@ -135,7 +136,7 @@ fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
     }
 }
 
-/// Whole percents, rounded down, so that only a full match is 100 %.
+/// Returns a share in whole percents, rounded down, so that only a full match is 100 %.
 fn percent(part: u32, whole: u32) -> String {
     let percent = u64::from(part) * 100 / u64::from(whole.max(1));
     format!("{percent} %")
@@ -150,7 +151,7 @@ fn describe_drop_out(drop_out: &DropOut) -> String {
     )
 }
 
-/// The answers to a batch, for a person. `asked` has one element a query.
+/// Returns the answers to a batch of queries as text for a person. `asked` has the options of each query.
 pub(super) fn render_results(results: &[QueryResult], asked: &[QueryOptions]) -> String {
     let numbered = results.iter().zip(asked).zip(1_usize..);
     let texts: Vec<String> = numbered
@@ -166,7 +167,7 @@ pub(super) fn render_results(results: &[QueryResult], asked: &[QueryOptions]) ->
     texts.join("\n")
 }
 
-/// A failure when a query was refused, or when there is not one answer for each.
+/// Fails if a query was refused, or if the number of answers is not `asked`.
 pub(super) fn check_results(results: &[QueryResult], asked: usize) -> Result<(), Failure> {
     if results.len() != asked {
         let answers = results.len();

@@ -1,4 +1,4 @@
-//! `kvatlas replay`: a trace of real requests through a simulated fleet, each reply checked.
+//! `kvatlas replay`: sends a trace of real requests through a simulated fleet, and checks each reply.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -30,13 +30,14 @@ Examples:
   kvatlas replay --trace conversation_trace.jsonl --workers 64 --embedded
   kvatlas replay --trace conversation_trace.jsonl --nats-url nats://127.0.0.1:4222 --json";
 
-/// The log of a simulation: what goes wrong. That there is a development broker is said in better words.
+/// Log filter of a simulation: warnings and errors. The daemon's warning about its development broker is left out, because the
+/// command says that in better words.
 pub(super) const LOG_FILTER: &str = "warn,kvatlas_daemon::life::start=error";
 
-/// The prefix of subjects on a NATS server of our own.
+/// Prefix of the subjects on the NATS server that the command starts.
 const EMBEDDED_PREFIX: &str = "kvatlas";
 
-/// How often the progress is drawn, at most.
+/// Least time between two drawings of the progress.
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// Trace to replay, and the fleet to replay it through.
@@ -87,10 +88,10 @@ pub(crate) struct ReplayArguments {
     json: bool,
 }
 
-/// Most workers of a namespace, unless the daemon is told otherwise.
+/// Default limit of workers in one namespace of a daemon.
 const WORKERS_MAX: usize = 4096;
 
-/// Reads a number of workers.
+/// Parses a number of workers, from 1 to [`WORKERS_MAX`].
 pub(super) fn parse_workers(text: &str) -> Result<NonZeroUsize, String> {
     NonZeroUsize::from_str(text)
         .ok()
@@ -123,7 +124,7 @@ impl From<SimulationError> for Failure {
 }
 
 impl ReplayArguments {
-    /// Replays, prints the report, and fails if a reply was wrong.
+    /// Replays the trace and prints the report. Fails if a reply was wrong.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let mut signals = StopSignals::listen()?;
         start_logging()?;
@@ -185,7 +186,7 @@ impl ReplayArguments {
         Ok(report)
     }
 
-    /// Leaves a daemon that goes on as it was found.
+    /// Closes the session. First removes the simulated workers from a daemon that runs on, unless `--no-cleanup` is given.
     async fn leave(&self, session: Session) -> Result<(), Failure> {
         if !self.embedded && !self.no_cleanup {
             let workers = self.options().size.worker_names().map_err(Failure::failed)?;
@@ -200,7 +201,7 @@ pub(super) fn start_logging() -> Result<(), Failure> {
     kvatlas_telemetry::init(kvatlas_telemetry::LogFormat::Text, LOG_FILTER).map_err(Failure::failed)
 }
 
-/// The failure of a run that a signal ended.
+/// Returns the failure of a run that a signal has ended.
 pub(super) fn interrupted(signal: &str) -> Failure {
     Failure::failed(format_args!("interrupted by {signal}; there is no report"))
 }
@@ -213,7 +214,7 @@ pub(super) async fn close(session: Session) -> Result<(), Failure> {
     }
 }
 
-/// Fails if a reply was wrong, with the first few differences.
+/// Fails if a reply was wrong. The failure names the first few differences.
 pub(super) fn verdict(report: &Report) -> Result<(), Failure> {
     if report.wrong_replies == 0 {
         return Ok(());
@@ -225,13 +226,13 @@ pub(super) fn verdict(report: &Report) -> Result<(), Failure> {
     )))
 }
 
-/// A bar on standard error; nothing where that is no terminal or the output is for programs.
+/// Progress bar on standard error. It is hidden if standard error is no terminal, or if the output is JSON.
 pub(super) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// A bar for so many requests.
+    /// Makes a progress bar for a run of `requests` requests. `is_quiet` hides the bar.
     pub(super) fn new(requests: usize, is_quiet: bool) -> Self {
         if is_quiet || !std::io::stderr().is_terminal() {
             return Self {
@@ -247,7 +248,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Shows how far the run is.
+    /// Draws the progress of the run.
     pub(super) fn show(&self, tally: &Tally) {
         // The percentiles take longer than anything else here: not for every request.
         const MESSAGE_REQUESTS: usize = 64;
@@ -268,7 +269,7 @@ impl Drop for Progress {
     }
 }
 
-/// The run so far, in one short line: share of blocks hit, queries, their latency, blocks in the index.
+/// Returns the run so far in one line: share of blocks hit, queries a second, latency of queries, blocks in the index.
 pub(super) fn summary(tally: &Tally) -> String {
     let latency = tally.query_latency();
     format!(
@@ -281,7 +282,7 @@ pub(super) fn summary(tally: &Tally) -> String {
     )
 }
 
-/// A latency with a unit that fits.
+/// Returns a latency in microseconds as text, in µs or ms.
 pub(super) fn latency_text(latency_us: u64) -> String {
     if latency_us < 10_000 {
         format!("{latency_us} µs")
@@ -290,12 +291,12 @@ pub(super) fn latency_text(latency_us: u64) -> String {
     }
 }
 
-/// A count with separators.
+/// Returns a count as text, with thousands separators.
 pub(super) fn count_text(count: usize) -> String {
     HumanCount(u64::try_from(count).unwrap_or(u64::MAX)).to_string()
 }
 
-/// A rate without decimals.
+/// Returns a rate as text, without decimals.
 pub(super) fn rate_text(rate: f64) -> String {
     format!("{:.0}", HumanFloatCount(rate))
 }

@@ -1,4 +1,4 @@
-//! `kvatlas serve`: what the daemon's life needs around the daemon.
+//! `kvatlas serve`: configuration, log and signals of the daemon's process.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -41,7 +41,8 @@ pub(crate) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// The configuration and its source, or everything that is wrong with it; `None` when it was only to be looked at, and has been.
+    /// Loads the configuration and its source. Returns `None` if the configuration was only to be checked or printed, which is
+    /// then done. A failure names everything that is wrong.
     pub(crate) fn load(self) -> Result<Option<(Config, ConfigSource)>, Failure> {
         let Self {
             config: file,
@@ -65,13 +66,13 @@ impl ServeArguments {
     }
 }
 
-/// The configuration file that the environment names, if it does.
+/// Returns the configuration file that the environment names; `None` if it names none.
 pub(crate) fn file_of_environment() -> Option<PathBuf> {
     let named = std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
     named.map(PathBuf::from)
 }
 
-/// The source of the configuration, so that it can be read again.
+/// Source of the configuration, from which a reload reads it again.
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
     file: Option<PathBuf>,
@@ -79,13 +80,13 @@ pub(crate) struct ConfigSource {
 }
 
 impl ConfigSource {
-    /// The configuration as it is now.
+    /// Loads the configuration as it is now.
     fn load(&self) -> Result<Config, ConfigErrors> {
         let environment = process_environment().into_iter();
         Config::load(self.flags.clone(), environment, self.file.as_deref())
     }
 
-    /// Reads the configuration again at every SIGHUP, for ever, and says what came of it. One with mistakes changes nothing.
+    /// Reloads the configuration at every SIGHUP, for ever, and logs the outcome. A configuration with mistakes changes nothing.
     pub(crate) async fn reload_at(&self, hangup: &mut Signal, daemon: &Daemon) {
         while hangup.recv().await.is_some() {
             self.reload(daemon);
@@ -126,7 +127,7 @@ pub(crate) fn start_logging(logging: &LoggingConfig) -> Result<(), Failure> {
     kvatlas_telemetry::init(logging.format, &logging.level).map_err(Failure::usage)
 }
 
-/// Logs where the daemon can be reached.
+/// Logs the addresses of the daemon: NATS, metrics and probes, queries over HTTP.
 pub(crate) fn announce(daemon: &Daemon) {
     let urls = &daemon.nats().urls;
     let addresses: Vec<String> = urls
@@ -147,7 +148,7 @@ pub(crate) fn announce(daemon: &Daemon) {
     }
 }
 
-/// The signals that ask the process to stop. From their construction on they no longer end it by themselves.
+/// Signals that ask the process to stop: SIGTERM and SIGINT. After construction they no longer end the process by themselves.
 #[derive(Debug)]
 pub(crate) struct StopSignals {
     terminate: Signal,
@@ -155,16 +156,16 @@ pub(crate) struct StopSignals {
     last: LastSignal,
 }
 
-/// When a signal came last.
+/// Time of the last signal that was no echo.
 #[derive(Debug, Default)]
 struct LastSignal(Option<Instant>);
 
 impl LastSignal {
-    /// A signal so soon after another is the same: whoever signals a process and then its group, as `timeout` does, sends two. A person takes
-    /// longer.
+    /// Longest time between a signal and its echo, which is the same signal sent again. Programs such as `timeout` signal a
+    /// process and then its group. A person takes longer.
     const ECHO_MAX: Duration = Duration::from_millis(100);
 
-    /// Notes a signal; says whether it is no echo of the last.
+    /// Notes a signal. Returns whether it is new, and not an echo of the last one.
     fn is_new(&mut self, now: Instant) -> bool {
         let is_echo = self
             .0
@@ -177,7 +178,7 @@ impl LastSignal {
 }
 
 impl StopSignals {
-    /// Begins to listen.
+    /// Begins to listen to the signals.
     pub(crate) fn listen() -> Result<Self, Failure> {
         Ok(Self {
             terminate: listen_to(SignalKind::terminate())?,
@@ -186,7 +187,7 @@ impl StopSignals {
         })
     }
 
-    /// The name of the next signal.
+    /// Waits for the next signal, and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         loop {
             let name = tokio::select! {
@@ -200,7 +201,7 @@ impl StopSignals {
     }
 }
 
-/// Begins to listen to SIGHUP; from then on it no longer ends the process.
+/// Begins to listen to SIGHUP. From then on the signal no longer ends the process.
 pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
     listen_to(SignalKind::hangup())
 }

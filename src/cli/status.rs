@@ -25,9 +25,9 @@ pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1
     kvatlas status --admin 10.0.0.7:9464 --json\n  \
     until kvatlas status >/dev/null; do sleep 1; done";
 
-/// Holders that are named on the screen.
+/// Most degraded holders of a namespace that are named on the screen.
 const NAMED_MAX: usize = 10;
-/// Pages of degraded holders that are read, of 10,000 each.
+/// Most pages of degraded holders that are read. A page has up to 10,000 holders.
 const PAGES_MAX: usize = 100;
 
 /// Daemon whose status is shown, and the form.
@@ -40,32 +40,32 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-/// The answer of `/workers`.
+/// One page of the route `/workers`.
 #[derive(Debug, Deserialize)]
 struct Holders {
     holders: Vec<DoubtedHolder>,
     next: Option<String>,
 }
 
-/// The status of a daemon: its answer of `/index`, and what other answers add.
+/// Status of a daemon: the answer of its route `/index`, its readiness, and its degraded holders.
 #[derive(Debug, Deserialize, Serialize)]
 struct Status {
     #[serde(default)]
     role: Role,
     #[serde(skip_deserializing)]
     ready: bool,
-    /// Why it is not ready.
+    /// Why the daemon is not ready.
     #[serde(skip_deserializing)]
     reasons: Vec<String>,
     #[serde(default)]
     messages_waiting: u64,
-    /// Why the newest snapshot could not be written, where that is so.
+    /// Why the newest snapshot could not be written; `None` if that is not so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot_error: Option<String>,
-    /// The shards that answers of a gateway lack.
+    /// Shards that did not answer this gateway.
     #[serde(default)]
     missing_shards: Vec<MissingShard>,
-    /// Namespaces that do not exist although events of them come. An older daemon does not say it.
+    /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     strays: Vec<Stray>,
     namespaces: Vec<NamespaceStatus>,
@@ -77,41 +77,42 @@ struct NamespaceStatus {
     holders: u64,
     #[serde(skip_deserializing)]
     degraded: u64,
-    /// How many holders are degraded for each reason; a holder counts under all of its own.
+    /// Number of degraded holders by reason. A holder with several reasons counts under each.
     #[serde(skip_deserializing)]
     reasons: BTreeMap<&'static str, u64>,
     distinct_blocks: u64,
     held_blocks: u64,
-    /// The number of holders whose tokens in a block are only guessed.
+    /// Number of holders whose block size is only guessed.
     #[serde(default)]
     unsized_holders: u64,
-    /// How many holders' epochs lie ahead of the daemon's clock.
+    /// Number of holders whose epochs lie ahead of the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Some of these, the first by name.
+    /// Names of some holders whose epochs lie ahead, the first by name.
     #[serde(default)]
     ahead: Vec<String>,
-    /// Some of the publishers whose batches are dropped, so that they have no holder.
+    /// Some publishers whose batches are dropped. They have no holder.
     #[serde(default)]
     refused_publishers: Vec<String>,
-    /// The same, each with the reason.
+    /// The same publishers, each with the reason for which its batches are dropped.
     #[serde(default)]
     refused: Vec<Refused>,
-    /// The answers about it lately, and how many of them were not exact.
+    /// Counts of the last answers about the namespace, and of those that were not exact.
     #[serde(default)]
     cost: Option<Cost>,
-    /// Some of the degraded, the first by name.
+    /// Names of some degraded holders, the first by name.
     #[serde(skip_deserializing)]
     named: Vec<String>,
-    /// The reasons of each of these, since when, and what that costs, in the same order.
+    /// Details of the holders in `named`, in the same order: reasons, since when, and cost.
     #[serde(skip)]
     doubts: Vec<DoubtedHolder>,
-    /// Holders of which exact answers promise more than requests find.
+    /// Holders whose exact answers promise more blocks than requests find.
     #[serde(default)]
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// Prints the status; fails where the daemon is not ready or a holder is not exact.
+/// Prints the status. Fails if the daemon is not ready or a holder is not exact. Also fails for dropped batches, missing shards,
+/// failing snapshots and broken promises.
 pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     let status = Status::read(&client).await?;
@@ -194,7 +195,7 @@ impl Status {
         Ok(())
     }
 
-    /// The status for people, at most 60 columns wide where names are short.
+    /// Returns the status as text for people, at most 60 columns wide if names are short.
     fn render(&self, authority: &str, now_us: u64) -> String {
         let ready = if self.ready { "ready" } else { "NOT READY" };
         let mut text = format!(
@@ -240,7 +241,7 @@ impl Status {
     }
 }
 
-/// Names behind a colon; nothing where there are none, as of older daemons.
+/// Returns `: ` and the names joined by commas; empty if there are no names, as from older daemons.
 fn listed(names: &[String]) -> String {
     match names.is_empty() {
         true => String::new(),
@@ -260,7 +261,7 @@ impl NamespaceStatus {
         }
     }
 
-    /// The notes on what is odd without making a holder degraded.
+    /// Returns lines about troubles that make no holder degraded.
     fn render_notes(&self) -> String {
         let mut text = String::new();
         let name = &self.namespace;
@@ -319,7 +320,7 @@ impl NamespaceStatus {
         text + &self.render_mends()
     }
 
-    /// The runbook's advice about each reason, with the names of the first holder that has the reason.
+    /// Returns the runbook's advice on each reason. The advice names the first holder that has the reason.
     fn render_mends(&self) -> String {
         let mut text = String::new();
         for reason in self.reasons.keys() {

@@ -1,4 +1,4 @@
-//! The status of a namespace, for people.
+//! Status of a namespace as text for people.
 
 use kvatlas_core::wire::{
     Address, DegradedReason, DegradedReasons, HolderStatusReply, Labels, NamespaceName, StatusReply,
@@ -8,7 +8,7 @@ use super::query_report::describe_gathered;
 use super::table::Table;
 use super::text::{counted, since};
 
-/// In words, whether a holder's state is certain.
+/// Returns a holder's state in words: `exact`, or `degraded` with the reasons.
 pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
     let reasons: Vec<&str> = degraded.iter().map(DegradedReason::as_str).collect();
     match (exact, reasons.is_empty()) {
@@ -18,7 +18,7 @@ pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
     }
 }
 
-/// The address of a holder, if it has one.
+/// Returns the address of a holder; `-` if it has none.
 pub(super) fn describe_address(address: Option<&Address>) -> String {
     address.map_or("-".to_owned(), Address::to_string)
 }
@@ -30,7 +30,7 @@ fn describe_labels(labels: &Labels) -> String {
     }
 }
 
-/// The status as a heading and a table, at a time.
+/// Returns the status as a heading and a table. `now_us` is the present time.
 pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now_us: u64) -> String {
     let incomplete = describe_gathered(status.gathered.as_ref());
     let heading = format!(
@@ -65,7 +65,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
     heading + &table.render() + &incomplete
 }
 
-/// The text on guessed block sizes: how many holders do not say theirs.
+/// Returns a text that the block size is guessed, and for how many holders; empty if it is not.
 fn describe_guess(unsized_holders: u32) -> String {
     match unsized_holders {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! Namespaces that do not exist although events of them come, as a daemon's `/index` names them.
+//! Strays, as a daemon's route `/index` lists them. A stray is a namespace that does not exist although events of it come.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::text::{counted, since};
 
-/// Such a namespace.
+/// Namespace whose events come but are dropped, because the namespace does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct Stray {
     namespace: String,
-    /// The publisher of the last message.
+    /// Worker whose publisher sent the last message.
     worker: String,
     reason: String,
     detail: String,
@@ -20,13 +20,13 @@ pub(super) struct Stray {
 }
 
 impl Stray {
-    /// The whole sentence about it at a time.
+    /// Returns a sentence about the namespace. `now_us` is the present time.
     pub(super) fn describe(&self, now_us: u64) -> String {
         let since = since(Some(self.since_us), now_us);
         format!("{self}{since}: {}", self.detail)
     }
 
-    /// Returns the advice on what its publisher is to be given.
+    /// Returns the advice on what to do about the namespace.
     pub(super) fn mend(&self) -> String {
         let culprit = [self.namespace.as_str(), &self.worker, ""];
         mend_for([self.reason.as_str()].into_iter(), "what to do", culprit)

@@ -1,20 +1,20 @@
-//! The messages to the supervisor of the process, where it wants to know: systemd with `Type=notify` and `WatchdogSec`.
+//! Messages to the supervisor of the process, such as systemd with `Type=notify` and `WatchdogSec`.
 //!
-//! Nothing happens where `NOTIFY_SOCKET` is not set.
+//! Without the environment variable `NOTIFY_SOCKET` nothing is sent.
 
 use sd_notify::NotifyState;
 
-/// Says that the daemon is ready.
+/// Tells the supervisor that the process is ready.
 pub(crate) fn ready() {
     tell(NotifyState::Ready);
 }
 
-/// Says that the daemon is about to end.
+/// Tells the supervisor that the process is about to end.
 pub(crate) fn stopping() {
     tell(NotifyState::Stopping);
 }
 
-/// Says again and again that the runtime still runs, twice as often as the supervisor asks for; never returns.
+/// Tells the supervisor again and again that the runtime still runs, twice in each watchdog interval. Never returns.
 pub(crate) async fn keep_watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
         return std::future::pending().await;

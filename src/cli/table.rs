@@ -1,19 +1,19 @@
-//! Tables for people: aligned columns, no lines between them.
+//! Tables for people: aligned columns without rules between them.
 
-/// A table under a header.
+/// Table with a header.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Whether the cells of each column stand on its right side.
+    /// Whether each column is aligned to the right.
     are_right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
-/// The gap between two columns.
+/// Text between two columns.
 const GAP: &str = "  ";
 
 impl Table {
-    /// A table with columns of these titles and no rows. The cells of a column stand on its left side, for words. Behind a `>`, which is
-    /// not shown, they stand on its right side, for numbers.
+    /// Creates a table without rows, whose columns have these titles. Columns are aligned to the left, for words. A title that
+    /// begins with `>` aligns its column to the right, for numbers; the `>` is not shown.
     pub(super) fn new(titles: &[&str]) -> Self {
         let shown = titles
             .iter()
@@ -24,20 +24,20 @@ impl Table {
         }
     }
 
-    /// Appends a row; a missing cell is empty, and one beyond the columns is left out.
+    /// Appends a row. Missing cells are empty, and cells beyond the columns are left out.
     pub(super) fn push(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// The table, each line with a line feed and without trailing spaces. Where standard output is a terminal that is too narrow for
-    /// it, each row becomes a paragraph.
+    /// Returns the table as lines without trailing spaces. If standard output is a terminal that is too narrow, each row becomes
+    /// a paragraph.
     pub(super) fn render(&self) -> String {
         self.render_within(
             terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0.into()),
         )
     }
 
-    /// The table, or paragraphs where it is wider than `width`.
+    /// Returns the table, or paragraphs if the table is wider than `width` characters.
     fn render_within(&self, width: Option<usize>) -> String {
         let table = self.render_table();
         let widest = table
@@ -51,7 +51,7 @@ impl Table {
         }
     }
 
-    /// A line for each cell that is not empty, behind the title of its column; an empty line between two rows.
+    /// Returns each row as a paragraph. Each cell that is not empty has a line, behind the title of its column.
     fn render_paragraphs(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else {
             return String::new();

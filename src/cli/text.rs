@@ -1,8 +1,8 @@
-//! Words for people, and what may not be in them.
+//! Words for people, and the removal of characters that must not reach a terminal.
 
 use kvatlas_client::rfc3339;
 
-/// `text` without control characters but line feeds: what others sent must not steer a terminal.
+/// Returns `text` without control characters except line feeds, so that texts from outside cannot steer a terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars()
         .filter(|character| *character == '\n' || !character.is_control())
@@ -12,8 +12,8 @@ pub(super) fn printable(text: &str) -> String {
 pub(super) const SECOND_US: u64 = 1_000_000;
 const DAY_S: u64 = 86_400;
 
-/// Since when something lasts, by the clock of the world, and how long that is: ` since 01:58:12 UTC (4 min)`, to be put behind other words. Days ago,
-/// with the date. Nothing where that is not known.
+/// Returns a time and its distance from now, to be put behind other words: ` since 01:58:12 UTC (4 min)`. The date is added if
+/// the time is a day or more ago. Empty if the time is not known.
 pub(super) fn since(since_us: Option<u64>, now_us: u64) -> String {
     let Some(since_us) = since_us else {
         return String::new();
@@ -29,7 +29,7 @@ pub(super) fn since(since_us: Option<u64>, now_us: u64) -> String {
     format!(" since {date}{time} UTC ({})", lasted(seconds))
 }
 
-/// A time in seconds, in the unit that suits it.
+/// Returns a duration in seconds as text, in s, min, h or days.
 pub(super) fn lasted(seconds: u64) -> String {
     match seconds {
         ..120 => format!("{seconds} s"),
@@ -39,7 +39,7 @@ pub(super) fn lasted(seconds: u64) -> String {
     }
 }
 
-/// A number and what it counts.
+/// Returns a number with its noun, in the singular or the plural.
 pub(super) fn counted(number: u64, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
 }

@@ -1,4 +1,4 @@
-//! How a command publishes.
+//! Transports by which commands publish batches.
 
 use clap::ValueEnum;
 use kvatlas_client::publish::Transport;

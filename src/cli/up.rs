@@ -1,6 +1,7 @@
-//! `kvatlas up`: everything for one machine.
+//! `kvatlas up`: everything that one machine needs.
 //!
-//! It starts a `nats-server` as a child process, unless it is told of one. The daemon, the bridge and HTTP are in this process.
+//! Without the address of a NATS server, it starts a `nats-server` as a child process. The daemon, the bridge and HTTP are in
+//! this process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,13 +34,13 @@ Examples:
       --engine gpu-0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558
   kvatlas up --model m --engine a=tcp://127.0.0.1:5557,ranks=2 --http-listen 0.0.0.0:8090";
 
-/// The address where queries are answered unless told otherwise.
+/// Default address of the listener for queries over HTTP.
 const HTTP_LISTEN: &str = "127.0.0.1:8090";
-/// Longest time that the start waits for engines. Those not seen by then are named in a warning.
+/// Longest time that the start waits for engines. A warning names the engines that were not seen in that time.
 const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two looks at the engines.
+/// Time between two looks at whether the engines are known.
 const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
-/// Messages that may wait for one publisher: questions of the daemon.
+/// Most messages from the daemon (questions) that may wait for one publisher.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// Engines to follow, and the daemon's settings.
@@ -109,7 +110,7 @@ impl UpArguments {
     }
 }
 
-/// The settings, with what `up` presumes beneath what flags, environment and file say.
+/// Loads the settings. If no flag, variable or file gives a setting, the value that [`presume`] chooses holds.
 fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) -> Result<Config, Failure> {
     let file = file.or_else(file_of_environment);
     let environment = process_environment().into_iter();
@@ -121,8 +122,8 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) 
     )?)
 }
 
-/// The settings that `up` takes where nothing is said: a broker of its own, a listener for queries, and the engines' block size for the
-/// others.
+/// Returns the settings that `up` chooses if nothing else gives them: an embedded broker, the listener for queries, and the
+/// engines' block size.
 fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String)> {
     let mut presumed = Vec::new();
     if !said.names_nats_server() {
@@ -133,7 +134,8 @@ fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String
     presumed
 }
 
-/// Says how to ask once that works, and waits for a signal.
+/// Waits until the engines are known and the daemon is ready, prints how to ask, and waits for the end. Returns the name of the
+/// signal or command that ended it.
 async fn follow(
     daemon: &Daemon,
     (bridge, queries): (&Bridge, &QueryClient),
@@ -168,7 +170,8 @@ async fn follow(
     }
 }
 
-/// Waits until the daemon knows what every engine has, as far as the engine tells it. Those that are not there in time are named.
+/// Waits until the daemon knows the blocks of every engine, as far as the engine tells them, but at most [`ENGINES_PATIENCE`]. A
+/// warning names the engines that are missing then.
 async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     let deadline = Instant::now() + ENGINES_PATIENCE;
     loop {
@@ -195,7 +198,7 @@ async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
     }
 }
 
-/// Waits until the daemon's answers lack nobody who publishes; no longer than for engines.
+/// Waits until the daemon knows all holders that publish, but at most [`ENGINES_PATIENCE`].
 async fn wait_for_list(daemon: &Daemon) {
     if tokio::time::timeout(ENGINES_PATIENCE, daemon.listed())
         .await
@@ -205,7 +208,7 @@ async fn wait_for_list(daemon: &Daemon) {
     }
 }
 
-/// Whether the daemon knows what the engine has, or the engine cannot tell it.
+/// Whether the daemon knows the blocks of the engine, or the engine cannot tell them.
 async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
     let key = &state.engine.key;
     match state.status {
@@ -233,14 +236,14 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
         .any(|holder| holder.worker == worker && holder.rank == key.rank && holder.exact)
 }
 
-/// A token of 128 random bits, for clients that register engines and are no programs on this machine.
+/// Makes a token of 128 random bits. Clients show it to register engines over HTTP, except programs on this machine.
 fn made_token() -> std::io::Result<Secret> {
     let mut bits = [0; 16];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bits)?;
     Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
 }
 
-/// The advice on what to type next. Whoever registers engines from elsewhere needs the `token`, if there is one.
+/// Returns the advice on what to type next. `token` is needed to register engines from elsewhere; `None` if no token is needed.
 fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
     let token = token.map_or(String::new(), |token| {
         format!(" -H 'authorization: Bearer {token}'")
@@ -263,7 +266,7 @@ fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token:
     )
 }
 
-/// A line for a shell.
+/// Returns a shell line that asks the daemon about 64 tokens.
 fn curl_line(address: SocketAddr, model: &str) -> String {
     let model = serde_json::Value::from(model).to_string().replace('\'', "'\\''");
     format!(
@@ -290,7 +293,7 @@ async fn stop(daemon: Daemon, bridge: Bridge, nats: &async_nats::Client) -> Resu
 mod tests {
     use super::*;
 
-    /// The configuration of `up` with a file, and a flag.
+    /// Loads the configuration of `up` from a file with this text, and a flag.
     fn loaded(text: &str, flag: Option<(&str, &str)>) -> Config {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();

@@ -1,4 +1,4 @@
-//! `kvatlas vocab`: what a model's tokens may be.
+//! `kvatlas vocab`: answers questions about a model's tokens.
 
 use std::path::PathBuf;
 
@@ -59,14 +59,14 @@ struct MaskArguments {
     json: bool,
 }
 
-/// Does it.
+/// Runs the chosen command.
 pub(crate) fn vocab(arguments: &VocabArguments) -> Result<(), Failure> {
     match &arguments.command {
         VocabCommand::Mask(arguments) => mask(arguments),
     }
 }
 
-/// An answer, before it is put into words.
+/// Answer about the allowed tokens, before it is printed.
 struct Answer<'a> {
     vocabulary: &'a Vocabulary,
     format: VocabularyFormat,
@@ -152,7 +152,7 @@ fn render(answer: &Answer<'_>, sample: usize) -> String {
     text
 }
 
-/// A token's bytes between quotation marks; what is no text is escaped.
+/// Returns a token's bytes in quotation marks. Bytes that are no text are escaped.
 fn text_of(vocabulary: &Vocabulary, token: TokenId) -> String {
     let bytes = vocabulary.bytes(token).unwrap_or_default();
     let mut text = String::from('"');
@@ -164,7 +164,7 @@ fn text_of(vocabulary: &Vocabulary, token: TokenId) -> String {
     text
 }
 
-/// The answer for programs.
+/// Answer about the allowed tokens, as JSON.
 #[derive(Debug, Serialize)]
 struct MaskJson {
     format: &'static str,

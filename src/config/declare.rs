@@ -149,9 +149,13 @@ impl<T: NamedTable> Table for Named<T> {
 
 /// Declares tables of settings. Each becomes a struct with one field for each row.
 ///
-/// A row is a help sentence as doc comment, then `field: Type = default, rule;`. Its key is the section and the field's
-/// name; `field as key` gives another key. `flag "word"` at its end adds a shorter flag. `=> live` tells that a running
-/// daemon takes the setting at a reload. A row without a default holds the rows of another [`Table`]. `named in [tables]` lets named tables of the file override the settings: see [`Named`].
+/// A row is a help sentence as doc comment, then `field: Type = default, rule;`. Its key is the section and the field's name;
+/// `field as key` gives another key.
+///
+/// - `flag "word"` at the end of a row adds a shorter flag.
+/// - `=> live` tells that a running daemon takes the setting at a reload.
+/// - A row without a default holds the rows of another [`Table`].
+/// - `named in [tables]` lets named tables of the file override the settings: see [`Named`].
 macro_rules! tables {
     ($(
         $(#[doc = $about:literal])+

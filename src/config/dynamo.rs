@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A component of Dynamo: the workers that serve one model, written `NAMESPACE.COMPONENT`, or `NAMESPACE.COMPONENT=TENANT` if the model's
-/// blocks there are those of a tenant.
+/// A component of Dynamo: the workers that serve one model. It is written `NAMESPACE.COMPONENT`, or `NAMESPACE.COMPONENT=TENANT`
+/// if the model's blocks there belong to a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Component {
     /// Dynamo's own namespace of the component, which is no namespace of kvatlas.

@@ -30,8 +30,10 @@ impl Config {
         Config::load_presuming(|_| Vec::new(), flags, environment, file)
     }
 
-    /// As [`Config::load`], with other defaults from the caller. `presume` is told what the sources give. It returns
-    /// values by the dotted keys of their settings. A returned value holds if no source sets the setting.
+    /// Loads the configuration as [`Config::load`] does, with other defaults from the caller.
+    ///
+    /// `presume` is called with the values that the sources give. The function returns values by the dotted keys of their
+    /// settings. Such a value holds if no source sets the setting.
     ///
     /// # Errors
     ///

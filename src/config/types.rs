@@ -14,15 +14,15 @@ use kvatlas_telemetry::LogFormat;
 /// The way in which a client authenticates to NATS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authentication {
-    /// Without authentication.
+    /// No authentication.
     Anonymous,
-    /// With the JWT and the seed in a credentials file.
+    /// Authentication with the JWT and the seed in a credentials file.
     CredentialsFile(PathBuf),
-    /// With the NKey whose seed is in a file.
+    /// Authentication with an NKey. The file has its seed.
     NkeySeedFile(PathBuf),
-    /// With a token.
+    /// Authentication with a token.
     Token(Secret),
-    /// With a user's name and password.
+    /// Authentication with a user's name and password.
     UserPassword {
         /// Name of the user.
         user: String,

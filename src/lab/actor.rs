@@ -26,26 +26,27 @@ enum Message {
 ///
 /// # Promise
 ///
-/// The same as the index within promises. Reads and writes are applied in the order in which they were sent. So an answer
-/// counts all that its asker had sent before.
+/// The same as that of the index inside. Reads and writes are applied in the order in which they were sent. So an answer counts
+/// every change that its asker had sent before.
 ///
 /// # Cost
 ///
-/// No lock, no sharing, and one core: every query queues behind every event, and every event behind every query. The published
-/// actor reads two channels with an async runtime; one channel keeps the order and needs none.
+/// Neither locks nor sharing, but one core: queries and events wait for each other in one queue. The published actor reads two
+/// channels with an async runtime. One channel keeps the order and needs no runtime.
 #[derive(Debug)]
 pub struct Actor {
-    /// The sender to the thread; `None` only while the actor is dropped.
+    /// Sender of the thread's channel. `None` only while the actor is dropped.
     messages: Option<SyncSender<Message>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Actor {
-    /// An actor around the index that `make` gives. The index is made in the actor's own thread, so it need not be `Send`.
+    /// Creates an actor around the index that `make` returns. `make` runs in the actor's own thread, so the index need not be
+    /// `Send`.
     ///
     /// # Errors
     ///
-    /// When the system gives no thread.
+    /// If the system gives no thread.
     pub fn new<I: PrefixIndex>(make: impl FnOnce() -> I + Send + 'static) -> io::Result<Self> {
         let (messages, inbox) = sync_channel(WAITING_MAX);
         let thread = thread::Builder::new()

@@ -38,22 +38,23 @@ impl HolderGroup for Holders {
     }
 }
 
-/// Design 5: design 4 with a lock in every node, and the holders' names in a concurrent map. Made to be put in a
-/// [`ThreadPool`](super::ThreadPool): events on sticky threads, queries inline.
+/// Design 5: design 4 with a lock in every node, and the holders' names in a concurrent map. It is made for a
+/// [`ThreadPool`](super::ThreadPool): sticky threads apply events, and queries run inline.
 ///
 /// # Promise
 ///
 /// Exact at rest, as the [`RadixTree`](super::RadixTree) is. While events are applied, a query sees the blocks of its path at
-/// different instants. If a holder meanwhile removes and stores blocks in front of a hole, the answer can be a depth that the
-/// holder never had.
+/// different instants. If a holder meanwhile removes and stores blocks before a hole, the answer can be a depth that the holder
+/// never had.
 ///
 /// # Locks
 ///
-/// A holder's names are locked while an event of that holder is applied, and the tree's locks are taken under that.
+/// A holder's names are locked while an event of that holder is applied. The tree's locks are taken under that lock.
 ///
 /// # Cost
 ///
-/// As design 4, and two atomic writes a block that a query passes, to the lock of a node that all queries of that prefix share.
+/// The cost of design 4, and two atomic writes for each block that a query passes. They go to the lock of the block's node, which
+/// all queries of that prefix share.
 #[derive(Debug, Default)]
 pub struct ConcurrentRadixTree {
     tree: PrefixTree<BlockHash, Holders>,

@@ -49,7 +49,7 @@ impl Design {
     ///
     /// # Errors
     ///
-    /// When the system gives no thread.
+    /// If the system gives no thread.
     pub fn build(self, lanes: usize) -> io::Result<Box<dyn PrefixIndex>> {
         Ok(match self {
             Self::NestedDictionary => Box::new(NestedDictionary::default()),

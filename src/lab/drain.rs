@@ -1,10 +1,10 @@
-//! The walk that designs 3, 4 and 5 share: a set of holders that drains from block to block.
+//! Walk that designs 3, 4 and 5 share: follows a prompt block by block with the set of holders that have every block so far.
 
 use hashbrown::HashSet;
 
 use super::prefix_index::{Depth, HolderNumber};
 
-/// The holders of all blocks so far, and the depths of the holders that have dropped out.
+/// Set of the holders that have every block so far, and the depths of the holders that have dropped out.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     matched: usize,
@@ -13,7 +13,7 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Goes on to the next block, which `holders` have. Returns whether a holder of all blocks so far is left.
+    /// Takes the next block, whose holders are `holders`. Returns whether some holder has every block so far.
     pub(super) fn step(&mut self, holders: &HashSet<HolderNumber>) -> bool {
         let Self {
             matched,
@@ -35,7 +35,7 @@ impl Drain {
         !active.is_empty()
     }
 
-    /// Returns the depths of all holders, when no more blocks come.
+    /// Ends the walk after the last block. Returns the depths of all holders.
     pub(super) fn finish(mut self) -> Vec<Depth> {
         let matched = self.matched;
         let whole = self.active.into_iter().map(|holder| Depth::new(holder, matched));

@@ -1,4 +1,4 @@
-//! An etcd as far as records of Dynamo need one: keys, leases and ranges, over its HTTP gateway.
+//! Simulated etcd for tests of Dynamo's records: keys, leases and ranges, over the HTTP gateway of etcd.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by it")]
 
@@ -12,21 +12,21 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-/// A value, and the number of the lease under which it was written; empty if there is none.
+/// Value of a key, with its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// The value.
+    /// The value, in bytes.
     pub value: Vec<u8>,
-    /// The lease.
+    /// Number of the lease under which the value was written; empty if there is none.
     pub lease: String,
 }
 
-/// Contents of an etcd. Nothing ends by time: a test takes keys and leases away itself.
+/// Contents of a simulated etcd. Nothing expires by itself: a test removes keys and leases.
 #[derive(Debug, Default)]
 pub struct Etcd {
-    /// All keys.
+    /// Values by key.
     pub kept: BTreeMap<String, Kept>,
-    /// Seconds that leases have left, by number.
+    /// Seconds that each lease has left, by the lease's number.
     pub leases: BTreeMap<String, i64>,
     /// Number of writes over the gateway.
     pub writes: usize,
@@ -72,7 +72,7 @@ impl Etcd {
         }
     }
 
-    /// Answers with one key, or with all from a key to the end of a range, `limit` at most.
+    /// Returns the answer to a range query: one key, or all keys from `key` up to `range_end`, at most `limit`.
     fn range(&self, question: &Value) -> Value {
         let (first, end) = (field(question, "key"), field(question, "range_end"));
         let limit = question["limit"].as_u64().unwrap_or(u64::MAX);
@@ -100,14 +100,14 @@ impl Etcd {
     }
 }
 
-/// Returns a field of bytes; empty if it is not there.
+/// Returns a field of a request that holds bytes in base64; empty if the field is missing.
 fn field(question: &Value, name: &str) -> Vec<u8> {
     STANDARD
         .decode(question[name].as_str().unwrap_or_default())
         .unwrap()
 }
 
-/// Serves an etcd on a port of this machine. Returns it with its authority.
+/// Serves a simulated etcd on a free local port. Returns it with its `HOST:PORT`.
 pub async fn serve() -> (Arc<Mutex<Etcd>>, String) {
     let etcd = Arc::new(Mutex::new(Etcd::default()));
     let known = Arc::clone(&etcd);

@@ -18,27 +18,28 @@ use super::sequence_entry::SeqEntry;
 /// Default number of blocks that a search jumps over; the published choice.
 pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block
-/// hash) for events. Made to be put in a [`ThreadPool`](super::ThreadPool).
+/// Design 6, two maps: (position, block hash) → [`SeqEntry`] for queries, and holder → (sequence hash → position and block hash)
+/// for events. It is made for a [`ThreadPool`](super::ThreadPool).
 ///
 /// # Promise
 ///
-/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the
-/// query. With other chains a prompt is not found. While events are applied, a query sees its probes at different instants.
+/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the query.
+/// With other chains a prompt is not found. While events are applied, a query sees its probes at different instants.
 ///
 /// # What is mended
 ///
-/// - The published search compares how many holders two positions have. But as many other holders may have joined as have
-///   dropped out. Here the *sets* are compared.
-/// - The published search takes an entry with one prefix for the query's, without a look at the hash. So it matches blocks of
-///   equal content behind another prefix. Here such an entry is believed only on the way. The rolling hash is computed as far
-///   as holders were found, and **the prefix of every answer is verified**. A holder that fails is searched for again with
+/// - The published search compares how many holders two positions have. But as many other holders may have joined as have dropped
+///   out. Here the *sets* are compared.
+/// - The published search takes the prefix of an entry for the query's prefix without comparing hashes. So it matches blocks of
+///   equal content behind another prefix. Here such an entry is believed only during the search. The rolling hash is computed as
+///   far as holders were found, and **the prefix of every answer is verified**. A holder that fails is searched for again with
 ///   hashes throughout.
-/// - The published search can find a holder behind its hole. Here the holders with holes are known, and searched for block by block.
+/// - The published search can find a holder behind its hole. Here the holders with holes are known, and searched for block by
+///   block.
 ///
 /// # Cost
 ///
-/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash a matched block, 4 ns each.
+/// Depth / jump look-ups, a scan of one jump for each holder that drops out, and one rolling hash of 4 ns for each matched block.
 /// A miss needs no hash.
 #[derive(Debug)]
 pub struct JumpIndex {
@@ -50,7 +51,7 @@ pub struct JumpIndex {
     refused_stores: AtomicU64,
 }
 
-/// A block as its holder's events see it.
+/// Position and content of a block that a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     position: usize,
@@ -119,7 +120,7 @@ impl JumpIndex {
             .insert(name, holder);
     }
 
-    /// Takes the holder out of a block's entry. The entry goes with its last holder.
+    /// Removes the holder from a block's entry. An entry without holders is erased.
     fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
         if let Entry::Occupied(mut entry) = self.entries.entry((held.position, held.content))
             && entry.get_mut().remove(name, holder)
@@ -141,7 +142,7 @@ impl JumpIndex {
         }
     }
 
-    /// The position of the block after `parent`; `None` if the holder does not hold `parent`.
+    /// Returns the position of the block after `parent`; `None` if the holder does not hold `parent`.
     fn next_position(&self, holder: HolderNumber, parent: Option<SequenceHash>) -> Option<usize> {
         let Some(parent) = parent else {
             return Some(0);

@@ -1,4 +1,4 @@
-//! The search of design 6.
+//! Jump search of design 6.
 
 use hashbrown::HashSet;
 
@@ -10,17 +10,17 @@ use super::sequence_entry::SeqEntry;
 
 type Holders = HashSet<HolderNumber>;
 
-/// The way to treat an entry with a single prefix, which may be another prefix than the query's.
+/// Treatment of an entry with a single prefix, which may differ from the query's prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    /// The prefix is taken for the query's without a look at the hash. So holders that do not hold the query's prefix may be
-    /// found, but no holder is missed.
+    /// The prefix is taken for the query's without comparing hashes. Holders of another prefix may be found, but no holder is
+    /// missed.
     Believe,
     /// The prefix is compared with the query's hash.
     Verify,
 }
 
-/// One search: the query, and its rolling hashes as far as they were needed.
+/// One search: the query, and its sequence hashes as far as they were needed.
 struct JumpSearch<'a> {
     index: &'a JumpIndex,
     blocks: &'a [BlockHash],
@@ -28,7 +28,7 @@ struct JumpSearch<'a> {
     depths: Vec<Depth>,
 }
 
-/// The holders of a prefix of the prompt with these blocks, each with the number of leading blocks that it holds.
+/// Returns the holders of leading blocks of a prompt, each with the number of leading blocks that it holds.
 pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
     if blocks.is_empty() {
         return Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
 }
 
 impl JumpSearch<'_> {
-    /// The query's sequence hash at `position`, computed onwards from the last hash that was needed.
+    /// Returns the query's sequence hash at `position`. Computes it from the last hash that was needed.
     fn name(&mut self, position: usize) -> Option<SequenceHash> {
         let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
         for block in missing {
@@ -61,7 +61,8 @@ impl JumpSearch<'_> {
         self.rolled.get(position).copied()
     }
 
-    /// Calls `view` with the holders of the query's block at `position`, if it has an entry, and returns the result.
+    /// Calls `view` with the holders of the query's block at `position`, or with `None` if there is no such block. Returns the
+    /// result of `view`.
     fn look<T>(&mut self, position: usize, trust: Trust, view: impl FnOnce(Option<&Holders>) -> T) -> T {
         let index = self.index;
         let Some(content) = self.blocks.get(position).copied() else {
@@ -92,7 +93,7 @@ impl JumpSearch<'_> {
         self.depths.extend(depths);
     }
 
-    /// Takes the holders that do not have the block at `position` out of `active`, and returns them.
+    /// Splits `active` at the block at `position`: keeps the holders that have the block, and returns the others.
     fn split_missing(&mut self, position: usize, trust: Trust, active: &mut Holders) -> Holders {
         self.look(position, trust, |here| match here {
             None => std::mem::take(active),
@@ -101,7 +102,7 @@ impl JumpSearch<'_> {
         })
     }
 
-    /// Notes the depths of holders with holes, block by block. All of them have the block at position 0.
+    /// Finds the depths of holders with holes, block by block. All of them have the block at position 0.
     fn walk(&mut self, mut active: Holders) {
         for position in 1..self.blocks.len() {
             if active.is_empty() {
@@ -113,7 +114,7 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Notes the depths of holders without holes, jump by jump. All of them have the block at position 0.
+    /// Finds the depths of holders without holes, jump by jump. All of them have the block at position 0.
     fn jump(&mut self, mut active: Holders, trust: Trust) {
         let last = self.blocks.len() - 1;
         let mut current = 0;
@@ -135,10 +136,10 @@ impl JumpSearch<'_> {
         self.note(active, self.blocks.len());
     }
 
-    /// Takes back the depths whose last block has another prefix than the query's, and returns their holders.
+    /// Removes the depths whose last block has another prefix than the query's. Returns the holders of these depths.
     ///
-    /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all before it. It was
-    /// found not to have the query's content at `depth`.
+    /// The other depths are right. A holder without holes that has the query's block at `depth - 1` has all blocks before it. At
+    /// `depth`, the holder was found not to have the query's content.
     fn take_unverified(&mut self) -> Holders {
         let mut depths = std::mem::take(&mut self.depths);
         depths.sort_unstable_by_key(|depth| depth.matched_blocks);

@@ -1,12 +1,12 @@
-//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And what tests of several crates share:
-//! [`random`] numbers, [`pages`] that are made from declarations, tables of [`transitions`], and an [`etcd`].
+//! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches. And what tests of several
+//! crates share: [`random`] numbers, [`pages`] that are made from declarations, tables of [`transitions`], and an [`etcd`].
 //!
-//! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. That index is measured and
-//! checked against these designs. Three of them reach the same answers in quite other ways.
+//! **Nothing here is in the daemon's path.** The daemon serves from [`kvatlas_core::index`]. That index is measured and checked
+//! against these designs. Three of them reach the same answers in quite other ways.
 //!
 //! They follow the story of the Flash Indexer (six designs, from a nested dictionary to a positional index with jump search).
-//! Some designs promise exact answers, but give wrong ones in their published form. They are mended here, and their
-//! documentation says how. The designs that are wrong by their nature are left so.
+//! Some designs promise exact answers, but give wrong ones in their published form. They are mended here, and their documentation
+//! says how. The designs that are wrong by their nature are left so.
 //!
 //! | | design | a query of depth D, W holders | answers |
 //! |---|---|---|---|
@@ -24,9 +24,9 @@
 //! # The contract they share
 //!
 //! A holder's block is named by its sequence hash, and its content by its block hash. A store names the parent of its first
-//! block, or no parent at position 0. A store under a parent that its holder does not hold is refused and counted. Removals
-//! name blocks by sequence hash; a block that is not held is skipped. Removing a block in the middle leaves the blocks behind
-//! it: they match again when the block is back. A block that nobody holds takes no entry.
+//! block, or no parent at position 0. A store under a parent that its holder does not hold is refused and counted. Removals name
+//! blocks by sequence hash; a block that is not held is skipped. Removing a block in the middle leaves the blocks behind it: they
+//! match again when the block is back. A block that nobody holds takes no entry.
 //!
 //! [`Design`] builds any of them behind the one trait [`PrefixIndex`].
 

@@ -1,4 +1,4 @@
-//! Design 7: ours, as a baseline among baselines.
+//! Design 7: the daemon's own index, as a baseline beside the others.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,7 +58,8 @@ impl LineageIndex {
         }
     }
 
-    /// Registers the holder if it is new, then calls `change` with its writer. `None` if the index has no room for another holder.
+    /// Calls `change` with the holder's writer, and returns the result. A new holder is registered first. `None` if the index has
+    /// no room for another holder.
     fn with_writer<T>(&self, holder: HolderNumber, change: impl FnOnce(&mut HolderWriter) -> T) -> Option<T> {
         if !self.writers.contains_key(&holder) {
             let id = HolderId {

@@ -1,12 +1,12 @@
-//! Checks for tests of pages, and of parts of files, that are made from declarations.
+//! Checks for tests that a page, or a part of a file, is what the declarations in the code make of it.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 
 use std::path::Path;
 
-/// The repository.
+/// Root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// The environment variable that has the tests write the pages, instead of comparing them.
+/// Environment variable with which the tests write the pages instead of comparing them.
 const WRITE_VARIABLE: &str = "KVATLAS_TEST_WRITE_PAGES";
 
 /// Requires that the page `deploy/NAME` has this text.

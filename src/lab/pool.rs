@@ -14,10 +14,10 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 /// Most messages that wait for one thread. When there are as many, a sender waits (back-pressure).
 const WAITING_MAX: usize = 2048;
 
-/// An index that many threads share.
+/// Index that many threads share.
 ///
-/// The calls that change one holder must come one after the other; calls for different holders, and queries, may run side by
-/// side. The methods mean what those of [`PrefixIndex`] mean.
+/// Calls that change one holder must come one after the other. Calls for different holders, and queries, may run at the same
+/// time. The methods mean the same as those of [`PrefixIndex`].
 pub trait SharedIndex: Send + Sync + 'static {
     /// Notes that `holder` holds `blocks`.
     fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
@@ -28,7 +28,7 @@ pub trait SharedIndex: Send + Sync + 'static {
     /// Notes that `holder` holds nothing any more.
     fn clear(&self, holder: HolderNumber);
 
-    /// The holders of a prefix of `query`, each with the number of leading blocks that it holds.
+    /// Returns the holders of leading blocks of `query`, each with the number of leading blocks that it holds.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
     /// Number of stores that were refused because the holder did not hold the parent.
@@ -54,7 +54,7 @@ struct Lane {
 
 /// A [`SharedIndex`] whose events are applied by a pool of threads, and whose queries run on the thread that asks.
 ///
-/// Each holder is assigned to one thread when its first event comes, in turn, and stays there. So its events are applied in
+/// A holder's first event assigns the holder to one thread for good; the threads take turns. So a holder's events are applied in
 /// order, and no two threads ever change one holder.
 #[derive(Debug)]
 pub struct ThreadPool<I> {
@@ -64,11 +64,11 @@ pub struct ThreadPool<I> {
 }
 
 impl<I: SharedIndex> ThreadPool<I> {
-    /// A pool of `lanes` threads, at least one, around `index`.
+    /// Creates a pool of `lanes` threads, at least one, around `index`.
     ///
     /// # Errors
     ///
-    /// When the system gives no thread.
+    /// If the system gives no thread.
     pub fn new(index: I, lanes: usize) -> io::Result<Self> {
         let mut pool = Self {
             index: Arc::new(index),
@@ -86,7 +86,7 @@ impl<I: SharedIndex> ThreadPool<I> {
         Ok(pool)
     }
 
-    /// The index, for queries on other threads.
+    /// Returns the index, for queries on other threads.
     pub fn index(&self) -> Arc<I> {
         Arc::clone(&self.index)
     }

@@ -12,9 +12,9 @@ pub struct HolderNumber(pub u32);
 /// One block of a stored event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// Its content.
+    /// Content of the block: the hash of its tokens.
     pub content: BlockHash,
-    /// Its name: the hash of the whole prefix up to and including it.
+    /// Name of the block: the hash of the whole prefix up to and including the block.
     pub name: SequenceHash,
 }
 
@@ -26,7 +26,7 @@ pub struct PrefixQuery {
 }
 
 impl PrefixQuery {
-    /// The query for the prompt with these blocks.
+    /// Creates the query for a prompt with these blocks.
     pub fn new(blocks: &[BlockHash]) -> Self {
         let chain = sequence_hashes(blocks.iter().copied()).collect();
         Self {
@@ -49,9 +49,9 @@ impl PrefixQuery {
 /// How many leading blocks of a query one holder holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Depth {
-    /// The holder.
+    /// Holder that has the blocks.
     pub holder: HolderNumber,
-    /// Leading blocks, without a hole; at least 1.
+    /// Number of leading blocks that the holder has without a hole; at least 1.
     pub matched_blocks: u32,
 }
 
@@ -87,8 +87,8 @@ pub trait PrefixIndex {
     /// Notes that `holder` holds nothing any more.
     fn clear(&mut self, holder: HolderNumber);
 
-    /// The holders of a prefix of `query`, each with the number of leading blocks that it holds, in no particular order.
-    /// Holders without the first block are left out.
+    /// Returns the holders of leading blocks of `query`, each with the number of leading blocks that it holds, in no particular
+    /// order. Holders without the first block are left out.
     fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
 
     /// Waits until all changes that were handed over before are applied.

@@ -93,7 +93,8 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Node<K, G> {
         }
     }
 
-    /// The parent, and the key under which the parent knows this node; `None` for the root, and if both nodes have been erased.
+    /// Returns the parent, and the key under which the parent knows this node. `None` for the root, and if both nodes have been
+    /// erased.
     fn above(&self) -> Option<(SharedNode<K, G>, K)> {
         let (parent, key) = self.place.as_ref()?;
         Some((parent.upgrade()?, *key))
@@ -123,17 +124,17 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
     /// The bytes of a node, without its tables: two counts of references beside itself.
     const NODE_BYTES: u64 = (size_of::<Node<K, G>>() + 2 * size_of::<usize>()) as u64;
 
-    /// The node before all blocks at position 0. Nobody enters it.
+    /// Returns the root, which stands before all blocks at position 0. No holder enters it.
     pub(crate) fn root(&self) -> &SharedNode<K, G> {
         &self.root
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub(crate) fn len(&self) -> u64 {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// The bytes that the blocks take.
+    /// Returns how many bytes the blocks take.
     pub(crate) fn bytes(&self) -> u64 {
         self.len() * Self::NODE_BYTES + self.heap_bytes.load(Ordering::Relaxed)
     }

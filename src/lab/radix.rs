@@ -55,7 +55,7 @@ impl Default for RadixTree {
     }
 }
 
-/// The child of `parent` with this content, made if it is not there, with `holder` among its holders.
+/// Adds `holder` to the child of `parent` with this content, and returns the child. A missing child is made.
 fn enter(parent: &SharedNode, content: BlockHash, holder: HolderNumber) -> SharedNode {
     let mut above = parent.borrow_mut();
     let child = above.children.entry(content).or_insert_with(|| {
@@ -68,7 +68,7 @@ fn enter(parent: &SharedNode, content: BlockHash, holder: HolderNumber) -> Share
     Rc::clone(child)
 }
 
-/// Takes `holder` from a node, and erases it and its ancestors as far as they have neither holders nor children.
+/// Removes `holder` from a node. Erases the node and its ancestors as far as they have neither holders nor children.
 fn withdraw(node: SharedNode, holder: HolderNumber) {
     node.borrow_mut().holders.remove(&holder);
     let mut node = node;

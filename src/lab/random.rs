@@ -7,28 +7,28 @@
     reason = "for tests and benches alone"
 )]
 
-/// SplitMix64.
+/// Random generator by the algorithm SplitMix64.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of `seed`.
+    /// Creates the generator of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `end`, which must not be 0.
+    /// Returns a random number below `end`, which must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % end as u64).unwrap()
     }
 
-    /// True with a probability of `percent` percent.
+    /// Returns true with a probability of `percent` percent.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -41,14 +41,14 @@ impl Random {
     }
 }
 
-/// Spreads the bits of a number over all bits of another.
+/// Spreads each bit of a number over all bits of the result.
 pub fn mix(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ number >> 31
 }
 
-/// A number from the environment, for longer runs and replays.
+/// Returns the number in an environment variable, or `default` without it. Tests take seeds and lengths of runs from it.
 pub fn setting(name: &str, default: u64) -> u64 {
     let text = std::env::var(name).ok();
     text.map_or(default, |text| {

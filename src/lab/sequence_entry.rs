@@ -6,22 +6,23 @@ use kvatlas_core::hash::SequenceHash;
 
 use super::prefix_index::HolderNumber;
 
-/// The holders of blocks with one content at one position, by the prefix that the block ends.
+/// Holders of the blocks with one content at one position, by sequence hash. Blocks with different prefixes have different
+/// hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqEntry {
-    /// All holders have the same prefix. The common case, without a map.
+    /// Entry with one sequence hash. This is the common case, and needs no map.
     Single(SequenceHash, HashSet<HolderNumber>),
-    /// Several prefixes meet in this content at this position.
+    /// Entry with several sequence hashes: blocks of this content follow several prefixes.
     Multi(HashMap<SequenceHash, HashSet<HolderNumber>>),
 }
 
 impl SeqEntry {
-    /// An entry without holders.
+    /// Creates an entry without holders.
     pub(super) fn vacant(name: SequenceHash) -> Self {
         Self::Single(name, HashSet::new())
     }
 
-    /// The holders that have the block under `name`.
+    /// Returns the holders that have the block under `name`.
     pub(super) fn holders(&self, name: SequenceHash) -> Option<&HashSet<HolderNumber>> {
         match self {
             Self::Single(only, holders) => (*only == name).then_some(holders),
@@ -46,7 +47,7 @@ impl SeqEntry {
         }
     }
 
-    /// Takes `holder` out under `name`. Returns whether the entry has no holder left.
+    /// Removes `holder` from the holders under `name`. Returns whether the entry has no holder left.
     pub(super) fn remove(&mut self, name: SequenceHash, holder: HolderNumber) -> bool {
         match self {
             Self::Single(only, holders) => {

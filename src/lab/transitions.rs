@@ -1,9 +1,9 @@
-//! Tables of transitions, as tests read them from the heads of the files that have them.
+//! Reader for tables of transitions in the module documentation of source files, for tests.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 
-/// Returns the table `number` of the head of a file with this `source`: the changes, and the rows, each with its state and the cells behind
-/// it.
+/// Returns table number `number`, from 0, of the module documentation in `source`: the titles of its columns, and its rows. A row
+/// is a state and the cells after it.
 #[track_caller]
 pub fn table(source: &str, number: usize) -> (Vec<String>, Vec<(String, Vec<String>)>) {
     let head = source.lines().take_while(|line| line.starts_with("//!"));

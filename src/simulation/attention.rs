@@ -1,9 +1,9 @@
 //! Kinds of attention of a simulated model, and the places where a request can resume from its cache.
 //!
-//! Full attention needs every block before the place where a request resumes. Windows and states need few blocks. A window of `n` blocks
-//! needs the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of windows and
-//! states apart, and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are those of vLLM 0.33,
-//! with one block size for all groups.
+//! Full attention needs every block before the place where a request resumes. Windows and states need few blocks. A window of `n`
+//! blocks needs the `n` blocks just before the place, and a state needs the block that ends there. An engine keeps the blocks of
+//! windows and states apart, and far fewer of them. So it often has more of a prompt than a request can reuse. The rules here are
+//! those of vLLM 0.33, with one block size for all groups.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -11,25 +11,25 @@ use std::num::NonZeroUsize;
 /// Kind of a model's attention, as far as it changes the model's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attention {
-    /// All layers attend to everything.
+    /// All layers attend to all earlier blocks.
     #[default]
     Full,
-    /// Some layers attend to so many blocks before a token.
+    /// Some layers attend only to this many blocks before a token.
     Window(NonZeroUsize),
     /// Some layers carry a state from block to block.
     States,
 }
 
-/// Places where an engine keeps blocks of windows and states, beside two where it always does: the end of a prompt, and the point where two
-/// prompts were found to differ.
+/// Places where an engine keeps blocks of windows and states, beside two where it always does: the end of a prompt, and the point
+/// where two prompts were found to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retention {
     /// No further places: vLLM's default, `prefix_cache_retention_interval` 0.
     #[default]
     Boundaries,
-    /// One place in so many blocks.
+    /// One place in each interval of this many blocks.
     Every(NonZeroUsize),
-    /// Everywhere.
+    /// Every place.
     All,
 }
 
@@ -57,13 +57,13 @@ impl CacheModel {
         }
     }
 
-    /// Returns the positions whose block of the window or state a request needs to resume after `blocks` blocks.
+    /// Returns the positions of the window or state blocks that a request needs to resume after `blocks` blocks.
     pub(super) fn tail(self, blocks: usize) -> std::ops::Range<usize> {
         blocks.saturating_sub(self.tail_blocks())..blocks
     }
 
-    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the places where further requests are expected
-    /// to resume.
+    /// Whether a cache keeps the window's or state's block at `position`. `boundaries` are the places where further requests are
+    /// expected to resume.
     pub(super) fn keeps(self, position: usize, boundaries: &[usize]) -> bool {
         let retained = match self.retention {
             _ if !self.is_hybrid() => false,
@@ -79,8 +79,8 @@ impl CacheModel {
     /// Returns how many leading blocks a prompt of `blocks` blocks can reuse. The cache has `matched` of them for full attention.
     /// `is_kept` tells of a position whether the cache has the window's or state's block there.
     ///
-    /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed, because it
-    /// has the prompt's last token. So at most the blocks before it are reused.
+    /// With full attention alone, all matched blocks can be reused. With windows or states the last block is always computed,
+    /// because it has the prompt's last token. So at most the blocks before it are reused.
     pub(super) fn usable_blocks(
         self,
         blocks: usize,

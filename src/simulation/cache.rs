@@ -1,20 +1,22 @@
-//! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently used blocks first.
+//! Block cache of one simulated worker. It is bounded, keeps prefixes without holes, and evicts the least recently used blocks
+//! first.
 //!
-//! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest resident
-//! prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a block is never
-//! evicted before its children, and the cache has no hole at any time. A block of the request that is being admitted is never evicted:
-//! see [`PrefixCache::admit`].
+//! The blocks form trees: the parent of a block is the block before it in its sequence. Admitting a request touches the longest
+//! resident prefix of the request and inserts the rest. When the cache is full, the least recently used **leaf** is evicted. So a
+//! block is never evicted before its children, and the cache has no hole at any time. A block of the request that is being
+//! admitted is never evicted: see [`PrefixCache::admit`].
 //!
 //! # Windows and states
 //!
-//! The cache of a model with [windows or states](super::attention) keeps blocks of the windows or states beside some blocks of full
-//! attention. They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the end of its
-//! prompt. If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at the end of that
-//! matched part: another prompt parts there. A request gives side blocks back while it decodes. So they are evicted before the blocks of
-//! full attention that the request used. A block that is computed again replaces its old copy. vLLM would keep the old copy until it has
-//! aged.
+//! The cache of a model with [windows or states](super::attention) keeps blocks of the windows or states beside some blocks of
+//! full attention. They are called *side blocks*. As in vLLM, both kinds share one pool. A request keeps side blocks before the
+//! end of its prompt. If full attention has more of the prompt than the request can reuse, the request also keeps side blocks at
+//! the end of that matched part: another prompt parts there. A request gives side blocks back while it decodes. So they are
+//! evicted before the blocks of full attention that the request used. A block that is computed again replaces its old copy. vLLM
+//! would keep the old copy until it has aged.
 //!
-//! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted first.
+//! 1. A block that has a side block is resident, and was last used no earlier than the side block. So the side block is evicted
+//!    first.
 //!
 //! A block costs O(log n) for the ordered set of evictable entries, and O(1) otherwise.
 
@@ -68,8 +70,8 @@ pub struct PrefixCache {
     model: CacheModel,
     blocks: HashMap<SequenceHash, Block>,
     side_blocks: usize,
-    /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has one leaf
-    /// and at most one side block at each position.
+    /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has
+    /// one leaf and at most one side block at each position.
     oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
@@ -122,11 +124,11 @@ impl PrefixCache {
             })
     }
 
-    /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the capacity
-    /// is cut to the capacity.
+    /// Admits a request: touches its resident prefix, inserts the rest, and evicts blocks to make room. A chain longer than the
+    /// capacity is cut to the capacity.
     ///
-    /// No block of the request itself is evicted. Suppose the oldest entry were a leaf of the request. Then there would be no side block,
-    /// and no other leaf. So every resident block would be part of the request, and the request fits.
+    /// No block of the request itself is evicted. Suppose the oldest entry were a leaf of the request. Then there would be no
+    /// side block, and no other leaf. So every resident block would be part of the request, and the request fits.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let mut admission = Admission {
@@ -367,7 +369,7 @@ mod tests {
         );
     }
 
-    /// The same cache, as slow and as plain as can be: whole prefixes by identifiers, searched from one end to the other.
+    /// Model of the cache for tests, slow and plain: it keeps whole prefixes of block identifiers, and searches all of them.
     struct Model {
         capacity: usize,
         cache: CacheModel,
@@ -376,7 +378,8 @@ mod tests {
         sides: BTreeMap<Vec<u64>, u64>,
     }
 
-    /// The order of eviction: the least recently used; of what one request used, the side blocks from the front, then the leaf.
+    /// Order of eviction among entries that one request used last: the side blocks from the front, then the leaf. Earlier
+    /// requests' entries come before them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
     enum Rank {
         Side(usize, Vec<u64>),
@@ -394,7 +397,7 @@ mod tests {
             }
         }
 
-        /// How many blocks before the place where a request resumes need a side block.
+        /// Returns how many blocks before the place where a request resumes need a side block.
         fn tail_blocks(&self) -> usize {
             match self.cache.attention {
                 Attention::Full => 0,
@@ -427,7 +430,7 @@ mod tests {
                 .unwrap_or(0)
         }
 
-        /// The lengths of the prefixes of a prompt that a cache keeps side blocks for.
+        /// Returns the positions in a prompt, from 1, whose blocks the cache keeps a side block for.
         fn kept(&self, ids: &[u64]) -> BTreeSet<usize> {
             let tail = |end: usize| (1..=end).rev().take(self.tail_blocks());
             let all = 1..=ids.len();
@@ -483,7 +486,8 @@ mod tests {
             admission
         }
 
-        /// Lets the oldest go where there is no room. A request's own blocks stay; its own side blocks go for `blocks` of its own.
+        /// Evicts the oldest entry if there is no room; returns false if nothing can be evicted. The request's own blocks stay.
+        /// Its own side blocks may be evicted for its `blocks` only.
         fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
             if self.used.len() + self.sides.len() < self.capacity {
                 return true;

@@ -70,8 +70,8 @@ impl fmt::Display for Difference {
 
 /// Returns the first difference between a reply and the truth, or `None` if the reply is right.
 ///
-/// `expected` is in the order that a reply must have. A reply is right if it has the same holders with the same depths in the same order,
-/// each marked exact.
+/// `expected` is in the order that a reply must have. A reply is right if it has the same holders with the same depths in the
+/// same order, each marked exact.
 pub fn difference(
     query_blocks: usize,
     expected: &[ExpectedHolder],

@@ -140,7 +140,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the holders that a reply about a chain must list: the workers with leading blocks of it, the most first, then by name.
+    /// Returns the holders that a reply about a chain must list: the workers with leading blocks of it, the most first, then by
+    /// name.
     pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
         let holder = |worker: &SimulatedWorker| ExpectedHolder {
             worker: worker.name.clone(),
@@ -160,8 +161,8 @@ impl Fleet {
     }
 }
 
-/// Returns the changes of an admission as events, in an order that leaves no hole at any time. Removals come first, from the leaves up.
-/// Then come the stored blocks of the chain, after its resident prefix.
+/// Returns the changes of an admission as events, in an order that leaves no hole at any time. Removals come first, from the
+/// leaves up. Then come the stored blocks of the chain, after its resident prefix.
 pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
     if !admission.evicted.is_empty() {

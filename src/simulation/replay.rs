@@ -1,9 +1,9 @@
 //! Drives a fleet through requests, with a router that asks a daemon, and checks the daemon's replies.
 //!
-//! Queries run in parallel with each other, and with the events of the requests before them. So a reply of the run may be a few events
-//! old, as in any fleet. But one task serves the requests in their order, one after the other, and the truth is the result of that task.
-//! At a checkpoint no query is under way, and the daemon has applied every event: then a reply must be exactly the truth. With a
-//! checkpoint after each request, the whole run is the same for the same seed.
+//! Queries run in parallel with each other, and with the events of the requests before them. So a reply of the run may be a few
+//! events old, as in any fleet. But one task serves the requests in their order, one after the other, and the truth is the result
+//! of that task. At a checkpoint no query is under way, and the daemon has applied every event: then a reply must be exactly the
+//! truth. With a checkpoint after each request, the whole run is the same for the same seed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;
@@ -258,8 +258,8 @@ impl<'session> Replay<'session> {
         Ok(())
     }
 
-    /// Returns the replies about these chains, or `None` if nothing was ever published. All events have been applied by now. If the
-    /// daemon still says that it may be behind, only the machine is busy, and the daemon is asked again.
+    /// Returns the replies about these chains, or `None` if nothing was ever published. All events have been applied by now. If
+    /// the daemon still says that it may be behind, only the machine is busy, and the daemon is asked again.
     async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
         let asked_first = Instant::now();
         let mut asked = 0_u32;
@@ -308,8 +308,8 @@ impl<'session> Replay<'session> {
     }
 }
 
-/// Returns how many of the chains fit into one request, so that request and reply stay within bounds. Returns at least 1 if there is a
-/// chain.
+/// Returns how many of the chains fit into one request, so that request and reply stay within bounds. Returns at least 1 if there
+/// is a chain.
 fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
     let reply_bytes = workers.saturating_mul(HOLDER_BYTES).max(1);
     let queries_max = (BATCH_BYTES / reply_bytes).clamp(1, BATCH_QUERIES_MAX);

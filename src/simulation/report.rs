@@ -159,9 +159,9 @@ pub struct Report {
     pub seed: u64,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Share of these blocks that the serving worker held already.
+    /// Share of the requested blocks that the serving worker held already.
     pub hit_rate: f64,
-    /// The same share when the same requests go to workers drawn at random: what routing without knowledge gets.
+    /// Share of the requested blocks that are held already if each request goes to a worker drawn at random.
     pub random_hit_rate: f64,
     /// Replies that differed from the simulator's own account, after all events had been applied.
     pub wrong_replies: usize,
@@ -183,9 +183,9 @@ pub struct Report {
     pub indexed_blocks: u64,
     /// Time spent on serving requests and on waiting until their events were applied, without the checks.
     pub elapsed_seconds: f64,
-    /// Requests per second of that time. Each request is one query, its routing, and the publishing of its events.
+    /// Requests per second of `elapsed_seconds`. Each request is one query, its routing, and the publishing of its events.
     pub requests_per_second: f64,
-    /// Blocks of events per second of that time.
+    /// Blocks of events per second of `elapsed_seconds`.
     pub blocks_per_second: f64,
     /// The first few differences, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]

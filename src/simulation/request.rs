@@ -15,9 +15,9 @@ pub struct Request {
 
 /// Returns the chain of a prompt whose blocks are known by an identifier each.
 ///
-/// The blocks' real tokens are not known. An identifier stands for them: its block hash is that of a block of two tokens, which are the
-/// identifier's halves. Equal identifiers get equal hashes, in every run and on every machine. The sequence hashes follow the hash
-/// contract.
+/// The blocks' real tokens are not known. An identifier stands for them: its block hash is that of a block of two tokens, which
+/// are the identifier's halves. Equal identifiers get equal hashes, in every run and on every machine. The sequence hashes follow
+/// the hash contract.
 pub fn chain_of(block_ids: &[u64]) -> Vec<SequenceHash> {
     let mut chain = Vec::with_capacity(block_ids.len());
     extend_chain(&mut chain, block_ids.iter().copied());

@@ -1,9 +1,9 @@
 //! Router of the simulated fleet: chooses the worker for a request.
 //!
-//! The router wants the first token soon, and the others fast. A worker computes the prompts' blocks one after the other. So a first
-//! token waits for the worker's backlog, and for the blocks that the worker does not hold. All running requests get slower with the
-//! number of blocks that they attend to. The cost of a worker is the sum of these three times, as in the router of Dynamo. The worker
-//! with the least cost is chosen.
+//! The router wants the first token soon, and the others fast. A worker computes the prompts' blocks one after the other. So a
+//! first token waits for the worker's backlog, and for the blocks that the worker does not hold. All running requests get slower
+//! with the number of blocks that they attend to. The cost of a worker is the sum of these three times, as in the router of
+//! Dynamo. The worker with the least cost is chosen.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,10 +11,11 @@ use std::collections::BinaryHeap;
 use super::request::Request;
 use fastrand::Rng;
 
-/// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
+/// Time in which a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of
+/// 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// Cost of each block of a running request for another request, in microseconds. Decoding reads the block again for each token, which is
-/// far less work than to compute the block.
+/// Cost of each block of a running request for another request, in microseconds. Decoding reads the block again for each token,
+/// which is far less work than to compute the block.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// Time that a worker takes for a token of an answer, in microseconds.
 const TOKEN_WORK_US: u64 = 25_000;
@@ -41,8 +42,8 @@ impl Load {
         }
     }
 
-    /// Returns the cost of a request with so many matched blocks at this worker, in microseconds. The cost at an idle worker without
-    /// matched blocks counts as 0.
+    /// Returns the cost of a request with so many matched blocks at this worker, in microseconds. The cost at an idle worker
+    /// without matched blocks counts as 0.
     fn cost_us(&self, now_us: u64, matched_blocks: u64) -> i128 {
         let backlog_us = i128::from(self.computed_at_us.saturating_sub(now_us));
         let running_us = i128::from(self.running_blocks) * i128::from(RUNNING_BLOCK_US);

@@ -34,8 +34,8 @@ const SERVER_BINARY: &str = "nats.server_binary";
 
 /// Returns a configuration for a daemon in this process with an embedded broker, without snapshots.
 ///
-/// `admin` is an address to listen on, or `off`. Of the environment's variables, only the one that names the broker's binary is read. So
-/// a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
+/// `admin` is an address to listen on, or `off`. Of the environment's variables, only the one that names the broker's binary is
+/// read. So a simulation is the same everywhere, and touches no file of a daemon that is set up on the machine.
 ///
 /// # Errors
 ///
@@ -80,8 +80,8 @@ impl Session {
         Self::connect(Some(daemon), &nats, &prefix, namespace).await
     }
 
-    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. The namespace must be free: without any workers,
-    /// not even those of an earlier simulation.
+    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. The namespace must be free: without any
+    /// workers, not even those of an earlier simulation.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Session {
         Some(format!("nats://{}:{}", url.host(), url.port()))
     }
 
-    /// Returns the process id of that broker, if there is one.
+    /// Returns the process id of the broker of this process's daemon, if there is such a daemon.
     pub fn broker_pid(&self) -> Option<u32> {
         self.daemon.as_ref()?.broker_pid()
     }
@@ -248,7 +248,8 @@ impl Session {
         }
     }
 
-    /// Ends the session, and with it the daemon of this process. Returns the report of the daemon's stop, if there was such a daemon.
+    /// Ends the session, and with it the daemon of this process. Returns the report of the daemon's stop, if there was such a
+    /// daemon.
     pub async fn close(self) -> Option<StopReport> {
         match self.daemon {
             Some(daemon) => Some(Box::pin(daemon.stop()).await),

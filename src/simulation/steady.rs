@@ -1,7 +1,7 @@
 //! A fleet that serves requests at a steady rate for ever, with a daemon that may come and go.
 //!
-//! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request without an answer goes to any
-//! worker, as it would in a real fleet.
+//! Unlike a [replay](super::Replay), nothing is checked, and a failure does not end the fleet. A request without an answer goes
+//! to any worker, as it would in a real fleet.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -46,9 +46,9 @@ pub struct SteadyOptions {
 pub struct SteadyTally {
     /// Requests served.
     pub requests: u64,
-    /// Blocks of these requests.
+    /// Blocks of the requests served.
     pub requested_blocks: usize,
-    /// Blocks of these requests that the chosen worker held.
+    /// Blocks of the requests served that the chosen worker held.
     pub hit_blocks: usize,
     /// Requests that the daemon did not answer.
     pub unanswered: u64,
@@ -71,7 +71,8 @@ impl SteadyFleet {
     ///
     /// # Errors
     ///
-    /// [`SimulationError::Connect`] if the credentials cannot be used; [`SimulationError::Prefix`] if the subjects' prefix is not valid.
+    /// [`SimulationError::Connect`] if the credentials cannot be used; [`SimulationError::Prefix`] if the subjects' prefix is not
+    /// valid.
     pub async fn start(config: &Config, options: SteadyOptions) -> Result<Self, SimulationError> {
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let open = |role: &'static str| {
@@ -170,8 +171,8 @@ impl SteadyFleet {
         Ok(())
     }
 
-    /// Reports the outcome of a request: the blocks that it found, beside the blocks that the answer promised. A router learns that from
-    /// the engine.
+    /// Reports the outcome of a request: the blocks that it found, beside the blocks that the answer promised. A router learns
+    /// that from the engine.
     async fn tell(&self, promised: Option<&HolderMatch>, hit_blocks: usize) {
         let Some(promised) = promised else { return };
         let found = hit_blocks.saturating_mul(BlockSize::default().as_usize());

@@ -1,7 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
-//! The prompt of every turn begins with the whole conversation before. The worker that served the turn before holds nearly the whole
-//! prompt, and any worker holds its system prompt. So a router must tell the workers apart.
+//! The prompt of every turn begins with the whole conversation before. The worker that served the turn before holds nearly the
+//! whole prompt, and any worker holds its system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,17 +15,17 @@ use fastrand::Rng;
 const CONVERSATIONS: u64 = 160;
 /// Number of system prompts.
 const SYSTEM_PROMPTS: u64 = 6;
-/// Fewest and most blocks of a system prompt. The ranges below are of the same form.
+/// Fewest and most blocks of a system prompt.
 const SYSTEM_PROMPT_BLOCKS: (u64, u64) = (8, 40);
-/// Turns of a conversation.
+/// Fewest and most turns of a conversation.
 const TURNS: (u64, u64) = (1, 12);
-/// Blocks that a person adds in a turn.
+/// Fewest and most blocks that a person adds in a turn.
 const QUESTION_BLOCKS: (u64, u64) = (1, 6);
-/// Blocks that the model adds in a turn.
+/// Fewest and most blocks that the model adds in a turn.
 const ANSWER_BLOCKS: (u64, u64) = (1, 8);
-/// Tokens of an answer.
+/// Fewest and most tokens of an answer.
 const ANSWER_TOKENS: (u64, u64) = (50, 800);
-/// Milliseconds between an answer and the next question.
+/// Fewest and most milliseconds between an answer and the next question.
 const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 
 /// The state of one conversation.
@@ -70,7 +70,8 @@ impl SyntheticLoad {
         load
     }
 
-    /// Begins a conversation with a system prompt. The prompt is the lower of two random draws, so that some prompts are more popular.
+    /// Begins a conversation with a system prompt. The prompt is the lower of two random draws, so that some prompts are more
+    /// popular.
     fn begin(&mut self, at_ms: u64) {
         let prompts = self.system_prompts.len();
         let drawn = self.random.usize(..prompts).min(self.random.usize(..prompts));

@@ -4,10 +4,10 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 //! ```
 //!
-//! `timestamp` is in milliseconds. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its prefix.
-//! `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an answer matters
-//! only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The format and the traces are
-//! those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
+//! `timestamp` is in milliseconds. Each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with its
+//! prefix. `output_length` is the number of tokens for which a worker is busy with the answer, 0 if it is absent. The text of an
+//! answer matters only if a later request of the trace repeats it in its prompt. Other keys and empty lines are ignored. The
+//! format and the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,8 @@ use super::request::{Request, chain_of};
 
 /// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Most blocks of one request. Together with the blocks evicted for it, they fit into a NATS message of 1 MiB, every server's default.
+/// Most blocks of one request. Together with the blocks evicted for it, they fit into a NATS message of 1 MiB, every server's
+/// default.
 const REQUEST_BLOCKS_MAX: usize = 32_768;
 /// Most blocks of all requests together. They take half a gibibyte of memory.
 const TRACE_BLOCKS_MAX: usize = 1 << 26;

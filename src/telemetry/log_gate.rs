@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several if it takes [bursts](LogGate::of_bursts).
+/// Interval of a gate, in nanoseconds. A gate lets one line pass per interval, or several if it takes
+/// [bursts](LogGate::of_bursts).
 const INTERVAL_NS: u64 = 1_000_000_000;
 
 /// Lets one log line pass per second, or a few, and counts the suppressed ones, without a lock.
@@ -18,7 +19,7 @@ pub struct LogGate {
     suppressed: AtomicU64,
     /// Time that each line takes up at the steady rate, in nanoseconds.
     step_ns: u64,
-    /// How long before it is due a line may pass, in nanoseconds.
+    /// Time before its due time at which a line may already pass, in nanoseconds.
     early_ns: u64,
 }
 
@@ -51,7 +52,7 @@ impl LogGate {
         self.admit_at(now_ns())
     }
 
-    /// As [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    /// Does the same as [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);
@@ -70,8 +71,8 @@ impl LogGate {
     }
 }
 
-/// Writes a log line with the number of suppressed lines as last field, if the gate of this place in the code lets it pass. The gate is one
-/// for the whole process.
+/// Writes a log line with the number of suppressed lines as last field, if the gate of this place in the code lets it pass. The
+/// gate is one for the whole process.
 ///
 /// `log_gated!(warn "message"; fields)` lets one line pass per second, with `"message" up to N` bursts of `N`. With
 /// `"message" per Label(value)`, each value of the label has a gate.

@@ -76,7 +76,7 @@ impl QueryMetrics {
     }
 }
 
-/// Query metrics by namespace. Those of a namespace are made when a query about it is first answered.
+/// Query metrics by namespace. The metrics of a namespace are made when a query about the namespace is first answered.
 #[derive(Default)]
 pub struct QueryMetricsByNamespace {
     /// Map that is replaced as a whole (copy on write) when a namespace is added.

@@ -66,7 +66,7 @@ impl RedisGuessMetrics {
         self.kept.set(count as f64);
     }
 
-    /// Counts an entry that went before its router took it back.
+    /// Counts a speculative entry that was dropped before its router took it back.
     pub fn dropped(&self, reason: GuessDrop) {
         self.dropped.get(reason).increment(1);
     }

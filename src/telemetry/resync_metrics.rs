@@ -35,7 +35,7 @@ impl ResyncMetrics {
         tracing::debug!(namespace, %holder, batches, ?elapsed, "holder resynchronised");
     }
 
-    /// Logs that nobody answers for a holder. A resync without an answer is tried again and again: call this once for
+    /// Logs that no publisher answers for a holder. A resync without an answer is tried again and again: call this once for
     /// each doubt of a holder, not for each try.
     pub fn unanswered(&self, holder: &dyn Display) {
         log_gated!(

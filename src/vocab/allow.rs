@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary that may come next, as a mask or in logits.
+//! Finds the tokens of a vocabulary that may come next, as a mask or in logits.
 
 use super::error::{LogitsError, MaskError};
 use super::mask::{Logits, TokenMask};
@@ -8,7 +8,7 @@ use super::token_trie::TokenTrie;
 use super::{table_walk, traverse};
 
 impl TokenTrie {
-    /// Adds to `mask` every token whose bytes the recogniser allows, one after the other, from where it stands.
+    /// Adds to `mask` every token whose bytes the recogniser allows, in order, from its present state.
     ///
     /// # Errors
     ///
@@ -20,7 +20,7 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Like [`allow`](Self::allow), for a table and a state of it to begin with: the same set, in less time.
+    /// Adds the same tokens as [`allow`](Self::allow) for a table, in less time. The text so far has led to `state`.
     ///
     /// # Errors
     ///
@@ -37,12 +37,14 @@ impl TokenTrie {
         Ok(())
     }
 
-    /// Like [`allow`](Self::allow), but sets the logits of allowed tokens to 0, and leaves the others as they are. The last
-    /// logit that is needed, one beyond the tokens, is for nodes without a token and means nothing.
+    /// Sets the logits of allowed tokens to 0, and leaves those of the other tokens as they are. The tokens are those of
+    /// [`allow`](Self::allow).
+    ///
+    /// The last logit that is needed is one beyond the tokens. It is for nodes without a token, and its value means nothing.
     ///
     /// # Errors
     ///
-    /// If there are fewer logits than one more than the vocabulary has tokens.
+    /// If the number of logits is not greater than the number of tokens.
     pub fn allow_logits(
         &self,
         recognizer: &mut impl Recognizer,

@@ -3,32 +3,32 @@
 use super::token::{TOKEN_BYTES_MAX, TokenId, VOCABULARY_SIZE_MAX};
 use kvatlas_core::trie::EntryError;
 
-/// Why tokens don't make a vocabulary.
+/// Error: the tokens make no vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
-    /// A token's number does not fit.
+    /// The number of a token is too large.
     #[error(
         "token {id} is beyond the largest vocabulary, of {VOCABULARY_SIZE_MAX} tokens; renumber the tokens"
     )]
     IdTooLarge {
-        /// The number.
+        /// Number of the token.
         id: u64,
     },
-    /// Two entries claim one number.
+    /// Two entries have the same number.
     #[error("token {id} is there twice, with different bytes; remove one of them")]
     IdTwice {
-        /// The number.
+        /// Number of both entries.
         id: TokenId,
     },
-    /// A token's bytes are too many.
+    /// A token has too many bytes.
     #[error("token {id} has {bytes} bytes, and at most {TOKEN_BYTES_MAX} are allowed; remove it")]
     TokenTooLong {
-        /// The number.
+        /// Number of the token.
         id: TokenId,
-        /// How many bytes it has.
+        /// Number of bytes of the token.
         bytes: usize,
     },
-    /// All tokens together are too many bytes.
+    /// All tokens together have too many bytes.
     #[error("the tokens have more than 4 GiB of bytes together; remove the longest")]
     TooManyBytes,
     /// The trie cannot be built.
@@ -36,37 +36,37 @@ pub enum VocabularyError {
     Trie(#[from] EntryError),
 }
 
-/// A mask is for a vocabulary of another size.
+/// Error: the mask is for a vocabulary of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the mask is for {mask} tokens, but the vocabulary has {vocabulary}; make it with `TokenTrie::empty_mask`"
 )]
 pub struct MaskError {
-    /// The mask's size in tokens.
+    /// Size of the mask, in tokens.
     pub mask: usize,
-    /// The vocabulary's size in tokens.
+    /// Size of the vocabulary, in tokens.
     pub vocabulary: usize,
 }
 
-/// The logits are too few.
+/// Error: there are too few logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there are {logits} logits, and the vocabulary needs {needed}: one a token, and one for nodes without a token"
 )]
 pub struct LogitsError {
-    /// How many logits there are.
+    /// Number of logits given.
     pub logits: usize,
-    /// How many are needed.
+    /// Number of logits needed.
     pub needed: usize,
 }
 
-/// No token begins with a byte of the text.
+/// Error: no token begins with a byte of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no token matches at byte {offset} of the text (0x{byte:02x}); use a vocabulary that has all single bytes"
 )]
 pub struct UnknownByte {
-    /// The offset, in bytes from the beginning.
+    /// Offset of the byte from the beginning of the text, in bytes.
     pub offset: usize,
     /// The byte that no token begins with.
     pub byte: u8,

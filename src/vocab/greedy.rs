@@ -5,8 +5,8 @@ use super::token::TokenId;
 use super::token_trie::TokenTrie;
 
 impl TokenTrie {
-    /// Cuts a text into tokens, each the longest that fits. A model's own tokeniser merges in an order of its own and gives
-    /// other tokens, but they always stand for the same bytes.
+    /// Cuts a text into tokens. Each token is the longest that fits. A model's own tokeniser merges in another order and gives
+    /// other tokens, but they stand for the same bytes.
     ///
     /// # Errors
     ///

@@ -5,16 +5,19 @@
 use super::error::MaskError;
 use super::token::TokenId;
 
-/// Bogus tokens are spread over this many words behind the real ones. With only one word, each node without a token would
-/// wait for the word that the node before it has just written. That would be a chain through half of all nodes.
+/// Number of words behind the real ones over which bogus tokens (made-up numbers of nodes without a token) are spread.
+///
+/// With only one word, each node without a token would wait for the word that the node before it has just written. That would be
+/// a chain through half of all nodes.
 const BOGUS_WORDS: usize = 16;
 
-/// Room for the tokens of a vocabulary of `size`, in whole words.
+/// Returns the number of whole words for the tokens of a vocabulary of `size` tokens.
 fn real_words(size: usize) -> usize {
     size.div_ceil(u64::BITS as usize)
 }
 
-/// The number that stands for 'no token' in the node made as `ordinal`th, in a vocabulary of `size`.
+/// Returns the bogus token of a node without a token. `ordinal` counts the nodes as they are made; `size` is the size of the
+/// vocabulary in tokens.
 pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
     let word = real_words(size) + ordinal % BOGUS_WORDS;
     // At most 2^24 and 16 words of 64: within the 25 bits of a node.
@@ -24,13 +27,13 @@ pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
 /// A set of tokens of one vocabulary: one bit a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
-    /// Beyond the real words, room for bogus tokens, which is zero except during a traversal.
+    /// Bits of the tokens, then words for bogus tokens. The latter are zero except during a traversal.
     words: Vec<u64>,
     size: usize,
 }
 
 impl TokenMask {
-    /// The empty set, for a vocabulary of `size` tokens.
+    /// Creates the empty set for a vocabulary of `size` tokens.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self {
@@ -39,13 +42,13 @@ impl TokenMask {
         }
     }
 
-    /// The size of the vocabulary in tokens.
+    /// Returns the size of the vocabulary, in tokens.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The bits: token `t` is bit `t % 64` of word `t / 64`. Bits beyond the vocabulary are zero.
+    /// Returns the bits: token `t` is bit `t % 64` of word `t / 64`. Bits beyond the vocabulary are zero.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         self.words.get(..real_words(self.size)).unwrap_or_default()
@@ -73,13 +76,13 @@ impl TokenMask {
         self.words.fill(0);
     }
 
-    /// How many tokens are in the set.
+    /// Returns how many tokens are in the set.
     #[must_use]
     pub fn count(&self) -> usize {
         self.words().iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The tokens of the set, in order.
+    /// Returns the tokens of the set, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = TokenId> {
         (0_u32..).zip(self.words()).flat_map(|(index, word)| {
             let mut rest = *word;
@@ -91,7 +94,7 @@ impl TokenMask {
         })
     }
 
-    /// Makes sure that the mask is one for a vocabulary of `size`.
+    /// Checks that the mask is for a vocabulary of `size` tokens.
     pub(super) fn check(&self, size: usize) -> Result<(), MaskError> {
         if self.size == size {
             Ok(())
@@ -103,12 +106,12 @@ impl TokenMask {
         }
     }
 
-    /// All words, including the words for bogus tokens.
+    /// Returns all words, including those for bogus tokens.
     pub(super) fn all_words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 
-    /// Forgets the bogus tokens.
+    /// Removes the bogus tokens from the set.
     pub(super) fn clear_bogus(&mut self) {
         if let Some(bogus) = self.words.get_mut(real_words(self.size)..) {
             bogus.fill(0);

@@ -1,8 +1,9 @@
-//! The question of a trie: may this byte come next?
+//! Recognisers: they tell a trie which bytes may come next.
 
 /// A recogniser of byte sequences with a stack, one entry a byte.
 ///
-/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is popped.
+/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is
+/// popped.
 pub trait Recognizer {
     /// Pushes `byte` if it may come next, and otherwise changes nothing. Returns whether `byte` was pushed.
     fn try_push_byte(&mut self, byte: u8) -> bool;
@@ -10,7 +11,7 @@ pub trait Recognizer {
     /// Takes back the last `count` bytes pushed; 0 is common.
     fn pop_bytes(&mut self, count: usize);
 
-    /// Whether `byte` may come next. Implement it if an own way is cheaper than pushing and popping.
+    /// Whether `byte` may come next. Implement this method if there is a cheaper way than to push and pop the byte.
     fn byte_allowed(&mut self, byte: u8) -> bool {
         let is_allowed = self.try_push_byte(byte);
         if is_allowed {

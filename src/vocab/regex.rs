@@ -29,7 +29,7 @@ impl Default for RegexLimits {
     }
 }
 
-/// Why an expression gives no automaton.
+/// Error: an expression gives no automaton.
 #[derive(Debug, thiserror::Error)]
 pub enum RegexError {
     /// The expression is wrong, or has a part that bytes can't decide, such as Unicode word boundaries; or a stage takes too
@@ -44,15 +44,15 @@ pub enum RegexError {
         "the expression needs more than {states_max} states; make it simpler, above all its counted repetitions"
     )]
     TooManyStates {
-        /// The limit.
+        /// Largest number of states allowed.
         states_max: usize,
     },
-    /// The automaton is no table.
+    /// The rows of the automaton make no table.
     #[error("the expression's automaton cannot be used: {0}")]
     Table(#[from] TableError),
 }
 
-/// The text of the innermost reason. For a wrong expression, it shows the place.
+/// Returns the text of the innermost reason. For a wrong expression, it shows the place.
 fn describe(error: &BuildError) -> String {
     let mut reason: &dyn std::error::Error = error;
     while let Some(source) = reason.source() {
@@ -78,7 +78,7 @@ impl RegexAutomaton {
     ///
     /// # Errors
     ///
-    /// If it is wrong, or exceeds the limits.
+    /// If the expression is wrong, or exceeds the limits.
     pub fn new(expression: &str, limits: RegexLimits) -> Result<Self, RegexError> {
         let dfa = compile(expression, limits)?;
         let anchored = start::Config::new().anchored(Anchored::Yes);
@@ -91,7 +91,7 @@ impl RegexAutomaton {
         })
     }
 
-    /// The table; it has no states if the expression matches no text.
+    /// Returns the table of the automaton. It has no states if the expression matches no text.
     #[must_use]
     pub fn table(&self) -> &TransitionTable {
         &self.table
@@ -115,7 +115,7 @@ fn compile(expression: &str, limits: RegexLimits) -> Result<DFA<Vec<u32>>, Regex
         .map_err(|error| RegexError::Expression(Box::new(error)))
 }
 
-/// The rows of all states that can be reached from `started`, which gets number 0.
+/// Returns the rows of all states that can be reached from `started`, which gets number 0.
 fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<TableRow>, RegexError> {
     let mut numbers = HashMap::from([(started, 0)]);
     let mut states = vec![started];
@@ -146,8 +146,8 @@ fn rows(dfa: &DFA<Vec<u32>>, started: StateID, states_max: usize) -> Result<Vec<
     Ok(rows)
 }
 
-/// The rows of states from which some text is recognised, numbered anew. The first state stays the first. If it recognises no
-/// text, there are no rows.
+/// Returns the rows of the states from which some text is recognised, numbered anew. The first state stays the first. If it
+/// recognises no text, there are no rows.
 fn without_dead_ends(rows: &[TableRow]) -> Vec<TableRow> {
     let mut before: Vec<Vec<u32>> = vec![Vec::new(); rows.len()];
     for (state, row) in (0_u32..).zip(rows) {
@@ -196,7 +196,7 @@ mod tests {
             .table
     }
 
-    /// Whether the text may go on, and whether it may end.
+    /// Returns whether `text` may go on, and whether it may end.
     fn judge(expression: &str, text: &str) -> (bool, bool) {
         let table = table(expression);
         let state = table

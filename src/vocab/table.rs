@@ -8,44 +8,44 @@ pub const TABLE_STATES_MAX: usize = 1 << 16;
 /// Transitions of a state, and so the entries of a row.
 const ROW: usize = 1 << u8::BITS;
 
-/// A state of a [`TransitionTable`]. It means nothing to another table, which takes it for some state of its own, or for none.
+/// State of a [`TransitionTable`]. It is valid for that table only. Another table takes it for any state of its own, or for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State(pub(super) u32);
 
-/// The states that a state leads to.
+/// Transitions of one state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRow {
-    /// By byte, the number of the next state; `None` rejects.
+    /// Number of the next state for each byte; `None` rejects the byte.
     pub next: Vec<Option<u32>>,
-    /// Whether a text may end here.
+    /// Whether a text may end in this state.
     pub is_match: bool,
 }
 
 /// The reason why rows make no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// Too many rows.
+    /// There are too many rows.
     #[error("there are {states} states, and at most {TABLE_STATES_MAX} are allowed; use a simpler automaton")]
     TooManyStates {
-        /// How many there are.
+        /// Number of rows.
         states: usize,
     },
     /// A row does not have one transition for each byte.
     #[error("state {state} has {transitions} transitions, and needs {ROW}: one a byte")]
     WrongRow {
-        /// The state.
+        /// Number of the state.
         state: usize,
         /// Number of transitions that it has.
         transitions: usize,
     },
-    /// A transition leads nowhere.
+    /// A transition leads to a state that does not exist.
     #[error("state {state} leads to state {next}, but there are {states}")]
     NoSuchState {
-        /// The state.
+        /// Number of the state with the transition.
         state: usize,
-        /// The state that it leads to.
+        /// Number of the state that the transition leads to.
         next: u32,
-        /// How many states there are.
+        /// Number of states that exist.
         states: usize,
     },
 }
@@ -56,8 +56,8 @@ pub enum TableError {
 /// grouped into classes: the further load at each node cost more than the smaller rows saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
-    /// Rows of 256 entries. An entry is the place where the next state's row begins. The first row is the dead state's: all
-    /// zero. Every place is a multiple of 256 below the length.
+    /// Rows of 256 entries. An entry is the place where the next state's row begins. The first row belongs to the dead state,
+    /// which rejects everything, and is all zero. Every place is a multiple of 256 below the length.
     places: Vec<u32>,
     matches: Vec<bool>,
 }
@@ -69,7 +69,7 @@ impl TransitionTable {
     ///
     /// # Errors
     ///
-    /// If the rows are too many, of the wrong length, or lead to states that don't exist.
+    /// If there are too many rows, or a row has the wrong length or leads to a state that does not exist.
     pub fn new(rows: &[TableRow]) -> Result<Self, TableError> {
         let states = rows.len();
         if states > TABLE_STATES_MAX {
@@ -97,19 +97,19 @@ impl TransitionTable {
         Ok(Self { places, matches })
     }
 
-    /// The state to begin with; `None` if there are no states, and so no text is recognised.
+    /// Returns the state to begin with; `None` if there are no states, so that no text is recognised.
     #[must_use]
     pub fn start(&self) -> Option<State> {
         place_of(0, self.states()).map(State)
     }
 
-    /// How many states there are.
+    /// Returns how many states there are.
     #[must_use]
     pub fn states(&self) -> usize {
         self.matches.len() - 1
     }
 
-    /// The state after `byte`, unless it is rejected.
+    /// Returns the state after `byte`; `None` if the byte is rejected.
     #[inline(always)]
     #[must_use]
     pub fn next(&self, state: State, byte: u8) -> Option<State> {
@@ -117,7 +117,7 @@ impl TransitionTable {
         place.filter(|place| *place != Self::DEAD).map(State)
     }
 
-    /// The state after all of `bytes`, unless they are rejected.
+    /// Returns the state after all of `bytes`; `None` if a byte is rejected.
     #[must_use]
     pub fn advance(&self, state: State, bytes: &[u8]) -> Option<State> {
         bytes
@@ -134,7 +134,7 @@ impl TransitionTable {
             .unwrap_or_default()
     }
 
-    /// A recogniser with a stack, for traversals that know nothing of tables.
+    /// Returns a recogniser with a stack that begins in `state`, for traversals that know nothing of tables.
     #[must_use]
     pub fn recognizer(&self, state: State) -> TableRecognizer<'_> {
         TableRecognizer {
@@ -148,14 +148,14 @@ impl TransitionTable {
         &self.places
     }
 
-    /// The transitions of a state of this table.
+    /// Returns the transitions of a state; `None` if the state lies beyond this table.
     pub(super) fn row(&self, state: State) -> Option<&[u32; ROW]> {
         let start = state.0 as usize;
         self.places.get(start..)?.first_chunk()
     }
 }
 
-/// The place of the row of the state with this number.
+/// Returns the place of the row of state number `state`; `None` if `states` states have no such number.
 fn place_of(state: u32, states: usize) -> Option<u32> {
     let row = usize::try_from(state).ok().filter(|state| *state < states)? + 1;
     u32::try_from(row * ROW).ok()
@@ -165,14 +165,15 @@ fn place_of(state: u32, states: usize) -> Option<u32> {
 #[derive(Debug, Clone)]
 pub struct TableRecognizer<'a> {
     table: &'a TransitionTable,
-    /// The state to begin with, one state for each byte pushed, then states left over from popped bytes. So a pop only lowers `depth`.
+    /// The state to begin with, then one state for each byte pushed, then states left over from popped bytes. So a pop only
+    /// lowers `depth`.
     states: Vec<State>,
-    /// How many bytes are pushed; always less than there are states.
+    /// Number of bytes pushed; always less than the number of states.
     depth: usize,
 }
 
 impl TableRecognizer<'_> {
-    /// The state after all bytes pushed.
+    /// Returns the state after all bytes pushed.
     #[inline(always)]
     #[must_use]
     pub fn state(&self) -> State {

@@ -20,7 +20,7 @@ fn trie(tokens: &[&str]) -> (Vocabulary, TokenTrie) {
     (vocabulary, trie)
 }
 
-/// A node of a trie as the notes define it.
+/// Node of a token trie in its plainest form: tokens, and children by byte.
 #[derive(Default)]
 struct Tree {
     tokens: Vec<TokenId>,
@@ -46,7 +46,7 @@ impl Tree {
         &mut self.children[index].1
     }
 
-    /// The recursive traversal of the notes.
+    /// Traverses the tree recursively, as the crate's documentation defines it.
     fn traverse(&self, recognizer: &mut impl Recognizer, allowed: &mut Vec<TokenId>) {
         allowed.extend(&self.tokens);
         for (byte, child) in &self.children {
@@ -66,7 +66,7 @@ impl Tree {
     }
 }
 
-/// Watches that pushes, pops and hooks come as promised.
+/// Recogniser that checks the order of pushes, pops and hooks.
 struct Watched<'a> {
     inner: TableRecognizer<'a>,
     depth: usize,
@@ -117,7 +117,7 @@ fn tables() -> impl Strategy<Value = TransitionTable> {
     })
 }
 
-/// A row that treats the letters each in their own way, and all other bytes alike but for their parity.
+/// Makes a row from six transitions: one for each of the letters `a` to `d`, and two for all other bytes, by their parity.
 fn spread(some: &[Option<u32>], is_match: bool) -> TableRow {
     let next = |byte: u8| match byte {
         b'a'..=b'd' => some[usize::from(byte - b'a')],
@@ -186,7 +186,7 @@ proptest! {
         check_equal(&tokens, &table)?;
     }
 
-    /// Deep enough for the larger stack.
+    /// Tokens of up to the greatest length, so that a walk needs its whole stack.
     #[test]
     fn long_tokens_are_walked(lengths in prop::collection::vec(1..=TOKEN_BYTES_MAX, 1..6), table in tables()) {
         let mut tokens: Vec<Vec<u8>> = lengths.iter().map(|length| vec![b'a'; *length]).collect();
@@ -313,7 +313,7 @@ fn wrong_tables_are_refused() {
     assert_eq!(TransitionTable::new(&[]).unwrap().start(), None);
 }
 
-/// Subtrees of more nodes than have room in a node, and the greatest number that a token can have.
+/// Subtrees with more nodes than a node has room to tell, and a token with the greatest number.
 #[test]
 fn the_largest_vocabularies_are_walked() {
     let last = VOCABULARY_SIZE_MAX as u64 - 1;
@@ -351,7 +351,8 @@ fn the_largest_vocabularies_are_walked() {
     }
 }
 
-/// Subtrees too large for their nodes, one within the other and below a root, and tokens that end too many levels for theirs.
+/// Large nodes of both kinds: subtrees too large for their nodes, nested and below a root; and tokens that end too many levels
+/// for their nodes.
 #[test]
 fn large_subtrees_are_passed() {
     let mut builder = VocabularyBuilder::new();
@@ -388,7 +389,7 @@ fn large_subtrees_are_passed() {
     }
 }
 
-/// Any one bit of the links that flips is noticed.
+/// Each flipped bit among the links of a node is noticed.
 #[test]
 fn hostile_nodes_are_refused() {
     let (_, trie) = trie(&["a", "ab", "abc", "b"]);

@@ -73,12 +73,12 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 pub struct TokenNode(u64);
 
 impl TokenNode {
-    /// A node with these bits of a token's number, bogus or not, and no links yet.
+    /// Creates a node without links. `token` has the bits of a token's number, bogus or not.
     pub(super) fn new(byte: u8, token: u32) -> Self {
         Self(u64::from(byte) | ((u64::from(token) & TOKEN_MASK) << TOKEN_SHIFT))
     }
 
-    /// The last byte of the path to the node.
+    /// Returns the last byte of the path to the node.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the byte is the lowest")]
@@ -86,7 +86,7 @@ impl TokenNode {
         self.0 as u8
     }
 
-    /// The token, or a bogus one: a number that is not below the vocabulary's size.
+    /// Returns the token, or a bogus one: a number that is not below the vocabulary's size.
     #[inline(always)]
     #[must_use]
     pub fn token_bits(self) -> u32 {
@@ -106,35 +106,35 @@ impl TokenNode {
         self.depth_past() > 0
     }
 
-    /// `subtree_size`; 1 for a large node.
+    /// Returns `subtree_size`; 1 for a large node.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 15 bits")]
     pub(super) fn stored_size(self) -> usize {
         (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
     }
 
-    /// Change of depth to the next node on the way into the subtree: 1, or `1 - num_parents` if the node is a leaf.
+    /// Returns the change of depth to the next node on the way into the subtree: 1, or `1 - num_parents` for a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_into(self) -> isize {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
 
-    /// `num_parents` of a node with children; 0 for a large one and for a leaf.
+    /// Returns `num_parents` of a node with children; 0 for a large one and for a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 5 bits")]
     pub(super) fn inner_parents(self) -> usize {
         (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
     }
 
-    /// The node as a damaged file would have it.
+    /// Returns the node with one bit flipped, as in a damaged file.
     #[cfg(test)]
     pub(super) fn with_bit_flipped(self, bit: u32) -> Self {
         Self(self.0 ^ 1 << bit)
     }
 
-    /// Change of depth to the next node on the way past the subtree: `1 - num_parents`. For a large node it is 1, because the
-    /// way past it leads into it.
+    /// Returns the change of depth to the next node on the way past the subtree: `1 - num_parents`. For a large node it is 1,
+    /// because the way past it leads into it.
     #[inline(always)]
     pub(super) fn depth_past(self) -> isize {
         self.depth_into() - self.inner_parents().cast_signed()

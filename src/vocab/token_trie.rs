@@ -6,7 +6,7 @@ use super::token::{TokenId, TokenNode};
 use super::tokens::Vocabulary;
 use kvatlas_core::trie::FlatTrie;
 
-/// A first byte, and where its subtree begins and ends.
+/// Root of the trie: a first byte of tokens, and the range of nodes of its subtree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Root {
     pub(super) start: u32,
@@ -19,13 +19,13 @@ pub(super) struct Root {
 pub struct TokenTrie {
     flat: FlatTrie<TokenNode>,
     roots: Vec<Root>,
-    /// The first root of each byte.
+    /// Index of the first root of each byte.
     first_roots: Vec<Option<u32>>,
     vocabulary_size: usize,
 }
 
 impl TokenTrie {
-    /// Builds the trie.
+    /// Builds the trie of a vocabulary.
     ///
     /// # Errors
     ///
@@ -60,13 +60,13 @@ impl TokenTrie {
         })
     }
 
-    /// The flat trie itself, for walks of other kinds.
+    /// Returns the flat trie, for walks of other kinds.
     #[must_use]
     pub fn flat(&self) -> &FlatTrie<TokenNode> {
         &self.flat
     }
 
-    /// How many nodes there are.
+    /// Returns how many nodes there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flat.len()
@@ -78,26 +78,26 @@ impl TokenTrie {
         self.flat.is_empty()
     }
 
-    /// The size of the vocabulary in tokens.
+    /// Returns the size of the vocabulary, in tokens.
     #[must_use]
     pub fn vocabulary_size(&self) -> usize {
         self.vocabulary_size
     }
 
-    /// A mask for this vocabulary, with nothing allowed.
+    /// Returns an empty mask for this vocabulary.
     #[must_use]
     pub fn empty_mask(&self) -> TokenMask {
         TokenMask::new(self.vocabulary_size)
     }
 
-    /// The lowest token with exactly these bytes.
+    /// Returns the lowest token with exactly these bytes; `None` if there is none.
     #[must_use]
     pub fn token(&self, bytes: &[u8]) -> Option<TokenId> {
         let found = self.longest_prefix(bytes)?;
         (found.1 == bytes.len()).then_some(found.0)
     }
 
-    /// The token that is the longest prefix of `bytes`, and its length in bytes.
+    /// Returns the token that is the longest prefix of `bytes`, and its length in bytes; `None` if no token is a prefix.
     #[must_use]
     pub fn longest_prefix(&self, bytes: &[u8]) -> Option<(TokenId, usize)> {
         let (first, rest) = bytes.split_first()?;
@@ -119,7 +119,7 @@ impl TokenTrie {
         longest
     }
 
-    /// The token of the node at `index`.
+    /// Returns the token of the node at `index`; `None` for a node without a token.
     fn token_at(&self, index: usize) -> Option<TokenId> {
         let token = TokenId(self.flat.get(index)?.token_bits());
         (token.index() < self.vocabulary_size).then_some(token)

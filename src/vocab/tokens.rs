@@ -14,13 +14,13 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Number of token numbers: one more than the greatest number in use, gaps included.
+    /// Returns the size of the vocabulary: one more than the greatest number in use, gaps included.
     #[must_use]
     pub fn size(&self) -> usize {
         self.ends.len()
     }
 
-    /// The bytes of a token; empty for special tokens and gaps, `None` beyond the vocabulary.
+    /// Returns the bytes of a token; empty for special tokens and gaps, `None` beyond the vocabulary.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> Option<&[u8]> {
         let end = *self.ends.get(token.index())?;
@@ -32,14 +32,14 @@ impl Vocabulary {
             .get(before.copied().unwrap_or(0) as usize..end as usize)
     }
 
-    /// All tokens with their bytes, in order.
+    /// Returns all tokens with their bytes, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (TokenId, &[u8])> {
         (0..)
             .map(TokenId)
             .map_while(|token| Some((token, self.bytes(token)?)))
     }
 
-    /// Number of tokens without bytes: special tokens and gaps.
+    /// Returns the number of tokens without bytes: special tokens and gaps.
     #[must_use]
     pub fn without_bytes(&self) -> usize {
         self.iter().filter(|(_, bytes)| bytes.is_empty()).count()
@@ -54,7 +54,7 @@ pub struct VocabularyBuilder {
 }
 
 impl VocabularyBuilder {
-    /// A builder without tokens.
+    /// Creates a builder without tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -84,11 +84,11 @@ impl VocabularyBuilder {
         Ok(())
     }
 
-    /// Makes the vocabulary at least `size` large, for models with more logits than tokens.
+    /// Makes the vocabulary at least `size` tokens large, for models with more logits than tokens.
     ///
     /// # Errors
     ///
-    /// If that is too large.
+    /// If `size` is too large.
     pub fn reserve(&mut self, size: u64) -> Result<(), VocabularyError> {
         let too_large = VocabularyError::IdTooLarge {
             id: size.saturating_sub(1),

@@ -1,4 +1,4 @@
-//! A bridge: whether it can look for engines, and follows those that it knows.
+//! Checks of a bridge: whether it can look for engines, and whether it follows the engines that it knows.
 
 use serde::Deserialize;
 
@@ -8,7 +8,7 @@ use crate::cli::text::counted;
 /// Most sources with a line of their own.
 const LINES_MAX: usize = 16;
 
-/// The engines, servers and sources that a bridge shows.
+/// Engines, servers and sources of a bridge, as its route `/workers` lists them.
 #[derive(Debug, Deserialize)]
 pub(super) struct Followed {
     engines: Vec<Named>,
@@ -33,11 +33,11 @@ struct Source {
 }
 
 impl Followed {
-    /// The route by which a bridge shows them.
+    /// Path of the route that lists them.
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
 }
 
-/// The checks of the bridge at `place`.
+/// Returns the checks of the bridge at the address `place`: one for each source, and one for all engines and servers.
 pub(super) fn judge(place: &str, followed: &Followed) -> Vec<Check> {
     let sources = followed.sources.iter().take(LINES_MAX).map(judge_source);
     let mut checks: Vec<Check> = sources.collect();
@@ -59,7 +59,7 @@ fn judge_source(source: &Source) -> Check {
     }
 }
 
-/// Whether something is wrong with a server or an engine, of which the first is named.
+/// Returns a check that warns if a server or an engine has an error. The check names the first of them, and counts the others.
 fn judge_engines(place: &str, followed: &Followed) -> Check {
     const NAME: &str = "engines";
     let Followed { engines, servers, .. } = followed;

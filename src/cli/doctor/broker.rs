@@ -1,4 +1,4 @@
-//! The NATS server: whether it can be reached, what it takes, whether it keeps streams.
+//! Checks of the NATS server: whether it can be reached, how large messages may be, and whether it keeps streams.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use tokio::sync::mpsc;
 
 use super::report::Check;
 
-/// Messages that may wait for us: a check listens to all events for a moment.
+/// Most messages that may wait in one subscription. A check listens to all events for a moment.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// Refusals that are remembered.
+/// Most refusals of the server that are kept for the checks.
 const REFUSALS_MAX: usize = 64;
 
-/// A connection, and what the server refuses on it.
+/// Connection to NATS, with the server's refusals on it.
 pub(super) struct Connected {
     pub(super) nats: Client,
     pub(super) refusals: tokio::sync::Mutex<mpsc::Receiver<Refusal>>,
     round_trip: Duration,
 }
 
-/// The finding of a connection that did not come about, and the words in which the whole ends.
+/// Result of a connection that failed: its check, and the words with which the doctor then ends.
 pub(super) struct Unconnected {
     pub(super) check: Check,
     pub(super) verdict: &'static str,
@@ -32,7 +32,7 @@ pub(super) struct Unconnected {
 
 const UNREACHABLE: &str = "no NATS server could be reached";
 
-/// Connects, or says why not.
+/// Connects to NATS. `patience` is the longest wait.
 pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Connected, Unconnected> {
     let (sender, refusals) = mpsc::channel(REFUSALS_MAX);
     let notice = move |notice| {
@@ -82,7 +82,7 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Conne
 }
 
 impl Connected {
-    /// Checks which server answers, and how fast.
+    /// Returns a check that names the server, and tells the time of a round trip.
     pub(super) fn check(&self) -> Check {
         let info = self.nats.server_info();
         let found = format!(
@@ -92,7 +92,7 @@ impl Connected {
         Check::fine("broker", found)
     }
 
-    /// Checks that the server takes messages as large as the daemon does.
+    /// Returns a check that warns if the server takes no messages as large as the largest query that the daemon takes.
     pub(super) fn check_payload(&self, setup: &Setup) -> Check {
         let (taken, wanted) = (self.nats.max_payload() as u64, setup.max_message_bytes);
         let found = format!("the server takes messages of {taken} bytes");
@@ -108,7 +108,7 @@ impl Connected {
         )
     }
 
-    /// A check of JetStream, for daemons that need it.
+    /// Returns the check of JetStream. Skipped if no daemon needs JetStream.
     pub(super) async fn check_jetstream(&self, setup: &Setup, patience: Duration) -> Check {
         const NAME: &str = "JetStream";
         if setup.stream.is_none() && !setup.has_object_store {

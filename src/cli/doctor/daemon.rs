@@ -1,4 +1,4 @@
-//! The daemon: a probe event's round trip, the disk.
+//! Checks of the daemon: the round trip of a probe event, and the room for snapshots.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use super::broker::Connected;
 use super::report::Check;
 
 const ROUND_TRIP: &str = "round trip";
-/// Between two questions whether the probe has arrived.
+/// Time between two questions whether the probe event has arrived.
 const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Publishes one event, asks for it, and takes it back.
+/// Checks the round trip of a probe event: publishes the event, asks for it, and takes it back.
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -83,7 +83,7 @@ pub(super) async fn check_round_trip(
     }
 }
 
-/// Answers came, and all lacked shards.
+/// Returns the failed check for a round trip in which every answer lacked shards.
 fn missing_shards(gathered: &Gathered) -> Check {
     let missing = gathered.missing_in_words();
     let are = if gathered.missing.len() == 1 { "is" } else { "are" };
@@ -94,8 +94,8 @@ fn missing_shards(gathered: &Gathered) -> Check {
     )
 }
 
-/// Asks until the probe is found and exact, in an answer of all shards, or the daemon says something else. Keeps in `incomplete` which
-/// shards the last answer lacked.
+/// Asks until an answer of all shards has the probe as exact. Fails if the daemon answers with any other error. Sets `incomplete`
+/// to the shards that the last answer lacked.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
@@ -124,7 +124,7 @@ async fn wait_for(
     }
 }
 
-/// A check of the room for snapshots. `name` tells whose room it is.
+/// Returns the check of the room for snapshots. `name` is the name of the check, and tells whose room it is.
 pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     let Some(room) = room else {
         return Check::warning(
@@ -154,7 +154,8 @@ pub(super) fn check_room(name: &str, room: Option<&SnapshotRoom>) -> Check {
     }
 }
 
-/// A check of the snapshot directory in the doctor's own configuration, which stands for that of a daemon that cannot be asked.
+/// Returns the check of the snapshot directory in the doctor's own configuration. It is for daemons that cannot be asked about
+/// their room.
 pub(super) fn check_disk(config: &Config) -> Check {
     const NAME: &str = "disk";
     if let Some(directory) = &config.snapshots.directory

@@ -1,4 +1,4 @@
-//! The holders whose state is not certain: a line each, with the reasons.
+//! Checks of the holders that are not exact: one for each holder, with the reasons.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +12,10 @@ use super::report::Check;
 use crate::cli::doubted::DoubtedHolder;
 use crate::cli::text::{counted, since};
 
-/// Holders that have a line of their own, at most.
+/// Most holders that have a check of their own.
 const LINES_MAX: usize = 16;
 
-/// The holders that are not exact, as a daemon's route `/workers` gives them.
+/// Holders that are not exact, as a daemon's route `/workers` lists them.
 #[derive(Debug, Deserialize)]
 pub(super) struct Degraded {
     holders: Vec<DoubtedHolder>,
@@ -23,24 +23,25 @@ pub(super) struct Degraded {
 }
 
 impl Degraded {
-    /// The route that gives them. More are counted, and not listed.
+    /// Path of the route that lists at most 1,000 of these holders, and tells their total number.
     pub(super) const TARGET: &str = "/workers?state=degraded&limit=1000";
 }
 
-/// The statements of daemons about one holder.
+/// Everything that daemons say about one holder.
 #[derive(Debug, Default)]
 struct Culprit<'d> {
     reasons: DegradedReasons,
-    /// The earliest time of all.
+    /// Earliest time that a daemon tells for the beginning of the doubt, in microseconds since the Unix epoch.
     since_us: Option<u64>,
-    /// The daemons' words, or else those of the bridge that follows it.
+    /// Details of the reasons from the first daemon that tells any. They are the daemon's words, or those of the bridge that
+    /// follows the engine.
     detail: Option<&'d str>,
-    /// That of all together.
+    /// Sum of the costs that the daemons tell.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }
 
-/// A holder's name, as a check has it.
+/// Name of a holder: namespace, worker and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Name<'d> {
     namespace: &'d str,
@@ -80,7 +81,11 @@ impl<'d> Culprit<'d> {
     }
 }
 
-/// Judges what daemons say at a time, each with where it is. Holders of the namespace `own` are the doctor's.
+/// Returns a failed check for each holder that some daemon says is not exact, at most [`LINES_MAX`], and one that counts the
+/// others.
+///
+/// `daemons` has each daemon's address and holders, and `now_us` is the present time. Holders of the namespace `own`, the
+/// doctor's, are left out.
 pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
     let mut culprits: BTreeMap<Name<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;

@@ -1,4 +1,4 @@
-//! `kvatlas doctor`: looks at everything that a deployment needs, and says what to mend.
+//! `kvatlas doctor`: checks everything that a deployment needs, and says what to mend.
 
 mod bridges;
 mod broker;
@@ -92,7 +92,7 @@ impl Role {
     }
 }
 
-/// Looks at everything, and fails where something is to be mended.
+/// Runs all checks and prints the report. Fails if a check failed.
 pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     let config = arguments.load()?;
     let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
@@ -148,7 +148,8 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     report.verdict(unconnected)
 }
 
-/// Wants of all daemons together, by what they have told. If none has told any, those of the doctor's own configuration.
+/// Returns what all daemons together need: the largest message, a stream, and an object store. If no daemon has told its needs,
+/// returns those of the doctor's own configuration.
 fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
     let mut setups = told.iter().map(|(_, setup)| setup.clone());
     let Some(first) = setups.next() else {
@@ -163,7 +164,7 @@ fn wanted(own: &Setup, told: &[(String, Setup)]) -> Setup {
 }
 
 impl DoctorArguments {
-    /// Adds the replicas that were named, or the usual one where no daemon or gateway was found.
+    /// Adds the replicas of `--admin`, or the one at the default address, unless a daemon or gateway was found.
     fn add_named(&self, replicas: &mut Vec<Replica>) -> Result<(), Failure> {
         if replicas.iter().all(Replica::is_bridge) {
             replicas.extend(self.replicas()?);

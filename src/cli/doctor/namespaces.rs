@@ -1,4 +1,6 @@
-//! Whether daemons hash each namespace alike. Otherwise an answer depends on who gives it, and each is called exact.
+//! Checks of namespaces: whether all daemons hash each one alike, and whether its publishers are in order.
+//!
+//! If daemons hash a namespace differently, the answers of some daemons have no holders, and yet they are called exact.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +13,7 @@ use super::report::Check;
 use crate::cli::refused::{Refused, reason_of};
 use crate::cli::text::counted;
 
-/// The facts that decide how a daemon hashes a namespace, as its route `/index` says it.
+/// Settings that decide how a daemon hashes a namespace, from its route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Hashed {
     namespace: String,
@@ -28,31 +30,32 @@ impl fmt::Display for Hashed {
     }
 }
 
-/// The statements of a daemon's route `/index` about the publishers of a namespace.
+/// Facts about the publishers of a namespace, from a daemon's route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Published {
     namespace: String,
-    /// How many holders' epochs lie ahead of the daemon's clock.
+    /// Number of holders whose epochs lie ahead of the daemon's clock.
     #[serde(default)]
     epochs_ahead: u64,
-    /// Some of these, the first by name.
+    /// Names of some holders whose epochs lie ahead, the first by name.
     #[serde(default)]
     ahead: Vec<String>,
-    /// Some of the publishers whose batches are dropped.
+    /// Some publishers whose batches are dropped.
     #[serde(default)]
     refused_publishers: Vec<String>,
-    /// The same, each with the reason. An older daemon does not say it.
+    /// The same publishers, each with the reason. An older daemon leaves them out.
     #[serde(default)]
     refused: Vec<Refused>,
-    /// The answers about it lately. An older daemon does not say it.
+    /// Counts of the last answers about the namespace. An older daemon leaves it out.
     #[serde(default)]
     cost: Option<Cost>,
-    /// The number of holders whose tokens in a block are only guessed.
+    /// Number of holders whose block size is only guessed.
     #[serde(default)]
     unsized_holders: u64,
 }
 
-/// Looks at what all daemons, each with where it is, say of publishers.
+/// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's address and
+/// namespaces.
 pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
     const NAME: &str = "publishers";
     let mut found = Vec::new();
@@ -86,8 +89,8 @@ pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
     )
 }
 
-/// A failure for each publisher whose batches are dropped, by what daemons say, each with where it is. Those of the namespace `own` are the
-/// doctor's.
+/// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and namespaces.
+/// Publishers of the namespace `own`, the doctor's, are left out.
 pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Check> {
     let mut culprits: BTreeMap<String, Dropped<'_>> = BTreeMap::new();
     for (place, namespaces) in daemons {
@@ -107,11 +110,11 @@ pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Chec
         .collect()
 }
 
-/// The statements of daemons about one publisher whose batches are dropped.
+/// Everything that daemons say about one publisher whose batches are dropped.
 #[derive(Debug, Default)]
 struct Dropped<'d> {
     reason: Option<&'d str>,
-    /// That of all together.
+    /// Sum of the costs that the daemons tell.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }
@@ -134,7 +137,7 @@ impl Dropped<'_> {
     }
 }
 
-/// Compares the namespaces of all daemons, each with where it is.
+/// Returns a check that fails if daemons hash a namespace differently. `daemons` has each daemon's address and namespaces.
 pub(super) fn compare(daemons: &[(&str, Vec<Hashed>)]) -> Check {
     const NAME: &str = "namespaces";
     let mut first: BTreeMap<&str, (&str, &Hashed)> = BTreeMap::new();

@@ -1,6 +1,7 @@
-//! The permissions that the NATS server gives this connection.
+//! Checks of the permissions that the NATS server gives this connection.
 //!
-//! It says so only when it is tried. Messages for the trial go where nobody acts on them; subscriptions end at once.
+//! The server tells a permission only when it is used, so the checks subscribe and publish. The messages do nothing where they
+//! arrive, and the subscriptions end at once.
 
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use super::broker::Connected;
 use super::report::Check;
 use super::{DoctorArguments, Role};
 
-/// The server's refusals stand before its answer to a flush; the library passes them on a moment later.
+/// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the NATS
+/// library passes them on a moment later.
 const PASSING_ON: Duration = Duration::from_millis(200);
 
-/// Tries what each role needs.
+/// Returns a check of the permissions of each chosen role.
 pub(super) async fn check(
     arguments: &DoctorArguments,
     config: &Config,
@@ -35,7 +37,7 @@ pub(super) async fn check(
 /// The subjects that a role needs.
 struct Needs {
     subscribe: Vec<String>,
-    /// Only subjects on which an empty message does nothing.
+    /// Subjects to publish on, on each of which an empty message does nothing.
     publish: Vec<String>,
 }
 
@@ -87,7 +89,7 @@ impl Needs {
         )
     }
 
-    /// The permissions that were tried, each subject with what may be done there.
+    /// Returns the tried permissions in words: each subject, and what is allowed there.
     fn describe_allowed(&self) -> String {
         let tried = [("subscribe", &self.subscribe), ("publish", &self.publish)];
         let tried = tried.iter().filter(|(_, subjects)| !subjects.is_empty());

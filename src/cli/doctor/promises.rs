@@ -1,11 +1,11 @@
-//! Whether requests find what answers promise, where routers tell that.
+//! Checks of promises: whether requests find the blocks that exact answers promise, as far as routers tell it.
 
 use serde::Deserialize;
 
 use super::report::Check;
 use crate::cli::promises::BrokenPromise;
 
-/// A namespace, as `/index` shows it.
+/// Namespace with its broken promises, from a daemon's route `/index`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Promising {
     namespace: String,
@@ -13,7 +13,8 @@ pub(super) struct Promising {
     broken_promises: Vec<BrokenPromise>,
 }
 
-/// A failure for each holder that breaks promises, by what daemons say, each with where it is.
+/// Returns a failed check for each holder whose exact answers promise too much. `daemons` has each daemon's address and
+/// namespaces.
 pub(super) fn judge(daemons: &[(&str, Vec<Promising>)]) -> Vec<Check> {
     let mut checks = Vec::new();
     for (place, namespaces) in daemons {

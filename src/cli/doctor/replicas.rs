@@ -1,4 +1,5 @@
-//! The replicas: found on NATS, or named; whether each is ready, has the same time, and knows as much as the others.
+//! Checks of the replicas, which are found on NATS or named. Each should be ready, have the right time, and know as much as the
+//! others of its group.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,13 +26,13 @@ use crate::cli::missing::MissingShard;
 use crate::cli::strays::Stray;
 use crate::cli::text::counted;
 
-/// A difference of clocks above which lags and times in the log mislead.
+/// Largest difference of clocks that is accepted. A larger one makes lags and times in the log misleading.
 const SKEW_MAX: Duration = Duration::from_secs(1);
-/// How long the next daemon may take to say that it is there.
+/// Longest wait for the answer of a further process on NATS.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
-/// Between two looks at how many holders the daemons know.
+/// Time between two looks at how many holders the daemons know.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
-/// Daemons that are looked at, at most.
+/// Most daemons, gateways and bridges that are looked at.
 const REPLICAS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
@@ -69,19 +70,20 @@ struct Clock {
 #[derive(Debug)]
 pub(super) struct Replica {
     admin: AdminClient,
-    /// Daemons of one group know the same workers; none where the daemon keeps no index.
+    /// Group of daemons that know the same workers: a shard, or empty without shards. `None` for a gateway or bridge that was
+    /// found on NATS.
     group: Option<String>,
-    /// Set of one that follows engines, and answers nobody.
+    /// Whether the process was found on NATS as a bridge, which follows engines and answers no queries.
     is_bridge: bool,
 }
 
 impl Replica {
-    /// Whether it only follows engines.
+    /// Whether the process was found on NATS as a bridge.
     pub(super) fn is_bridge(&self) -> bool {
         self.is_bridge
     }
 
-    /// One that was named.
+    /// Makes a replica from an admin listener that the command line names.
     pub(super) fn named(admin: AdminClient) -> Self {
         Self {
             admin,
@@ -91,7 +93,7 @@ impl Replica {
     }
 }
 
-/// The facts that a process tells of itself among the services of NATS.
+/// Facts that a process tells about itself when services are asked on NATS.
 #[derive(Debug, Deserialize)]
 struct Ping {
     metadata: Metadata,
@@ -103,11 +105,12 @@ struct Metadata {
     subjects_prefix: String,
     role: String,
     shard: Option<String>,
-    /// Its admin listener, if it has one.
+    /// Address of the process's admin listener, if it has one.
     admin: Option<String>,
 }
 
-/// The daemons, gateways and bridges that answer as services on NATS, and what is to be said of those that cannot be looked at from here.
+/// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each process that
+/// cannot be reached from here.
 pub(super) async fn find(
     connected: &Connected,
     prefix: &str,
@@ -137,10 +140,10 @@ pub(super) async fn find(
     (replicas, checks)
 }
 
-/// A replica, and the answer of its route `/index`.
+/// Replica, and the answer of its route `/index`.
 pub(super) type Seen = (Replica, Result<Value, Failure>);
 
-/// Asks each replica for its `/index`, once for all checks.
+/// Asks each replica for its route `/index`. All checks share the answers.
 pub(super) async fn look(replicas: Vec<Replica>) -> Vec<Seen> {
     let asked = replicas.into_iter().map(async |replica| {
         let index = replica.admin.json("/index").await;
@@ -149,7 +152,7 @@ pub(super) async fn look(replicas: Vec<Replica>) -> Vec<Seen> {
     join_all(asked).await
 }
 
-/// Wants of the daemons with an index, by their places. Older daemons, gateways and bridges tell none.
+/// Returns the needs of each daemon that tells them, by the daemon's address. Older daemons, gateways and bridges tell none.
 pub(super) fn setups(seen: &[Seen]) -> Vec<(String, Setup)> {
     let told = seen.iter().filter_map(|(replica, index)| {
         let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
@@ -159,7 +162,7 @@ pub(super) fn setups(seen: &[Seen]) -> Vec<(String, Setup)> {
     told.collect()
 }
 
-/// The place where the admin listener of a daemon is reached from `own_host`, or why it is not.
+/// Returns the address at which `own_host` reaches the admin listener of a process, or why it cannot.
 fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
     let Some(address) = &metadata.admin else {
         return Err("it has no admin listener (admin.listen)");
@@ -195,8 +198,8 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
     Ok(pings)
 }
 
-/// Whether each replica is ready and has the same time, whose holders are not exact, and whether all of a group know as many holders `patience`
-/// from now at the latest. `own_namespace` is where the doctor publishes.
+/// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group should
+/// know the same number of holders after at most `patience`. `own_namespace` is the namespace in which the doctor publishes.
 pub(super) async fn check(seen: &[Seen], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
@@ -243,10 +246,10 @@ pub(super) async fn check(seen: &[Seen], patience: Duration, own_namespace: &str
     checks
 }
 
-/// A replica, and what its route `/index` has answered.
+/// Admin listener of a replica, and the answer of its route `/index`.
 type Indexed<'s> = (&'s AdminClient, &'s Value);
 
-/// One view of what a replica's route `/index` has answered.
+/// Reads the answer of a replica's route `/index` as a `V`, which has some of its fields.
 fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failure> {
     V::deserialize(index).map_err(|error| {
         let place = admin.authority();
@@ -256,7 +259,7 @@ fn view_of<V: DeserializeOwned>((admin, index): Indexed<'_>) -> Result<V, Failur
     })
 }
 
-/// The holders that are not exact by what daemons with an index say.
+/// Returns the checks of the holders that are not exact, as the daemons with an index tell them.
 async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -271,7 +274,7 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
     }
 }
 
-/// A failure for each shard that a gateway's answers lack.
+/// Returns a failed check for each shard that a gateway's answers lack.
 fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     let known: Shards = match view_of((gateway, index)) {
         Ok(known) => known,
@@ -285,7 +288,7 @@ fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
     known.missing_shards.iter().map(failed).collect()
 }
 
-/// Checks what daemons with an index say of publishers, snapshots, promises and how they hash.
+/// Returns the checks that need only the daemons' answers of `/index`: publishers, snapshots, strays, promises, hashing.
 fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     if daemons.is_empty() {
         return Vec::new();
@@ -314,13 +317,13 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     checks
 }
 
-/// The mend of a trouble that an alert tells of, and where more is said.
+/// Returns the advice for the trouble of an alert, and the command that says more.
 fn mend_of_alert(alert: &str) -> String {
     let mend = mend_of([alert].into_iter(), "what to do");
     format!("{mend}; kvatlas explain {alert} says more")
 }
 
-/// One view of the namespaces of each daemon. A namespace of which it cannot be read is left out: an older daemon says less.
+/// Reads each daemon's namespaces as `N`. A namespace that cannot be read so is left out, because an older daemon tells less.
 fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&'d str, Vec<N>)> {
     let of = |index: &Value| {
         let namespaces = index.get("namespaces").and_then(Value::as_array);
@@ -330,8 +333,9 @@ fn namespaces_of<'d, N: DeserializeOwned>(known: &[(&'d str, &Value)]) -> Vec<(&
     known.iter().map(|(place, index)| (*place, of(index))).collect()
 }
 
-/// The numbers that `count` gives; asked again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's
-/// own just has, and replicas hear of it one after the other.
+/// Calls `count` until all its numbers are the same, but at most for `patience`. Returns the last numbers.
+///
+/// Replicas hear of a change one after the other, such as of the end of the probe's holder.
 async fn count_until_alike<E>(
     patience: Duration,
     mut count: impl AsyncFnMut() -> Result<Vec<u64>, E>,
@@ -346,7 +350,7 @@ async fn count_until_alike<E>(
     }
 }
 
-/// Whether the daemons of a group know as many holders.
+/// Returns a check that warns if the daemons of a group know different numbers of holders.
 fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     let name = match group {
         "" => "replicas".to_owned(),
@@ -370,7 +374,7 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     }
 }
 
-/// The role of the process, what its `/index` has answered, and whether it is ready.
+/// Checks whether a replica is ready. Also returns its role and the answer of its route `/index`.
 async fn check_readiness<'s>(
     name: &str,
     replica: &AdminClient,
@@ -395,18 +399,18 @@ fn describe_ready(role: Role, holders: u64) -> String {
     }
 }
 
-/// How many holders a daemon's answer has.
+/// Returns the number of holders in a daemon's answer of `/index`.
 fn holders_in(daemon: Indexed<'_>) -> Result<u64, Failure> {
     let index: Index<Sizes> = view_of(daemon)?;
     Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
 }
 
-/// How many holders a daemon knows now.
+/// Asks a daemon how many holders it knows now.
 async fn holders_of(daemon: &AdminClient) -> Result<u64, Failure> {
     holders_in((daemon, &daemon.json("/index").await?))
 }
 
-/// Compares the daemon's clock with this machine's: it lay somewhere between asking and the answer.
+/// Checks a daemon's clock against this machine's. The daemon's time must lie between the question and the answer.
 async fn check_clock(replica: &AdminClient) -> Check {
     const NAME: &str = "clock";
     let asked = unix_time_us();
@@ -428,7 +432,8 @@ async fn check_clock(replica: &AdminClient) -> Check {
     }
 }
 
-/// The time of the daemon at `place` lies between the two of ours, unless the clocks differ.
+/// Returns the check of a daemon's clock: `theirs_us` should lie between `asked_us` and `answered_us`, except for [`SKEW_MAX`].
+/// `place` is the daemon's address.
 fn judge_clock(place: &str, [asked_us, answered_us]: [u64; 2], theirs_us: u64) -> Check {
     let ahead = theirs_us.saturating_sub(answered_us);
     let behind = asked_us.saturating_sub(theirs_us);
@@ -507,7 +512,7 @@ mod tests {
         );
     }
 
-    /// Two replicas that know as many holders.
+    /// Two replicas with the same number of holders are each asked for `/index` once.
     #[tokio::test]
     async fn each_is_asked_for_its_index_once() {
         let answer = r#"{"ready": true, "reasons": [], "namespaces": [], "holders": [], "holders_total": 0}"#;
@@ -533,7 +538,7 @@ mod tests {
         assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
 
-    /// One replica had applied the probe's goodbye, and the other one had not.
+    /// One replica has applied the goodbye of the probe's holder, and the other one has not yet.
     #[tokio::test]
     async fn a_holder_that_comes_or_goes_meanwhile_is_no_difference() {
         let reads = [[4, 3], [4, 3], [3, 3]];

@@ -1,34 +1,34 @@
-//! The findings, and what is to be mended.
+//! Results of checks, and their report.
 
 use serde::Serialize;
 
 use crate::cli::failure::Failure;
 
-/// How a check went.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {
     /// All is well.
     Fine,
-    /// The thing works, and may not for long.
+    /// The thing works, but perhaps not for long.
     Warning,
     /// The thing does not work.
     Failed,
-    /// The thing was not looked at.
+    /// The thing was not checked.
     Skipped,
 }
 
-/// One thing that was looked at.
+/// One check, and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     name: String,
     outcome: Outcome,
-    /// The finding.
+    /// Finding of the check, in words.
     found: String,
-    /// The share of queries that it concerns, where that is known.
+    /// Share of queries that the finding concerns, in words; `None` if it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<String>,
-    /// The advice on what to do about it.
+    /// Advice on what to do; `None` if nothing needs to be done.
     mend: Option<String>,
 }
 
@@ -37,27 +37,27 @@ pub(super) struct Check {
     reason = "callers give texts and errors, most of them made for it"
 )]
 impl Check {
-    /// All is well.
+    /// Makes a check of something that works.
     pub(super) fn fine(name: &str, found: impl ToString) -> Self {
         Self::new(name, Outcome::Fine, &found, None)
     }
 
-    /// A check of something that works, and may not for long.
+    /// Makes a check of something that works, but perhaps not for long.
     pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, Outcome::Warning, &found, Some(mend.to_string()))
     }
 
-    /// A check of something that does not work.
+    /// Makes a check of something that does not work.
     pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
         Self::new(name, Outcome::Failed, &found, Some(mend.to_string()))
     }
 
-    /// A check of something that was not looked at.
+    /// Makes a check of something that was not looked at.
     pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
         Self::new(name, Outcome::Skipped, &why, None)
     }
 
-    /// The same, with the share of queries that it concerns.
+    /// Adds the share of queries that the finding concerns.
     pub(super) fn costing(self, cost: Option<String>) -> Self {
         Self { cost, ..self }
     }
@@ -83,7 +83,7 @@ impl Check {
     }
 }
 
-/// All that was looked at.
+/// All checks, in the order in which they were made.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     checks: Vec<Check>,
@@ -98,7 +98,7 @@ impl Report {
         self.checks.extend(checks);
     }
 
-    /// A line for each check, and below it what is to be mended.
+    /// Returns a line for each check. Lines with the cost and the advice follow a check that has them.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         for check in &self.checks {
@@ -123,7 +123,8 @@ impl Report {
         self.checks.iter().filter(is_one).count()
     }
 
-    /// An error where something is to be mended. A warning is none: it works. `unconnected` says why there is no connection to NATS.
+    /// Fails if a check failed, or if there is no connection to NATS. `unconnected` is the reason for the latter. Warnings are no
+    /// failure.
     pub(super) fn verdict(&self, unconnected: Option<&str>) -> Result<(), Failure> {
         if let Some(why) = unconnected {
             return Err(Failure::unavailable(why));

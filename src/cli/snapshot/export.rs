@@ -1,4 +1,4 @@
-//! `kvatlas snapshot export`: all that a snapshot holds, as JSON lines.
+//! `kvatlas snapshot export`: prints the content of a snapshot as JSON lines.
 
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(super) struct ExportArguments {
     worker: Option<WorkerName>,
 }
 
-/// Why an export ended early.
+/// Error that ends an export early.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]
@@ -41,7 +41,7 @@ enum ExportError {
     Json(#[from] serde_json::Error),
 }
 
-/// Writes the snapshot's content to standard output.
+/// Writes the content of a snapshot to standard output. A reader that has gone, such as `head`, is no failure.
 pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
     let path = &arguments.path;
     if path.is_dir() {
@@ -114,7 +114,7 @@ fn write_lines(
     Ok(())
 }
 
-/// Writes the blocks that each wanted holder has in a part of a forest, as one batch behind a line that names the holder.
+/// Writes the blocks of each wanted holder in one part of a forest: a line that names the holder, then one batch.
 fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],

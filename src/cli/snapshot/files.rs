@@ -1,4 +1,4 @@
-//! Finding and opening snapshot files.
+//! Finds and opens snapshot files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use kvatlas_core::wire::WireLimits;
 
 use super::super::failure::Failure;
 
-/// The extension of snapshots' names.
+/// Extension of the names of snapshot files.
 const EXTENSION: &str = "kvs";
 
 pub(super) fn cannot_open(path: &Path, error: &dyn Display) -> Failure {
@@ -16,7 +16,7 @@ pub(super) fn cannot_open(path: &Path, error: &dyn Display) -> Failure {
     ))
 }
 
-/// The files of a directory that are named like snapshots, newest first.
+/// Returns the files of a directory that are named like snapshots, newest first.
 pub(super) fn snapshots_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let unreadable = |error| Failure::usage(format_args!("cannot read the directory {directory:?}: {error}"));
     let mut paths = Vec::new();
@@ -31,7 +31,7 @@ pub(super) fn snapshots_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-/// The daemon's limits don't matter: what a snapshot holds is to be seen in any case. A frame is bounded all the same.
+/// Returns limits that admit every snapshot, whatever limits the daemon has. The size of a frame is still bounded.
 pub(super) fn file_limits() -> WireLimits {
     WireLimits {
         message_bytes_max: usize::MAX,

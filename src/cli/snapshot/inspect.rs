@@ -1,4 +1,4 @@
-//! `kvatlas snapshot inspect`: what snapshot files hold.
+//! `kvatlas snapshot inspect`: checks snapshot files, and prints their contents in short.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -28,7 +28,7 @@ pub(super) struct InspectArguments {
     json: bool,
 }
 
-/// Checks what was named, and prints what it holds.
+/// Checks a snapshot, or each one of a directory, and prints a summary.
 pub(super) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     if arguments.path.is_dir() {
         inspect_directory(arguments)
@@ -199,7 +199,7 @@ fn namespaces(summary: &SnapshotSummary) -> usize {
     names.len()
 }
 
-/// A snapshot for programs.
+/// One snapshot in the JSON output.
 #[derive(Serialize)]
 struct InspectionJson<'a> {
     path: String,

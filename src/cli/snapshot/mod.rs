@@ -1,4 +1,4 @@
-//! `kvatlas snapshot`: looking into snapshot files.
+//! `kvatlas snapshot`: commands that read snapshot files.
 
 mod export;
 mod files;
@@ -58,7 +58,7 @@ enum SnapshotCommand {
     Export(ExportArguments),
 }
 
-/// Does it.
+/// Runs the chosen command.
 pub(crate) fn snapshot(arguments: &SnapshotArguments) -> Result<(), Failure> {
     match &arguments.command {
         SnapshotCommand::Inspect(arguments) => inspect::inspect(arguments),

@@ -1,4 +1,4 @@
-//! `kvatlas snapshot verify`: whether snapshot files can be used.
+//! `kvatlas snapshot verify`: tells which snapshot files can be used.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(super) struct VerifyArguments {
     paths: Vec<PathBuf>,
 }
 
-/// Checks all that was named.
+/// Checks each snapshot that is named or in a named directory, and prints a line for each. Fails if one cannot be used.
 pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let mut files = Vec::new();
     for path in &arguments.paths {

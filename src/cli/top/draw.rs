@@ -1,4 +1,4 @@
-//! Drawing what is shown. All of it fits 60 columns; addresses need more.
+//! Draws the screen of `kvatlas top`. Everything fits 60 columns, except addresses.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -8,27 +8,26 @@ use ratatui::widgets::{Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::model::Model;
 
-/// With fewer columns, addresses are left out.
+/// Fewest columns of a terminal at which addresses are shown.
 const ADDRESS_COLUMNS_MIN: u16 = 90;
 
-/// Lines for a trouble: the worst that no row shows, or what the selected holder's doubt costs, and how it is mended. More is in
-/// `kvatlas explain`.
+/// Lines of a trouble's text. One text is the worst trouble that no holder's row shows; the other is about the selected holder.
 const TROUBLE_LINES: u16 = 3;
 
-/// Draws, with colours or without.
+/// Draws the screen, with or without colours.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Painter {
     with_colours: bool,
 }
 
 impl Painter {
-    /// Without colours where `NO_COLOR` is set (<https://no-color.org>).
+    /// Creates a painter without colours if `NO_COLOR` is set (<https://no-color.org>), else with colours.
     pub(super) fn for_environment() -> Self {
         let is_set = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty());
         Self::new(!is_set)
     }
 
-    /// With colours or without.
+    /// Creates a painter with or without colours.
     pub(super) fn new(with_colours: bool) -> Self {
         Self { with_colours }
     }
@@ -40,7 +39,7 @@ impl Painter {
         }
     }
 
-    /// Draws everything.
+    /// Draws the whole screen.
     pub(super) fn draw(self, frame: &mut Frame<'_>, model: &mut Model) {
         let trouble = model.trouble();
         let lines_of =
@@ -194,7 +193,7 @@ impl Painter {
     }
 }
 
-/// A count in at most six characters.
+/// Returns a count in at most six characters.
 fn compact(count: u64) -> String {
     let units = ["", "k", "M", "G", "T", "P", "E"];
     let (mut number, mut unit) = (count as f64, 0);
@@ -221,7 +220,7 @@ fn rate(rate: f64) -> String {
     compact(rate.round() as u64)
 }
 
-/// A time in microseconds, in at most seven characters.
+/// Returns a time in microseconds as text of at most seven characters; `–` if there is none.
 fn time(us: Option<f64>) -> String {
     match us {
         None => "–".to_owned(),

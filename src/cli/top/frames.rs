@@ -1,4 +1,4 @@
-//! The admin listener's frames, as far as they are shown.
+//! Frames from the route `/page/frames` of the admin listener, with the fields that `kvatlas top` shows.
 
 use serde::Deserialize;
 
@@ -7,72 +7,72 @@ use crate::cli::promises::BrokenPromise;
 use crate::cli::refused::Refused;
 use crate::cli::strays::Stray;
 
-/// The facts that do not change while the daemon runs.
+/// First event of the stream: facts that stay the same while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: String,
-    /// The words for the bits of a holder's reasons.
+    /// Bits in a holder's reasons, each with the word for it.
     pub(super) reasons: Vec<(u32, String)>,
-    /// The mend for each word. An older daemon does not say it.
+    /// Words for reasons, each with the advice. An older daemon leaves them out.
     #[serde(default)]
     pub(super) mends: Vec<(String, String)>,
 }
 
-/// One frame.
+/// State of the daemon at one time, and the changes of holders since the frame before.
 #[derive(Debug, Deserialize)]
 pub(super) struct Frame {
-    /// Microseconds since the Unix epoch.
+    /// Time of the frame, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) now_us: u64,
     pub(super) ready: bool,
-    /// Why it is not.
+    /// Why the daemon is not ready.
     pub(super) reasons: Vec<String>,
     pub(super) namespaces: Vec<NamespaceFrame>,
     pub(super) rates: Option<Rates>,
     pub(super) fleet: FleetChange,
-    /// In a gateway: the shards that answers lack. An older daemon does not say it.
+    /// Shards that did not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
     pub(super) missing_shards: Vec<MissingShard>,
-    /// Namespaces that do not exist although events of them come. An older daemon does not say it.
+    /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
     pub(super) strays: Vec<Stray>,
-    /// Why snapshots are not written. An older daemon does not say it.
+    /// Why snapshots are not written; `None` if they are. An older daemon leaves it out.
     #[serde(default)]
     pub(super) snapshots: Option<FailingSnapshots>,
-    /// The holders whose doubts cost most: number, and the cost in words. An older daemon does not say it.
+    /// Holders whose doubts cost most: the holder's number, and the cost in words. An older daemon leaves them out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
 }
 
-/// Snapshots that are not written.
+/// Failure to write snapshots.
 #[derive(Debug, Deserialize)]
 pub(super) struct FailingSnapshots {
     pub(super) error: String,
-    /// Since when, in microseconds since the Unix epoch.
+    /// Beginning of the failures, in microseconds since the Unix epoch.
     pub(super) since_us: u64,
 }
 
-/// The sizes of a namespace, and the troubles that are none of its holders'. An older daemon says fewer of these.
+/// Size of a namespace, and its troubles beside those of holders. An older daemon leaves some troubles out.
 #[derive(Debug, Deserialize)]
 pub(super) struct NamespaceFrame {
     pub(super) name: String,
     pub(super) distinct_blocks: u64,
     pub(super) held_blocks: u64,
-    /// Publishers whose batches are dropped.
+    /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
     pub(super) refused: Vec<Refused>,
-    /// Holders whose publishers' clocks are ahead.
+    /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
-    /// Since when, in microseconds since the Unix epoch.
+    /// Time since which such an epoch is known, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) ahead_since_us: Option<u64>,
-    /// Holders of which exact answers promise more than requests find.
+    /// Holders whose exact answers promise more blocks than requests find.
     #[serde(default)]
     pub(super) broken_promises: Vec<BrokenPromise>,
 }
 
-/// The rates of a second.
+/// Rates per second, a share, and latencies of queries.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub(super) struct Rates {
     pub(super) batches: f64,
@@ -83,26 +83,28 @@ pub(super) struct Rates {
     pub(super) failed: f64,
     pub(super) exact: f64,
     pub(super) degraded: f64,
-    /// The share of matched blocks that requests can reuse. An older daemon does not say it.
+    /// Share of matched blocks that requests can reuse. An older daemon leaves it out.
     #[serde(default)]
     pub(super) usable: Option<f64>,
     pub(super) query_p50_us: Option<f64>,
     pub(super) query_p99_us: Option<f64>,
 }
 
-/// The changes of the holders.
+/// Changes of the holders since the frame before.
 #[derive(Debug, Deserialize)]
 pub(super) struct FleetChange {
     pub(super) whole: bool,
-    /// Number, namespace, worker, rank.
+    /// New holders: number, namespace, worker, rank.
     pub(super) added: Vec<(u64, String, String, u32)>,
-    /// Number, address, labels. An older daemon does not say them.
+    /// Profiles of holders: number, address, labels. An older daemon leaves them out.
     #[serde(default)]
     pub(super) profiles: Vec<(u64, String, serde_json::Value)>,
-    /// Number, and since when it is not exact in microseconds since the Unix epoch, or 0. An older daemon does not say it.
+    /// Beginnings of doubts: a holder's number, and the time in microseconds since the Unix epoch, or 0 if it is exact. An older
+    /// daemon leaves them out.
     #[serde(default)]
     pub(super) since: Vec<(u64, u64)>,
-    /// Number, blocks, bits of the reasons, lag, time of the last batch, parked events.
+    /// Facts about holders: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds,
+    /// parked events.
     pub(super) facts: Vec<(u64, u64, u32, u64, u64, u32)>,
     pub(super) gone: Vec<u64>,
 }

@@ -26,9 +26,9 @@ pub(super) const EXAMPLES: &str = "Keys: arrows, Page Up and Page Down move; d s
     kvatlas top\n  \
     kvatlas top --admin 10.0.0.7:9464";
 
-/// After a stream has ended, until the next is asked for.
+/// Pause after the end of a stream of events, before the next one is opened.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long the reader of keys waits before it looks whether it should end.
+/// Longest wait of the thread that reads keys, before it looks whether it should end.
 const KEY_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Daemon whose fleet is shown.
@@ -38,7 +38,7 @@ pub(crate) struct TopArguments {
     admin: AdminArguments,
 }
 
-/// Shows the fleet until a person has seen enough.
+/// Shows the fleet until a person quits or a signal comes.
 pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
     let client = arguments.admin.client()?;
     // Before the screen is taken: a wrong address is told on it as it is.
@@ -62,16 +62,16 @@ pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
     }
 }
 
-/// Why the fleet is no longer shown.
+/// Reason for which the display has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// A person has seen enough.
+    /// A person has quit, or the terminal has gone.
     Asked,
-    /// A signal came.
+    /// A signal has come, with this name.
     Signal(&'static str),
 }
 
-/// The signals that end the process while the terminal is not as it was found.
+/// Signals that end the process. They are caught, so that the terminal is restored first.
 struct Signals {
     stop: StopSignals,
     hangup: Signal,
@@ -90,7 +90,7 @@ impl Signals {
         })
     }
 
-    /// The name of the next signal.
+    /// Waits for the next signal, and returns its name.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             name = self.stop.next() => name,
@@ -131,7 +131,7 @@ async fn show(
     }
 }
 
-/// The next event; none where the stream has ended. The one after that comes from a new stream.
+/// Returns the next event; `None` if the stream has ended. The call after that opens a new stream.
 async fn next_event(client: &AdminClient, events: &mut Option<Events>) -> Option<(String, String)> {
     if events.is_none() {
         tokio::time::sleep(RETRY).await;
@@ -147,7 +147,7 @@ async fn next_event(client: &AdminClient, events: &mut Option<Events>) -> Option
     next
 }
 
-/// Reads keys on a thread of its own: a terminal can only be waited for.
+/// Starts a thread that reads keys, and returns its channel. The thread is needed because reading a key blocks.
 fn read_keys() -> mpsc::Receiver<Event> {
     let (sender, receiver) = mpsc::channel(64);
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The model of what is shown, and what keys change about it.
+//! State that `kvatlas top` shows, and how events and keys change it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,39 +11,41 @@ use super::frames::{Frame, Hello, NamespaceFrame, Rates};
 use super::trouble::worst;
 use crate::cli::text::{SECOND_US, lasted, printable};
 
-/// Seconds of rates that are kept.
+/// Most seconds for which the rate of queries is kept.
 const HISTORY_MAX: usize = 240;
-/// The longest filter.
+/// Longest filter, in bytes.
 const FILTER_MAX: usize = 64;
 const PAGE: isize = 10;
 
-/// Whether to go on.
+/// Whether the display goes on after a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Go,
     End,
 }
 
-/// One holder.
+/// Holder as the table shows it.
 #[derive(Debug, Clone)]
 pub(super) struct ShownHolder {
     namespace: String,
     pub(super) worker: String,
     pub(super) rank: u32,
     pub(super) address: String,
-    /// Words of its publisher on its own doubts; empty where it says nothing.
+    /// Words of the holder's publisher about its own doubts; empty if it says nothing.
     told: String,
     pub(super) blocks: u64,
     pub(super) lag_us: u64,
     reasons: u32,
-    /// Since when it is not exact, in microseconds since the Unix epoch; 0 where it is, or where that is not known.
+    /// Beginning of the holder's doubt, in microseconds since the Unix epoch; 0 if the holder is exact, or if the time is not
+    /// known.
     since_us: u64,
-    /// The cost of its doubt in words, where it is one of those that cost most.
+    /// Cost of the holder's doubt in words; empty unless the cost is among the highest.
     cost: String,
 }
 
 impl ShownHolder {
-    /// Its place in the table: the degraded first, then by name, of which the number at the end counts as one.
+    /// Returns the key by which the table is sorted: degraded holders first, then by name. The number at the end of a name counts
+    /// as a number.
     fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
         (
             self.reasons == 0,
@@ -55,7 +57,7 @@ impl ShownHolder {
     }
 }
 
-/// The model of what is shown.
+/// State of the display.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) authority: String,
@@ -64,9 +66,9 @@ pub(super) struct Model {
     pub(super) is_ready: bool,
     pub(super) reasons: Vec<String>,
     pub(super) rates: Option<Rates>,
-    /// The worst trouble that no holder's row shows.
+    /// Worst trouble that no holder's row shows, in words.
     pub(super) worst: Option<String>,
-    /// Queries a second, the newest last.
+    /// Queries a second for the last [`HISTORY_MAX`] seconds, the newest last.
     pub(super) queries: VecDeque<u64>,
     pub(super) filter: String,
     pub(super) is_typing: bool,
@@ -74,14 +76,14 @@ pub(super) struct Model {
     pub(super) table: TableState,
     namespaces: Vec<NamespaceFrame>,
     holders: HashMap<u64, ShownHolder>,
-    /// The time of the last frame, in microseconds since the Unix epoch.
+    /// Time of the last frame, in microseconds since the Unix epoch.
     now_us: u64,
-    /// The one that is shown; all if none is.
+    /// Namespace that is shown; `None` for all.
     namespace: Option<String>,
 }
 
 impl Model {
-    /// Nothing is known yet.
+    /// Creates the state before the first event.
     pub(super) fn new(authority: &str) -> Self {
         Self {
             authority: authority.to_owned(),
@@ -103,7 +105,7 @@ impl Model {
         }
     }
 
-    /// Takes in an event of the stream. What cannot be read is passed over: a newer daemon may say more.
+    /// Takes in an event of the stream. An event that cannot be read changes nothing, because a newer daemon may send others.
     pub(super) fn take(&mut self, name: &str, data: &str) {
         self.is_connected = true;
         match name {
@@ -117,7 +119,7 @@ impl Model {
         }
     }
 
-    /// The connection is lost.
+    /// Notes that the connection is lost.
     pub(super) fn lose(&mut self) {
         self.is_connected = false;
     }
@@ -189,7 +191,7 @@ impl Model {
         self.keep_selection();
     }
 
-    /// The name of the namespace that is shown.
+    /// Returns the name of the namespace that is shown; `all` for all.
     pub(super) fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("all")
     }
@@ -198,7 +200,7 @@ impl Model {
         self.namespace.as_deref().is_none_or(|shown| shown == name)
     }
 
-    /// Holders that are exact, holders that are not, different blocks, copies.
+    /// Returns the counts of the shown namespaces: exact holders, degraded holders, distinct blocks, held blocks.
     pub(super) fn totals(&self) -> (usize, usize, u64, u64) {
         let holders = self.holders.values();
         let (mut exact, mut degraded) = (0, 0);
@@ -219,7 +221,7 @@ impl Model {
         (exact, degraded, blocks, copies)
     }
 
-    /// The holders that are shown: the degraded first, then by name.
+    /// Returns the holders that are shown: degraded ones first, then by name.
     pub(super) fn rows(&self) -> Vec<&ShownHolder> {
         let wanted = self.filter.to_lowercase();
         let is_wanted = |holder: &&ShownHolder| {
@@ -232,7 +234,7 @@ impl Model {
         rows
     }
 
-    /// The words for why a holder is not exact.
+    /// Returns the words for the reasons why a holder is not exact.
     fn words(&self, holder: &ShownHolder) -> impl Iterator<Item = &str> {
         let reasons = holder.reasons;
         let of_holder = self
@@ -243,7 +245,8 @@ impl Model {
         of_holder.map(|(_, word)| word.as_str())
     }
 
-    /// Returns what the publisher of the selected holder says of its doubt, the cost, and the mends; none while the holder is exact.
+    /// Returns the trouble of the selected holder: its publisher's words, the cost, and the advice. `None` while the holder is
+    /// exact.
     pub(super) fn trouble(&self) -> Option<String> {
         let holder = *self.rows().get(self.table.selected()?)?;
         if holder.reasons == 0 {
@@ -262,7 +265,7 @@ impl Model {
         Some(format!("{told}{cost}Mend: {}", mends.join("; ")))
     }
 
-    /// In words, whether a holder's state is certain.
+    /// Returns a holder's state in words: `exact`, or the reasons and how long the doubt has lasted.
     pub(super) fn state(&self, holder: &ShownHolder) -> String {
         if holder.reasons == 0 {
             return "exact".to_owned();
@@ -277,7 +280,7 @@ impl Model {
         }
     }
 
-    /// Takes in a key.
+    /// Changes the state by a key. Returns whether the display goes on.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -337,7 +340,7 @@ impl Model {
     }
 }
 
-/// A key by which `gpu-2` comes before `gpu-10`: the letters, then the number at the end.
+/// Splits a name into its letters and the number at its end, so that `gpu-2` comes before `gpu-10`.
 fn natural(name: &str) -> (&str, u64) {
     let letters = name.trim_end_matches(|character: char| character.is_ascii_digit());
     let number = name.get(letters.len()..).and_then(|digits| digits.parse().ok());

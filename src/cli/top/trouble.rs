@@ -1,11 +1,12 @@
-//! The troubles of a frame that no holder's row shows: missing shards, strays, dropped batches, snapshots, promises, clocks.
+//! Troubles of a frame that no holder's row shows: missing shards, strays, dropped batches, failing snapshots, broken promises,
+//! clocks.
 
 use kvatlas_daemon::runbook::mend_for;
 
 use super::frames::{Frame, NamespaceFrame};
 use crate::cli::text::{printable, since};
 
-/// The worst trouble of a frame in words, with its mend; none where there is none.
+/// Returns the worst trouble of a frame in words, with the advice; `None` if there is none.
 pub(super) fn worst(frame: &Frame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));
@@ -49,7 +50,7 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// One that is no worker's.
+    /// Makes a trouble that concerns no worker. `word` names its advice in the runbook.
     fn new(what: String, word: &str) -> Self {
         Self::of(what, word, ["", "", ""])
     }
@@ -77,7 +78,7 @@ fn promises(namespace: &NamespaceFrame) -> impl Iterator<Item = Trouble> {
     })
 }
 
-/// The clocks of a namespace's publishers are one trouble.
+/// Returns one trouble for all publishers of a namespace whose clocks run ahead; `None` if there are none.
 fn clock(namespace: &NamespaceFrame, now_us: u64) -> Option<Trouble> {
     let first = namespace.ahead.first()?;
     let others = if namespace.ahead.len() > 1 {

@@ -8,9 +8,9 @@ use super::SharedNode;
 
 /// Children by their keys.
 pub(super) enum Children<K, G> {
-    /// At most one.
+    /// At most one child.
     Few(Option<(K, SharedNode<K, G>)>),
-    /// At least two.
+    /// At least two children, in a table.
     #[allow(
         clippy::box_collection,
         reason = "keeps a node small: most nodes have one child at most"
@@ -24,7 +24,7 @@ impl<K, G> Default for Children<K, G> {
     }
 }
 
-/// Tables up to this capacity are not made smaller as long as there are several children.
+/// Capacity up to which a table is never made smaller while its node has several children.
 const SMALL_TABLE: usize = 64;
 
 impl<K: Copy + Eq + Hash, G> Children<K, G> {
@@ -54,7 +54,7 @@ impl<K: Copy + Eq + Hash, G> Children<K, G> {
         }
     }
 
-    /// Takes a child out, and gives back memory that only more children would need.
+    /// Removes a child, and frees memory that only more children would need.
     pub(super) fn remove(&mut self, key: &K) {
         match self {
             Self::Few(only) => {
@@ -72,7 +72,7 @@ impl<K: Copy + Eq + Hash, G> Children<K, G> {
         }
     }
 
-    /// Takes all children out.
+    /// Removes and returns all children.
     pub(super) fn take(&mut self) -> impl Iterator<Item = SharedNode<K, G>> + use<K, G> {
         let (only, table) = match std::mem::take(self) {
             Self::Few(only) => (only, None),

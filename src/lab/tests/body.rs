@@ -1,4 +1,4 @@
-//! The test body: the same streams through every design, every answer compared with the oracle, and down to nothing.
+//! Test body for all designs: applies the same streams of operations to each, and compares every answer with the oracle.
 
 use std::collections::HashSet;
 
@@ -10,13 +10,13 @@ use super::oracle::{Oracle, Prefix, blocks, name, query};
 use super::stream::{Alphabet, Operation, Paths, Shape};
 use crate::{Depth, Design, HolderNumber, PrefixIndex, Sizes};
 
-/// Threads of the designs that have a pool.
+/// Number of threads in the designs that have a pool.
 const LANES: usize = 3;
 
-/// One design and the oracle beside it.
+/// Test run of one design, with the oracle.
 struct Run {
     design: Design,
-    /// Whether the answers must be the oracle's.
+    /// Whether the design's answers must equal the oracle's.
     is_exact: bool,
     index: Box<dyn PrefixIndex>,
     oracle: Oracle,
@@ -94,7 +94,7 @@ impl Run {
         }
     }
 
-    /// Everything goes, block by block for some holders and at once for others; then nothing is left.
+    /// Removes everything, block by block for some holders and at once for others. Then the index must be empty.
     fn finish(mut self, random: &mut Random, shape: &Shape) {
         self.check_sizes();
         for number in 0..u32::try_from(shape.holders).unwrap() {
@@ -123,7 +123,7 @@ impl Run {
     }
 }
 
-/// One stream through one design.
+/// Applies one random stream to one design.
 fn run(design: Design, shape: &Shape, seed: u64) {
     let mut random = Random::new(seed);
     let mut paths = Paths::new(&mut random, shape);
@@ -148,7 +148,7 @@ fn run(design: Design, shape: &Shape, seed: u64) {
     run.finish(&mut random, shape);
 }
 
-/// The same stream through all designs; the seed comes from the environment, so that a failure can be replayed.
+/// Applies the same stream to all designs. The seed comes from the environment, so that a failure can be replayed.
 fn run_all(shape: &Shape) {
     let seed = setting("KVATLAS_TEST_SEED", 20_260_702);
     let mut shape = *shape;
@@ -219,7 +219,7 @@ fn many_holders() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Short streams, which shrink to the few operations that matter.
+    /// Short streams, which proptest can shrink to the few operations that matter.
     #[test]
     fn short_streams(
         world: u64,

@@ -1,4 +1,4 @@
-//! Readers beside the threads of a pool.
+//! Tests of readers that run beside the threads of a pool.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,15 +17,16 @@ const CHANGES: usize = 1500;
 const KEPT: usize = 40;
 const DEPTH: usize = 100;
 
-/// A prompt whose first blocks all share, and whose tail is one of a few.
+/// Returns a prompt whose first [`KEPT`] blocks are the same for all tails. Of the blocks after them, some depend on `tail`.
 fn path(tail: u32) -> Prefix {
     let kept = std::iter::repeat_n(1, KEPT);
     kept.chain((KEPT..DEPTH).map(|position| 2 + u32::from(position % 7 == 0) * tail))
         .collect()
 }
 
-/// Tails come and go while readers look: nobody ever misses what is kept, and nobody sees more than there is. Then every answer is
-/// the oracle's, and nothing is left after the last block.
+/// Changes blocks after the first [`KEPT`] of each holder while readers look. The readers check that no holder ever lacks the
+/// kept blocks or has more blocks than there are. At the end every answer is the oracle's, and the index is empty once all
+/// holders are cleared.
 fn tails_come_and_go(index: impl SharedIndex) {
     let mut pool = ThreadPool::new(index, 3).unwrap();
     let mut oracle = Oracle::default();

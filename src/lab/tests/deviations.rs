@@ -25,7 +25,7 @@ fn remove(index: &mut dyn PrefixIndex, path: &[u32]) {
     index.remove(HOLDER, &[name(path).unwrap()]);
 }
 
-/// How many blocks of `path` the holder is said to hold.
+/// Returns how many leading blocks of `path` the index gives for the holder.
 fn depth(index: &dyn PrefixIndex, path: &[u32]) -> u32 {
     index.flush();
     let found = index.find_matches(&query(path));
@@ -33,7 +33,7 @@ fn depth(index: &dyn PrefixIndex, path: &[u32]) -> u32 {
     of_holder.map_or(0, |depth| depth.matched_blocks)
 }
 
-/// The depths that every design gives after the same changes; the exact ones first.
+/// Returns the depth that each design gives after the same change, in the order of [`Design::ALL`].
 fn depths(change: impl Fn(&mut dyn PrefixIndex), path: &[u32]) -> Vec<(Design, u32)> {
     let depth_in = |design: Design| {
         let mut index = design.build(2).unwrap();
@@ -158,7 +158,7 @@ fn radix_trees_take_names_that_are_no_chain() {
     check(ThreadPool::new(ConcurrentRadixTree::default(), 2).unwrap());
 }
 
-/// A positional index that jumps over three blocks at a time.
+/// Creates a positional index that jumps over three blocks at a time.
 fn jumping() -> ThreadPool<JumpIndex> {
     ThreadPool::new(JumpIndex::new(NonZeroUsize::new(3).unwrap()), 1).unwrap()
 }

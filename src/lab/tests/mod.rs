@@ -1,4 +1,4 @@
-//! One test body for all designs, and what each of them does differently.
+//! Tests of all designs: one common body, and examples of the differences between them.
 
 mod body;
 mod concurrency;

@@ -1,4 +1,4 @@
-//! The oracle: every holder's prefixes, written out block by block.
+//! Oracle for tests: a model of the index that keeps the prefixes of each holder block by block.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,15 +7,16 @@ use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
 
 use crate::{Block, Depth, HolderNumber, PrefixQuery};
 
-/// A block as the oracle knows it: the symbols of the whole prefix up to and including it. No hash, so nothing can collide.
+/// Block as the oracle knows it: the symbols of the whole prefix up to and including the block. Without hashes, nothing can
+/// collide.
 pub(super) type Prefix = Vec<u32>;
 
-/// The content that a symbol stands for.
+/// Returns the block hash that a symbol stands for.
 pub(super) fn content(symbol: u32) -> BlockHash {
     BlockHash(Random::new(u64::from(symbol)).next())
 }
 
-/// The blocks of a prompt with their names.
+/// Returns the blocks of a prompt, with their names.
 pub(super) fn blocks(symbols: &[u32]) -> Vec<Block> {
     let contents: Vec<BlockHash> = symbols.iter().copied().map(content).collect();
     let names = sequence_hashes(contents.iter().copied());
@@ -29,7 +30,7 @@ pub(super) fn blocks(symbols: &[u32]) -> Vec<Block> {
         .collect()
 }
 
-/// The name of the last block of a prefix; none where it has no block.
+/// Returns the name of the last block of a prefix; `None` for an empty prefix.
 pub(super) fn name(prefix: &[u32]) -> Option<SequenceHash> {
     blocks(prefix).last().map(|block| block.name)
 }
@@ -39,7 +40,7 @@ pub(super) fn query(symbols: &[u32]) -> PrefixQuery {
     PrefixQuery::new(&contents)
 }
 
-/// The blocks that everybody holds.
+/// Blocks of each holder.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     held: BTreeMap<HolderNumber, HashSet<Prefix>>,
@@ -51,7 +52,7 @@ impl Oracle {
         prefix.is_empty() || self.held.get(&holder).is_some_and(|held| held.contains(prefix))
     }
 
-    /// The blocks of `path` from `from` on.
+    /// Stores the blocks of `path` from position `from` on. Counts a refused store if the holder lacks the block before them.
     pub(super) fn store(&mut self, holder: HolderNumber, path: &[u32], from: usize) {
         if from == path.len() {
             return;
@@ -76,7 +77,7 @@ impl Oracle {
         self.held.remove(&holder);
     }
 
-    /// The depths of all holders, by holder.
+    /// Returns the depths of all holders that have the first block, sorted by holder.
     pub(super) fn matches(&self, path: &[u32]) -> Vec<Depth> {
         let depth = |(holder, held): (&HolderNumber, &HashSet<Prefix>)| {
             let is_held = |end: &usize| held.contains(&path[..*end]);
@@ -86,14 +87,14 @@ impl Oracle {
         depths.filter(|depth| depth.matched_blocks > 0).collect()
     }
 
-    /// All that a holder holds, in an order of its own.
+    /// Returns all blocks that a holder has, in no particular order.
     pub(super) fn prefixes(&self, holder: HolderNumber) -> Vec<Prefix> {
         self.held
             .get(&holder)
             .map_or_else(Vec::new, |held| held.iter().cloned().collect())
     }
 
-    /// How many blocks are held, summed over all holders.
+    /// Returns how many blocks are held, summed over all holders.
     pub(super) fn held_blocks(&self) -> usize {
         self.held.values().map(HashSet::len).sum()
     }

@@ -6,16 +6,16 @@ use kvatlas_core::hash::SequenceHash;
 use super::oracle::{Oracle, Prefix};
 use crate::HolderNumber;
 
-/// How many different blocks there are.
+/// Number of different blocks in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alphabet {
-    /// So many. Few make equal contents at one position under different prefixes, and at different positions.
+    /// This many contents. If they are few, the same content comes under different prefixes and at different positions.
     Of(usize),
-    /// A content is at one place only, and stores name parents that are held: what the conflating designs can do.
+    /// Each content is at one place only, and stores name held parents. In this case the conflating designs are exact, too.
     Distinct,
 }
 
-/// The shape of a stream.
+/// Size and kind of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) alphabet: Alphabet,
@@ -25,7 +25,7 @@ pub(super) struct Shape {
     pub(super) operations: usize,
 }
 
-/// The prompts of a stream; many share a prefix.
+/// Prompts of a stream. Many of them share a prefix.
 #[derive(Debug)]
 pub(super) struct Paths {
     pub(super) all: Vec<Prefix>,
@@ -57,7 +57,7 @@ impl Paths {
         }
     }
 
-    /// A prompt that follows one of the others for a while, then goes its own way.
+    /// Returns a prompt that usually shares a prefix with an earlier one and then differs.
     pub(super) fn branch(&mut self, random: &mut Random, depth_max: usize) -> Prefix {
         let mut path = Vec::new();
         if !self.all.is_empty() && random.chance(80) {
@@ -78,7 +78,7 @@ impl Paths {
     }
 }
 
-/// One step of a stream.
+/// One operation of a stream.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
     Store {
@@ -97,7 +97,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// A step for one of the first `joined` holders.
+    /// Returns a random operation for one of the first `joined` holders.
     pub(super) fn random(
         random: &mut Random,
         shape: &Shape,

@@ -120,8 +120,8 @@ impl Heard {
     }
 }
 
-/// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's cache has
-/// room. The router knows the cache's rules.
+/// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's
+/// cache has room. The router knows the cache's rules.
 pub(super) struct Guesses {
     caches: Vec<PrefixCache>,
 }
@@ -158,7 +158,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The index knows of a worker that is emptied at times what its cache would say, also of prompts that it was never asked for.
+        /// The index tells of each prompt the same as the worker's cache. The cache is emptied at times, and some prompts were
+        /// never admitted to it.
         #[test]
         fn what_is_heard_is_the_cache(
             capacity in 4_usize..30,

@@ -1,8 +1,8 @@
-//! Comparison of routing policies, to see whether routing on exact answers pays. All policies get the same requests, the same fleet and
-//! the same clock.
+//! Comparison of routing policies, to see whether routing on exact answers pays. All policies get the same requests, the same
+//! fleet and the same clock.
 //!
-//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of its own,
-//! because the choice of a worker decides what the caches hold afterwards.
+//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of its
+//! own, because the choice of a worker decides what the caches hold afterwards.
 //!
 //! | module | subject |
 //! |---|---|
@@ -15,17 +15,18 @@
 //!
 //! # The model
 //!
-//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the prompt's turn
-//! comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the prompt's blocks count as in
-//! flight until the answer ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
+//! A worker computes prompts one after the other. A prompt takes `block_us` for each block that the cache lacks when the prompt's
+//! turn comes. The first token follows one `token_us` later. Then the answer is decoded beside other work, and the prompt's
+//! blocks count as in flight until the answer ends. A prompt's blocks enter the cache when they are computed, and evict the least
+//! recently used leaves.
 //!
-//! With windows or states (`attention`) a request can reuse less than full attention has. An index knows both depths. The policies that
-//! go by matched blocks take all blocks that full attention has for reusable, as most routers do.
+//! With windows or states (`attention`) a request can reuse less than full attention has. An index knows both depths. The
+//! policies that go by matched blocks take all blocks that full attention has for reusable, as most routers do.
 //!
 //! An index hears of a cache's changes `event_delay_us` later. A lost event is noticed with the worker's next event, or with its
-//! heartbeat. From then on the index knows what it would have known. A router without an answer takes no block for cached. A router that
-//! guesses hears of no events. It assumes that a worker has the prompts that were sent there, in a cache of the right size. No guess can
-//! be better.
+//! heartbeat. From then on the index knows what it would have known. A router without an answer takes no block for cached. A
+//! router that guesses hears of no events. It assumes that a worker has the prompts that were sent there, in a cache of the right
+//! size. No guess can be better.
 
 mod knowledge;
 mod outcome;
@@ -60,8 +61,8 @@ pub struct ServiceModel {
 }
 
 impl Default for ServiceModel {
-    /// Some 25,000 prompt tokens a second in blocks of 512, and 40 answer tokens a second. Events arrive within 5 ms, and there is a
-    /// heartbeat a second. A block in flight costs other requests a tenth of the cost of a block to compute.
+    /// Some 25,000 prompt tokens a second in blocks of 512, and 40 answer tokens a second. Events arrive within 5 ms, and there
+    /// is a heartbeat a second. A block in flight costs other requests a tenth of the cost of a block to compute.
     fn default() -> Self {
         Self {
             block_us: 20_000,
@@ -80,7 +81,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Number of routers that share the requests. Each knows only its own load and guesses.
     pub routers: NonZeroUsize,
-    /// Time after which a random worker restarts with an empty cache, again and again, in microseconds of simulated time. 0 for never.
+    /// Time after which a random worker restarts with an empty cache, again and again, in microseconds of simulated time. 0 for
+    /// never.
     pub restart_every_us: u64,
     /// Number of lost events in a thousand.
     pub lost_events_per_mille: u32,
@@ -89,8 +91,8 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The scenarios of a comparison: one router without faults, four routers, restarts, lost events, and four routers without answers
-    /// for half of the time.
+    /// The scenarios of a comparison: one router without faults, four routers, restarts, lost events, and four routers without
+    /// answers for half of the time.
     pub const ALL: [Self; 5] = [
         Self {
             name: "one router",
@@ -155,13 +157,13 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Serves the requests by every policy, scenario by scenario. `observe` is called after each run. With windows or states, only
-    /// scenarios without faults run.
+    /// Serves the requests by every policy, scenario by scenario. `observe` is called after each run. With windows or states,
+    /// only scenarios without faults run.
     ///
     /// # Errors
     ///
-    /// [`SimulationError`](super::SimulationError) if the index does not take the fleet, or a histogram can't be made. Both would be
-    /// errors in this program.
+    /// [`SimulationError`](super::SimulationError) if the index does not take the fleet, or a histogram can't be made. Both would
+    /// be errors in this program.
     pub fn run(
         &self,
         requests: &[Request],

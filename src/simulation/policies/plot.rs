@@ -16,7 +16,8 @@ const HEAD: u32 = 40;
 const NAME_WIDTH: i32 = 190;
 const FONT: &str = "sans-serif";
 
-/// Draws the outcomes as SVG. A bar ends at the mean, and a line behind it ends at the 99th percentile, both on a logarithmic axis.
+/// Draws the outcomes as SVG. A bar ends at the mean, and a line behind it ends at the 99th percentile, both on a logarithmic
+/// axis.
 ///
 /// # Errors
 ///

@@ -3,13 +3,14 @@
 use fastrand::Rng;
 use kvatlas_core::worded;
 
-/// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts share.
+/// Number of leading blocks that decide where affinity sends a prompt. They reach beyond the system prompt, which most prompts
+/// share.
 const AFFINITY_BLOCKS: usize = 3;
-/// Divisor of a prompt's own cost for [`Policy::ExactWithHome`]. If some of the prompt is cached, a worker counts as about as cheap as
-/// the cheapest if it costs at most that quotient more.
+/// Divisor for [`Policy::ExactWithHome`]. The tolerance is the prompt's own cost divided by this number. If some of the prompt is
+/// cached, every worker within the tolerance of the least cost counts as equally cheap.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
-/// Greatest load of a worker for affinity with load, in hundredths of the mean load. A prompt's *home* is the worker that its first
-/// blocks hash to. If the home has more load, the next worker is tried.
+/// Greatest load of a worker for affinity with load, in hundredths of the mean load. A prompt's *home* is the worker that its
+/// first blocks hash to. If the home has more load, the next worker is tried.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
 worded! {
@@ -18,7 +19,8 @@ worded! {
     pub enum Policy {
         /// The worker with the least cost: the weighted sum of its blocks to compute, by the index, and its blocks in flight.
         ExactWithLoad => "exact answers, with load",
-        /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first blocks.
+        /// As `ExactWithLoad`; of workers that cost about the same, the worker with the highest hash score for the prompt's first
+        /// blocks.
         ExactWithHome => "exact answers, load, home",
         /// The worker with the most blocks to reuse, by the index.
         Exact => "exact answers",
@@ -34,7 +36,8 @@ worded! {
         AffinityWithLoad => "first blocks, with load",
         /// The worker that the first blocks hash to.
         Affinity => "first blocks",
-        /// The worker with the least load: the weighted sum of its blocks to compute and its blocks in flight, without regard to the prompt.
+        /// The worker with the least load: the weighted sum of its blocks to compute and its blocks in flight, without regard to
+        /// the prompt.
         LeastLoaded => "least loaded",
         /// The workers one after the other.
         RoundRobin => "round robin",
@@ -96,8 +99,8 @@ impl Router {
         }
     }
 
-    /// Returns the worker for a prompt of these blocks. `reusable` has the reusable blocks at each worker, zeros if the policy knows
-    /// nothing.
+    /// Returns the worker for a prompt of these blocks. `reusable` has the reusable blocks at each worker, zeros if the policy
+    /// knows nothing.
     pub(super) fn choose(&mut self, policy: Policy, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         match policy {
@@ -160,12 +163,13 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
-    /// Returns the worker with the highest score for the first blocks, among the workers that cost about as little as the cheapest. This
-    /// is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in the same order, without
-    /// talking to each other.
+    /// Returns the worker with the highest score for the first blocks, among the workers that cost about as little as the
+    /// cheapest. This is rendezvous hashing (Thaler and Ravishankar, 1998): all routers prefer the same workers for a prompt, in
+    /// the same order, without talking to each other.
     ///
-    /// If some of the prompt is known to be cached, a worker may cost a tenth of the prompt's own cost more than the cheapest. If nothing
-    /// is known, the preferred worker has a good chance to have the prompt. So it may cost as much more as the whole prompt.
+    /// If some of the prompt is known to be cached, a worker may cost a tenth of the prompt's own cost more than the cheapest. If
+    /// nothing is known, the preferred worker has a good chance to have the prompt. So it may cost as much more as the whole
+    /// prompt.
     fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();
@@ -195,8 +199,8 @@ impl Router {
         usize::try_from(first_blocks(prompt) % workers).unwrap_or_default()
     }
 
-    /// Returns the prompt's home, or the next worker whose load is within the bound. This is consistent hashing with bounded loads
-    /// (Mirrokni, Thorup and Zadimoghaddam, 2018).
+    /// Returns the prompt's home, or the next worker whose load is within the bound. This is consistent hashing with bounded
+    /// loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
     fn near_home(&self, prompt: &[u64]) -> usize {
         let (home, workers) = (self.home(prompt), self.loads.len().max(1));
         let weight = self.overlap_weight;

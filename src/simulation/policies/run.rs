@@ -43,7 +43,7 @@ struct Run<'a> {
     scenario: &'a Scenario,
     policy: Policy,
     requests: &'a [Request],
-    /// The planned happenings, by time, and at the same time in the order of planning.
+    /// Planned happenings by time. Happenings of the same time stand in the order of planning.
     plan: BTreeMap<(u64, u64), Happening>,
     planned: u64,
     workers: Vec<Worker>,

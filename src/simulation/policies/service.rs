@@ -11,11 +11,11 @@ use super::super::cache::{Admission, PrefixCache};
 /// A request at a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket {
-    /// Index of the request.
+    /// Index of the request among all requests.
     pub(super) request: usize,
-    /// The router that sent it.
+    /// Number of the router that sent the request.
     pub(super) router: usize,
-    /// Time of its arrival at the router, in microseconds.
+    /// Time at which the request reached the router, in microseconds.
     pub(super) arrived_us: u64,
     /// Blocks that the router expects the worker to compute.
     pub(super) expected_blocks: u64,

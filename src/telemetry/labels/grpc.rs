@@ -51,9 +51,9 @@ impl GrpcMethod {
 label_values! {
     /// How a request over gRPC ended, by the status code of its answer.
     GrpcOutcome: "outcome" {
-        /// Answered.
+        /// The request was answered.
         Ok => "ok",
-        /// Given up by the client.
+        /// The client gave up the request.
         Cancelled => "cancelled",
         /// Some argument of the request is not valid.
         InvalidArgument => "invalid_argument",

@@ -5,35 +5,35 @@ use super::LabelValue;
 label_values! {
     /// A route of the query listener.
     HttpRoute: "route" {
-        /// `/v1/query`.
+        /// The route `/v1/query`.
         V1Query => "contract_query",
-        /// `/v1/status`.
+        /// The route `/v1/status`.
         V1Status => "contract_status",
-        /// `/v1/models`.
+        /// The route `/v1/models`.
         V1Models => "contract_models",
-        /// `/v1/outcomes`.
+        /// The route `/v1/outcomes`.
         V1Outcomes => "contract_outcomes",
-        /// `/v1/hints`.
+        /// The route `/v1/hints`.
         V1Hints => "contract_hints",
-        /// `/query`.
+        /// The route `/query`.
         Query => "query",
-        /// `/query_by_hash`.
+        /// The route `/query_by_hash`.
         QueryByHash => "query_by_hash",
-        /// `/lookup`.
+        /// The route `/lookup`.
         Lookup => "lookup",
-        /// `/register`.
+        /// The route `/register`.
         Register => "register",
-        /// `/unregister`.
+        /// The route `/unregister`.
         Unregister => "unregister",
-        /// `/workers`.
+        /// The route `/workers`.
         Workers => "workers",
-        /// `/dump`.
+        /// The route `/dump`.
         Dump => "dump",
-        /// `/health`.
+        /// The route `/health`.
         Health => "health",
-        /// `/metrics`.
+        /// The route `/metrics`.
         Metrics => "metrics",
-        /// `/openapi.json`.
+        /// The route `/openapi.json`.
         OpenApi => "openapi",
         /// There is no such route.
         Other => "other",

@@ -41,7 +41,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a speculative entry went before its router took it back.
+    /// Why a speculative entry was dropped before its router took it back.
     GuessDrop: "reason" {
         /// The entry's time to live had ended.
         Expired => "expired",

@@ -21,7 +21,7 @@ label_values! {
 }
 
 label_values! {
-    /// Why a hint was not kept, or went before its time.
+    /// Why a hint was not kept, or was dropped before its time ended.
     HintDrop: "reason" {
         /// The payload, the subject or the prompt is not valid, or is larger than allowed.
         Undecodable => "undecodable",

@@ -123,7 +123,7 @@ impl Decoder {
         self.steps.first() == Some(&Step::ByteLevel)
     }
 
-    /// The bytes of a token in the middle of a text.
+    /// Returns the bytes of a token in the middle of a text.
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         let mut text = text.to_owned();
         for step in &self.steps {
@@ -143,7 +143,7 @@ impl Decoder {
     }
 }
 
-/// The byte of a text such as `<0x0A>`; `None` for any other text.
+/// Returns the byte of a text such as `<0x0A>`; `None` for any other text.
 fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

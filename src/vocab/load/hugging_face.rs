@@ -23,13 +23,13 @@ struct TokenizerFile {
 
 #[derive(Deserialize)]
 struct Model {
-    /// Old files don't say that they are `BPE`.
+    /// Kind of the model; `None` in old files, whose kind is `BPE`.
     #[serde(rename = "type")]
     kind: Option<String>,
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
-    /// Mark of tokens that end a word. The prefix below marks tokens that continue a word.
+    /// Suffix of tokens that end a word. The prefix in the next field marks tokens that continue a word.
     end_of_word_suffix: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
@@ -99,7 +99,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     Ok(builder.build()?)
 }
 
-/// The file's decoder, or the usual decoder if the file has none.
+/// Returns the file's decoder, or the usual decoder if the file has none.
 fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
     if let Some(decoder) = &file.decoder {
         return Decoder::new(decoder);
@@ -117,7 +117,7 @@ fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
     Ok(Decoder::of_steps(steps))
 }
 
-/// The bytes of a token of the model. In a byte-level file each character of a token stands for a byte.
+/// Returns the bytes of a token of the model. In a byte-level file each character of a token stands for a byte.
 fn bytes(id: u64, text: &str, decoder: &Decoder) -> Result<Vec<u8>, LoadError> {
     if decoder.is_byte_level()
         && let Some(character) = text.chars().find(|one| byte_level::byte_of(*one).is_none())

@@ -44,7 +44,7 @@ impl FromStr for VocabularyFormat {
     }
 }
 
-/// The reason why a file gives no vocabulary.
+/// Error: a file gives no vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -62,36 +62,36 @@ pub enum LoadError {
     /// The file is not the JSON that was expected.
     #[error("the file is not a {format} file: {source}", format = .format.as_str())]
     Json {
-        /// The format that it was read as.
+        /// Format as which the file was read.
         format: VocabularyFormat,
-        /// The parser's error: where and why not.
+        /// Error of the parser, with the place.
         source: serde_json::Error,
     },
     /// A line of a tiktoken file is wrong.
     #[error("line {line} is not a token in base64, a blank, and a rank; check that the file is whole")]
     Line {
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
     /// A token is not base64.
     #[error("the bytes of token {id} are not base64; check that the file is whole")]
     Base64 {
-        /// The token.
+        /// Number of the token.
         id: u64,
     },
     /// The kind of model is not supported.
     #[error("models of type {model:?} are not supported; BPE and Unigram are")]
     UnsupportedModel {
-        /// The type in the file.
+        /// Kind of the model in the file.
         model: String,
     },
-    /// The meaning of a token depends on more than the token, or on a step that is not known.
+    /// The bytes of a token depend on more than the token, or on a step of the decoder that is not known.
     #[error(
         "the file's decoder has {step:?}, which is not supported: what a token stands for is not known for certain. ByteLevel, \
          ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"
     )]
     UnsupportedDecoder {
-        /// The step, or the mark of the model.
+        /// Name of the step, or of the mark in the model.
         step: String,
     },
     /// A token of a byte-level vocabulary has a character that stands for no byte.
@@ -99,9 +99,9 @@ pub enum LoadError {
         "token {id} has the character {character:?}, which stands for no byte; check the decoder in the file"
     )]
     NotByteLevel {
-        /// The token.
+        /// Number of the token.
         id: u64,
-        /// The character.
+        /// Character that stands for no byte.
         character: char,
     },
     /// The numbers of tekken's tokens contradict each other.

@@ -20,7 +20,7 @@ struct TekkenFile<'a> {
 
 #[derive(Deserialize)]
 struct TekkenConfig {
-    /// All tokens, special ones included. The file may hold more.
+    /// Number of all tokens, special ones included. The file may hold more tokens than that.
     default_vocab_size: u64,
     default_num_special_tokens: u64,
 }

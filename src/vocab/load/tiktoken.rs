@@ -15,7 +15,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     Ok(builder.build()?)
 }
 
-/// The bytes and the rank of a line; `None` if the line is no token.
+/// Returns the bytes and the rank of a line; `None` if the line is no token.
 pub(super) fn parse_line(line: &[u8]) -> Option<(Vec<u8>, u64)> {
     let text = std::str::from_utf8(line).ok()?;
     let (bytes, rank) = text.trim_end().split_once(' ')?;

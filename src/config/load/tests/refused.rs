@@ -1,4 +1,4 @@
-//! Files that are refused, and what is said of them.
+//! Tests of files that are refused, and of the messages about them.
 
 use super::*;
 
