@@ -325,8 +325,8 @@ impl Reports {
         worker.checkpoint.is_some() && self.limits.silence_max.is_none_or(|most| silence <= most)
     }
 
-    /// Calls `look` for every worker whose state is certain. Returns whether these are some, and whether they are all, of the
-    /// workers.
+    /// Calls `look` for every worker whose state is certain. Returns whether the state of some worker, and of every worker, is
+    /// certain.
     fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker)) -> Coverage {
         let kept = self.kept.read();
         let mut certain = 0;
