@@ -1,7 +1,7 @@
 //! Cost of a holder's doubt: the share of the last minutes' queries that the doubt concerned.
 //!
-//! Counters in the index count three things: all answers about a namespace, its answers that were not exact, and, for each
-//! holder, the answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A
+//! Counters in the index count all answers about a namespace, and its answers that were not exact. A counter of each holder
+//! counts the answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A
 //! cost is the growth of the counters in the last one to two minutes, or since the doubt began.
 
 use std::collections::HashMap;

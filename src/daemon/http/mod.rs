@@ -24,9 +24,9 @@
 //! - A holder that is not in the answer may hold more than is known.
 //! - Some holders cannot be found by a query in this form.
 //!
-//! There are bounds on the connections, the head and body of a request, the time to send them, and the time to finish at a stop.
-//! With a token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for
-//! that.
+//! Connections are bounded in number. A request is bounded in head, body and the time to send them, and at a stop also in the
+//! time to finish. With a token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a
+//! proxy in front for that.
 
 mod auth;
 mod bodies;

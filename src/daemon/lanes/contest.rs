@@ -1,9 +1,9 @@
 //! Contested holders: two publishers claim one holder. The one with the highest epoch is *believed*; batches of a lower epoch
 //! come beside its batches.
 //!
-//! This happens when a publisher whose clock was ahead dies and comes back with a lower epoch, or when two processes have one
-//! name. Nobody knows then whose blocks the holder has. The holder is *contested* until a higher epoch begins, or until the
-//! believed publisher goes on alone.
+//! There are two causes. A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have
+//! one name. Either way, nobody knows whose blocks the holder has. The holder is *contested* until a higher epoch begins, or
+//! until the believed publisher goes on alone.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 

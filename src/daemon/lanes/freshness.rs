@@ -30,8 +30,8 @@ pub(crate) struct Freshness {
     assignments: Arc<Assignments>,
     /// Age beyond which holders are behind, in microseconds; `None` means never.
     behind_after_us: Option<u64>,
-    /// Time up to which all events that the broker had sent have been handed to the lanes, in microseconds. 0 while the events
-    /// are not followed.
+    /// Time up to which all events of the broker have been handed to the lanes, in microseconds. 0 while the events are not
+    /// followed.
     heard_us: AtomicU64,
     /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
     unread_since_us: AtomicU64,

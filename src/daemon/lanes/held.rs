@@ -40,7 +40,7 @@ impl HoldingLimits {
     }
 }
 
-/// Bytes that a held batch counts beside its payload.
+/// Bytes that a held batch counts in addition to its payload.
 const BATCH_OVERHEAD_BYTES: usize = 256;
 
 /// The held batches of one holder, in the order in which they came.

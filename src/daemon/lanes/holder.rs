@@ -198,9 +198,9 @@ impl Holder {
 
     /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` for all other batches.
     ///
-    /// A batch is a step if it both takes blocks away and adds some, or if it begins a new epoch and the holder still has blocks.
-    /// Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound of the state
-    /// before or after.
+    /// A batch is a step if it both takes blocks away and adds some. It also is one if it begins a new epoch while the holder has
+    /// blocks. Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound of the
+    /// state before or after.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| match event {
             Event::Removed(_) | Event::Cleared => true,

@@ -85,8 +85,8 @@ impl Holder {
     /// Takes over the cursor and the reasons for doubt of a snapshot. The holder's blocks follow: [`Self::restore_blocks`],
     /// [`Self::restore_runs`].
     ///
-    /// The holder is cleared first, because it can come twice: it left and came back on another lane during the snapshot, or an
-    /// older snapshot follows one that could not be read to its end.
+    /// The holder is cleared first, because it can come twice. Either it left and came back on another lane during the snapshot.
+    /// Or an older snapshot follows one that could not be read to its end.
     ///
     /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {

@@ -158,8 +158,7 @@ pub(crate) enum RestorePart {
     Refused(HolderFrame),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
-    /// Forgets the holder of this rank, because the rest of its frames cannot be read. A half-restored holder shows a state that
-    /// it never had.
+    /// Forgets the holder of this rank, because the rest of its frames cannot be read. The half-restored state never existed.
     Abandon(Rank),
 }
 

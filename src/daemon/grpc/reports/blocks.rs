@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const PLACE_BYTES: usize = size_of::<(i64, Held)>() + 1;
 /// Bit that stands for all components from bit 7 on. None of them has a rule here.
 const UNKNOWN: u8 = 1 << 7;
-/// Number of blocks for which a map never gives its room back.
+/// Number of blocks for which a map keeps its room, even while it has fewer blocks.
 const KEPT_ROOM: usize = 1024;
 
 /// A tier: 0 on the device, 1 in the host's memory, 2 on a disk.
