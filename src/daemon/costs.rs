@@ -1,8 +1,8 @@
 //! Cost of a holder's doubt: the share of the last minutes' queries that the doubt concerned.
 //!
-//! Counters in the index count three things: all answers about a namespace, its answers that were not exact, and, for each holder, the
-//! answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A cost is the
-//! difference to the counters of one to two minutes ago, or of the beginning of the doubt.
+//! Counters in the index count all answers about a namespace, and its answers that were not exact. A counter of each holder
+//! counts the answers that list the holder as not exact. Each second a look reads these counters, for holders in doubt only. A
+//! cost is the growth of the counters in the last one to two minutes, or since the doubt began.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Length of one span. A cost covers up to two spans.
+/// Length of one span of counting. A cost covers one to two spans.
 const SPAN: Duration = Duration::from_secs(60);
 /// Most holders in doubt whose cost is kept; about 200 bytes each.
 const HOLDERS_MAX: usize = 65_536;
@@ -42,8 +42,8 @@ impl Cost {
         }
     }
 
-    /// Returns the share of inexact answers in words, without the holder's own share. For a culprit that no answer lists: a publisher
-    /// without a holder.
+    /// Returns the share of inexact answers in words. A publisher without a holder has this sentence only: no answer lists it, so
+    /// it has no share of its own.
     pub fn of_all(self) -> String {
         match self.queries {
             0 => "no queries lately".to_owned(),
@@ -81,7 +81,7 @@ fn percent(part: u64, all: u64) -> String {
     }
 }
 
-/// A cost together with its sentence, for clients that only show it.
+/// A cost as numbers and in words, for clients that only show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ToldCost {
     #[serde(flatten)]
@@ -90,7 +90,7 @@ pub(crate) struct ToldCost {
 }
 
 impl ToldCost {
-    /// Returns the cost of a holder's doubt, with its sentence.
+    /// Returns the cost of a holder's doubt, as numbers and in words.
     pub(crate) fn of_holder(cost: Cost) -> Self {
         Self {
             text: cost.to_string(),
@@ -98,7 +98,7 @@ impl ToldCost {
         }
     }
 
-    /// Returns the cost of all that is wrong with a namespace, with its sentence.
+    /// Returns the cost of all doubts about a namespace, as numbers and in words.
     fn of_namespace(cost: Cost) -> Self {
         Self {
             text: cost.of_all(),
@@ -107,7 +107,7 @@ impl ToldCost {
     }
 }
 
-/// Counters at three moments: at the beginning of the span before, of the current span, and now.
+/// Counters of a holder or namespace at three moments: the start of the previous span, the start of the current span, and now.
 #[derive(Debug)]
 struct Marks {
     begun_at: Instant,
@@ -162,8 +162,8 @@ struct OfNamespace {
 }
 
 impl Costs {
-    /// Reads the counters of all namespaces and of their holders in doubt. Forgets namespaces that are gone, and holders that are exact
-    /// again.
+    /// Reads the counters of all namespaces and of their holders in doubt. Forgets namespaces that are gone, and holders that are
+    /// exact again.
     pub(crate) fn look<'n>(&self, namespaces: impl Iterator<Item = &'n Namespace>, now: Instant) {
         let mut book = self.book.lock();
         book.look += 1;
@@ -182,7 +182,8 @@ impl Costs {
         Some(marks.cost())
     }
 
-    /// Returns the number of recent answers about a namespace, and how many of them were not exact.
+    /// Returns the number of recent answers about a namespace, and how many of them were not exact. `None` if the last look did
+    /// not see the namespace.
     pub(crate) fn of_namespace(&self, namespace: &NamespaceName) -> Option<ToldCost> {
         let book = self.book.lock();
         let known = book.namespaces.get(namespace)?;
@@ -262,7 +263,8 @@ mod tests {
         namespaces.get_or_create(&name, None).unwrap()
     }
 
-    /// Answers of which so many list the holder as other than exact, and so many more are not exact.
+    /// Counts answers about the namespace: `exact` ones, `finding` ones that list the holder as not exact, and `inexact` other
+    /// ones.
     fn answer(namespace: &Namespace, holder: &HolderWriter, exact: u64, finding: u64, inexact: u64) {
         (0..exact).for_each(|_| namespace.answers.count(true));
         (0..finding + inexact).for_each(|_| namespace.answers.count(false));

@@ -1,4 +1,4 @@
-//! Discovery of this daemon: keeps an instance's record where routers look for it. That is etcd (under a lease), or a folder of files.
+//! Discovery of this daemon by Dynamo's routers: keeps an instance's record in etcd (under a lease), or in a folder of files.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -32,8 +32,10 @@ enum DiscoveryError {
     Etcd(#[from] EtcdError),
 }
 
-/// Keeps the record of `instance` until `stop`, and then removes it. Over NATS, replicas share one record, which is left: unless another
-/// replica keeps it, its lease in etcd ends, and Dynamo takes a file for gone whose time is old.
+/// Keeps the record of `instance` until `stop`, and then removes it.
+///
+/// Over NATS, replicas share one record, so it is not removed at the stop. If no other replica keeps the record, it expires: its
+/// lease in etcd ends, or Dynamo drops its file for being old.
 pub(super) async fn keep_record(
     discovery: Discovery,
     instance: Instance,
@@ -64,7 +66,8 @@ pub(super) async fn keep_record(
     }
 }
 
-/// The record of an instance. Routers take every write of a record for news of the instance. So a record that is there is not written again.
+/// The record of an instance. Routers take every write of a record for news of the instance. So a record that is there is not
+/// written again.
 struct Record {
     discovery: Discovery,
     key: String,
@@ -74,7 +77,7 @@ struct Record {
 }
 
 impl Record {
-    /// Writes the record if it is missing, or shows that its owner lives.
+    /// Writes the record if it is missing. Otherwise renews the sign that its owner lives: the lease in etcd, or the file's time.
     async fn keep(&mut self) -> Result<(), DiscoveryError> {
         match &self.discovery {
             Discovery::Files(folder) => keep_file(folder, &file_of(folder, &self.key), &self.text),
@@ -82,7 +85,7 @@ impl Record {
         }
     }
 
-    /// Removes the record of this replica alone.
+    /// Removes the record, which no other replica shares.
     async fn remove(self) -> Result<(), DiscoveryError> {
         match &self.discovery {
             Discovery::Files(folder) => Ok(std::fs::remove_file(file_of(folder, &self.key))?),
@@ -91,7 +94,8 @@ impl Record {
     }
 }
 
-/// Returns the file of a key: `v1/instances/` is a folder, and the rest is a percent-encoded file name.
+/// Returns the path of a key's file in `folder`. `v1/instances/` becomes a folder, and the rest of the key a percent-encoded file
+/// name.
 fn file_of(folder: &Path, key: &str) -> PathBuf {
     let (bucket, name) = match key.match_indices('/').nth(1) {
         Some((at, _)) => (&key[..at], &key[at + 1..]),
@@ -106,8 +110,10 @@ fn file_of(folder: &Path, key: &str) -> PathBuf {
         .join(name.bytes().map(encode).collect::<String>())
 }
 
-/// Writes a record to the file at `path`, below `folder`. If the file has this text already, it only gets a new time: Dynamo removes files
-/// whose time is old. The new file is made in `folder`, because Dynamo watches the file's own folder for instances.
+/// Writes a record to the file at `path`, below `folder`.
+///
+/// A file that has this text already only gets a new time, because Dynamo removes files whose time is old. A new file is made in
+/// `folder` and then moved: Dynamo watches the file's own folder for instances.
 fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryError> {
     if std::fs::read_to_string(path).is_ok_and(|kept| kept == text) {
         let file = std::fs::File::options().write(true).open(path)?;
@@ -120,8 +126,8 @@ fn keep_file(folder: &Path, path: &Path, text: &str) -> Result<(), DiscoveryErro
     Ok(())
 }
 
-/// Writes a record to etcd under `lease`, which is renewed first, or made if there is none or it has ended. If the record is there under a
-/// lease that its owner renews, it stays as it is.
+/// Writes a record to etcd under `lease`. The lease is renewed first. If there is none or it has ended, a new lease is made. A
+/// record that is there under a lease that its owner renews stays as it is.
 async fn keep_key(
     authority: &str,
     key: &str,
@@ -229,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Names, times and numbers of the files in a folder.
+    /// Returns the name, modification time and inode number of each file in a folder.
     #[cfg(unix)]
     fn files_in(folder: &Path) -> Vec<(String, SystemTime, u64)> {
         use std::os::unix::fs::MetadataExt;

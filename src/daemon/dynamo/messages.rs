@@ -121,9 +121,9 @@ pub(super) struct ReplyTo {
 /// A question of a router.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Question {
-    /// The model.
+    /// Name of the model.
     pub(super) model_name: String,
-    /// Hashes of the prompt's blocks, as the query contract calls block hashes.
+    /// The prompt's block hashes, as the query contract defines them.
     pub(super) block_hashes: Vec<u64>,
     /// Whether only blocks on the device count.
     #[serde(default)]
@@ -167,8 +167,8 @@ pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
     })
 }
 
-/// Returns all bytes that are sent to the router for `answer`: the request's subject, the note that there is no error, the answer, and
-/// two marks of the end.
+/// Returns all bytes that are sent to the router for `answer`. They are five messages: the request's subject, the note that there
+/// is no error, the answer, and two marks of the end.
 pub(super) fn response(reply_to: &ReplyTo, answer: &serde_json::Value) -> Bytes {
     let hello = json!({"subject": reply_to.subject, "stream_type": "response"}).to_string();
     let data = json!({"data": answer, "complete_final": false}).to_string();

@@ -40,7 +40,7 @@ const ANSWERS_MAX: usize = 256;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without a request after which a connection ends after the stop. By then routers have seen that the record is gone.
 const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
-/// Longest path and longest headers of a request, in bytes.
+/// Bound on the path and headers of a request, in bytes. Paths have a smaller bound, [`PATH_BYTES_MAX`].
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Time for a router to end the connection of an answer, before this side ends it.
 const END_PATIENCE: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ const END_PATIENCE: Duration = Duration::from_secs(1);
 const ROOM_BYTES: usize = 1 << 10;
 /// Time between two looks at the readiness, while this replica does not take queries yet.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Longest path of a request over TCP, in bytes: an id, two names of Dynamo and that of the endpoint.
+/// Longest path of a request over TCP, in bytes. A path is `ID/NAMESPACE/COMPONENT/ENDPOINT`.
 const PATH_BYTES_MAX: u16 = 4 << 10;
 /// Most messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
@@ -140,8 +140,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     Ok(())
 }
 
-/// Returns the instance of a component, with an id that follows from `seed`. The id fits a positive signed 64-bit number, as Dynamo's ids
-/// do.
+/// Returns the instance of a component. Its id is a hash of `seed` and the component's name. Like Dynamo's ids, the id fits a
+/// positive signed 64-bit number.
 fn instance(component: &Component, seed: &str) -> Instance {
     let Component { namespace, name, .. } = component;
     let name = format!("kvatlas {seed} {namespace}.{name}");
@@ -151,9 +151,9 @@ fn instance(component: &Component, seed: &str) -> Instance {
     }
 }
 
-/// Answers requests, over NATS and over TCP alike.
+/// State that all requests share, over NATS and over TCP.
 struct Service {
-    /// The tenants of components that have one, by [`tenant_key`].
+    /// Tenant of each component that has one, by [`tenant_key`].
     tenants: HashMap<String, String>,
     indexer: Indexer,
     answers: Arc<Semaphore>,
@@ -164,13 +164,13 @@ struct Service {
     request_timeout: Duration,
     metrics: DynamoMetrics,
     stop: CancellationToken,
-    /// Tasks that answer: the stop waits for them.
+    /// Tasks that answer requests. The stop waits for them.
     tasks: TaskTracker,
 }
 
 impl Service {
-    /// Answers a request to the component with the key `component`, in a task of its own. First waits until fewer than `ANSWERS_MAX` requests
-    /// are being answered.
+    /// Answers a request to the component with the key `component`, in a task of its own. First waits until fewer than
+    /// `ANSWERS_MAX` requests are being answered.
     async fn take(self: &Arc<Self>, message: Bytes, component: &str) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
@@ -184,7 +184,8 @@ impl Service {
         });
     }
 
-    /// Answers a request and returns its outcome. `None` if the daemon stops, and the router has not taken the answer within [`DRAIN_TIMEOUT`].
+    /// Answers a request and returns its outcome. `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after
+    /// the daemon's stop.
     async fn answer(
         &self,
         message: &[u8],
@@ -261,14 +262,15 @@ async fn send(reply_to: &ReplyTo, answer: Bytes) -> io::Result<()> {
     read_to_end(&mut stream).await
 }
 
-/// Reads until the router ends the connection. The router sends back at most requests to end the stream, which ends anyway.
+/// Reads until the router ends the connection, and discards what was read. The router sends at most requests to end the stream,
+/// which ends anyway.
 async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = [0; 256];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())
 }
 
-/// Returns what a component's path over TCP has in common for all its instances.
+/// Returns the key of a component: `NAMESPACE/NAME`, the part of its TCP path that all its instances share.
 fn tenant_key(component: &Component) -> String {
     let Component { namespace, name, .. } = component;
     format!("{namespace}/{name}")
@@ -289,8 +291,9 @@ async fn settled(service: &Service) -> bool {
     service.stop.run_until_cancelled(settling).await.is_some()
 }
 
-/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas share them out as a queue group. At the stop, all
-/// requests are answered that the server has sent here: the router has no fallback.
+/// Serves the requests to an instance over NATS, once this replica takes queries. Replicas form a queue group, so each request
+/// reaches one of them. At the stop, the requests that NATS has already sent here are still answered, because the router has no
+/// fallback.
 async fn serve_subject(client: Client, instance: Instance, group: String, service: Arc<Service>) {
     if !settled(&service).await {
         return;
@@ -310,8 +313,8 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
     let _ = client.flush().await;
 }
 
-/// Acknowledges a request over NATS, and answers it. The router waits for the acknowledgement before it waits for the answer. If a
-/// connection is lost, its requests go to another replica.
+/// Acknowledges a request over NATS, and answers it. The router waits for the acknowledgement before it waits for the answer. If
+/// a connection is lost, its requests go to another replica.
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
         let _ = client.publish(reply, Bytes::new()).await;
@@ -319,7 +322,7 @@ async fn take_message(client: &Client, message: Message, component: &str, servic
     service.take(message.payload, component).await;
 }
 
-/// Listens for routers over TCP. Returns the address that the discovery record gives them.
+/// Opens the TCP listener for routers. Returns the address for the discovery record.
 async fn listen(
     address: SocketAddr,
     config: &DynamoConfig,
@@ -349,7 +352,8 @@ async fn listen(
     Ok(told)
 }
 
-/// Returns the address that routers are told: the host `advertise`, or else the address of the listener. IPv6 addresses are in brackets.
+/// Returns the address that routers are told: the host `advertise`, or else the address of the listener. IPv6 addresses are in
+/// brackets.
 fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     let Some(host) = advertise else {
         return SocketAddr::new(listens, port).to_string();
@@ -360,8 +364,8 @@ fn advertised(advertise: Option<&str>, listens: IpAddr, port: u16) -> String {
     }
 }
 
-/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced). After the stop it goes on for
-/// [`DRAIN_TIMEOUT`] at most.
+/// Serves a connection until it ends, breaks a limit, or gives way to a new connection (is displaced). After the stop it goes on
+/// for [`DRAIN_TIMEOUT`] at most.
 async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Service>) {
     tokio::select! {
         ended = take_requests(&mut stream, &place, &service) => if let Err(error) = ended {
@@ -372,8 +376,8 @@ async fn serve_connection(mut stream: TcpStream, place: Place, service: Arc<Serv
     }
 }
 
-/// Takes the requests of one connection, until none comes for [`QUIET_TIMEOUT`] after the stop. A request is a path, headers and a payload,
-/// each after its length.
+/// Takes the requests of one connection, until none comes for [`QUIET_TIMEOUT`] after the stop. A request is a path, headers and
+/// a payload. The length of each comes before it.
 async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Service>) -> io::Result<()> {
     loop {
         let path = tokio::select! {
@@ -397,7 +401,7 @@ struct Received<'s> {
     _room: SemaphorePermit<'s>,
 }
 
-/// Receives the rest of a request, after the length `path` of its path.
+/// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
 async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<Received<'s>> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());

@@ -40,8 +40,8 @@ pub(super) struct Limits {
     pub(super) drain_timeout: Duration,
 }
 
-/// Counts the requests of a connection that are being answered. While the count is 0, the connection counts as waiting for its client.
-/// Then it may have to give way to a new connection.
+/// Counts the requests of a connection that are being answered. While the count is 0, the connection counts as waiting for its
+/// client. Then it may have to give way to a new connection.
 pub(super) struct Activity {
     place: Place,
     requests: Mutex<usize>,
@@ -93,8 +93,11 @@ impl Drop for Begun {
     }
 }
 
-/// Serves a client until it goes, is idle for too long or breaks a limit, its connection gives way to a new one (is displaced), or the
-/// daemon stops.
+/// Serves one client. The connection ends in one of these cases:
+///
+/// - The client leaves, is idle for too long, or breaks a limit.
+/// - The connection gives way to a new one (is displaced).
+/// - The daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
     limits: Limits,
@@ -137,7 +140,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Logs a connection that ended with an error. The client causes these, so they are logged for debugging only.
+/// Logs a connection that ended with an error. Clients cause such errors, so they are logged for debugging only.
 fn log_end(ended: hyper::Result<()>) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection of a router over gRPC has ended");

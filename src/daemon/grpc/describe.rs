@@ -1,5 +1,5 @@
-//! Description of the service as data, for clients that ask the server which requests it takes (reflection). Only methods that are
-//! answered are described.
+//! Description of the service as data, for clients that ask the server which requests it takes (reflection). Only methods that
+//! are answered are described.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
@@ -9,7 +9,7 @@ use prost_types::{
 
 /// The package of the messages.
 const PACKAGE: &str = "kv_indexer.v1";
-/// The service's name within it.
+/// The service's name within the package.
 const SERVICE: &str = "KVIndexer";
 
 /// A field: its name, number and type, the name of its message or enumeration, and whether it may come several times.

@@ -95,7 +95,8 @@ pub(super) struct WorkerCacheSpec {
     pub(super) components: u32,
     #[prost(uint32, tag = "3")]
     pub(super) swa_window_tokens: u32,
-    /// Tiers from which full attention is served, as bits `1 << tier`. The two masks below are the same for their components.
+    /// Tiers from which full attention is served, as bits `1 << tier`. The two masks below have the same form, for windows and
+    /// for recurrent states.
     #[prost(uint32, tag = "4")]
     pub(super) full_tier_mask: u32,
     #[prost(uint32, tag = "5")]

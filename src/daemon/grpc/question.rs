@@ -1,4 +1,4 @@
-//! From a router's question to its answer.
+//! Answers to the questions of SGLang's routers: which workers have leading blocks of a prompt, and how often blocks were found.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,13 +27,14 @@ use super::reports::{Coverage, ReportedMatch, Reports};
 
 /// Most namespaces that are searched for one prompt.
 const NAMESPACES_MAX: usize = 64;
-/// Most blocks of all workers in one answer about tiers: about a megabyte. Each request of a slow client can keep that much in memory.
+/// Most blocks of all workers in one answer about tiers: about a megabyte. Each request of a slow client can keep that much in
+/// memory.
 const BLOCKS_MAX: u32 = 64 << 10;
 
 /// The tiers of an answer, the nearest first. Blocks beyond the disk count as blocks on the disk.
 const TIERS: [TierType; 3] = [TierType::Hbm, TierType::Dram, TierType::Ssd];
 
-/// Answers routers.
+/// Answers the questions of SGLang's routers.
 pub(super) struct Questions {
     pub(super) source: Arc<Source>,
     /// The namespace that is searched. `None` searches all namespaces with SGLang's hashes.
@@ -51,14 +52,15 @@ pub(super) struct Questions {
     pub(super) misses: Misses,
 }
 
-/// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about holders.
+/// An answer, and whether the state of all holders behind it is certain. `is_exact` is `None` for an answer that is not about
+/// holders.
 #[derive(Debug, PartialEq)]
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) is_exact: Option<bool>,
 }
 
-/// Holders of a prompt's blocks, in all searched namespaces, whose state is certain.
+/// Holders that have leading blocks of a prompt and whose state is certain, from all searched namespaces.
 #[derive(Debug, Default)]
 struct Certain {
     /// Workers of the namespaces, each with the depth of its deepest rank.
@@ -73,8 +75,8 @@ struct Certain {
 }
 
 impl Certain {
-    /// Adds the holders of one namespace, as far as they are certain. Pools are left out (caches that workers share): no request can be
-    /// sent there.
+    /// Adds the holders of one namespace, each with the tiers whose state is certain. Pools (caches that workers share) are left
+    /// out, because no request can be sent to them.
     fn add(&mut self, found: &Found) {
         self.is_exact &= !found.lacks_some() && found.holders.iter().all(|holder| holder.is_exact);
         self.asked = self.asked.max(found.asked_blocks);
@@ -91,8 +93,8 @@ impl Certain {
         }
     }
 
-    /// Returns the workers' addresses, each with its deepest worker, the deepest first. Workers without an address are counted in
-    /// `metrics` and left out.
+    /// Returns each address once, with the deepest worker at that address. The deepest worker comes first. Workers without an
+    /// address are left out, and counted in `metrics`.
     fn matches(&self, metrics: &GrpcMetrics) -> Vec<ExternalKvPrefixMatch> {
         let found = self.workers.iter().filter(|worker| worker.blocks > 0);
         let found = found.map(|worker| ReportedMatch {
@@ -125,7 +127,8 @@ impl Certain {
     }
 }
 
-/// Returns the URL by which a router knows the worker: a bare `HOST:PORT` is that of a server over HTTP. Empty if the worker has no address.
+/// Returns the URL by which a router knows the worker. A bare `HOST:PORT` gets the scheme `http`. Empty if the worker has no
+/// address.
 fn url_of(worker: &FoundHolder) -> String {
     let address = worker.address.as_ref().map(Address::as_str);
     match address.unwrap_or_default() {
@@ -135,7 +138,7 @@ fn url_of(worker: &FoundHolder) -> String {
     }
 }
 
-/// Joins another rank of the same worker to `worker`, by the deeper depth in each tier. The protocol knows no ranks.
+/// Merges another rank of the same worker into `worker`, by taking the larger depth of each tier. The protocol knows no ranks.
 fn join_ranks(worker: &mut FoundHolder, rank: FoundHolder) {
     worker.blocks = worker.blocks.max(rank.blocks);
     for (known, depth) in worker.near_blocks.iter_mut().zip(rank.near_blocks) {
@@ -173,8 +176,8 @@ impl Questions {
         })
     }
 
-    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier whose depth reaches
-    /// it. Blocks of reported workers are listed under every tier that has them.
+    /// Returns the leading blocks of a prompt that each worker has. Each block is listed once, under the nearest tier whose depth
+    /// reaches it. Blocks of reported workers are listed under every tier that has them.
     pub(super) async fn tiers(
         &self,
         question: MatchExternalKvRequest,
@@ -203,7 +206,7 @@ impl Questions {
         })
     }
 
-    /// Returns how often hashes were found by questions that ask to be counted (`count_as_hit`).
+    /// Returns how often each hash was found by questions that set `count_as_hit`.
     pub(super) fn hit_counts(
         &self,
         question: &GetExternalKvHitCountsRequest,
@@ -220,7 +223,7 @@ impl Questions {
         })
     }
 
-    /// Returns where the reported workers have `hashes`, and how certain these workers' state is.
+    /// Returns the tiers in which the reported workers have `hashes`, and how certain the state of these workers is.
     fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
         let Some(reports) = &self.reports else {
             return Ok(Default::default());
@@ -316,8 +319,8 @@ impl Questions {
         }
     }
 
-    /// Turns an error into gRPC's status, and counts it. An error that is not the router's fault gets a code that makes the router choose
-    /// by load.
+    /// Turns an error into gRPC's status, and counts it. An error that is not the router's fault gets a code that makes the
+    /// router choose by load.
     fn refused(&self, error: &WireError) -> Status {
         self.errors.failed(error.code, &error.text);
         let code = match error.code {

@@ -1,9 +1,9 @@
 //! Hints: reports of routers about where they have sent requests, kept for a short time. A hint closes the gap between a router's
-//! decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown all its blocks: the engine may
-//! evict them again, and then only the index knows.
+//! decision and the first event of the engine that shows it. A hint is fulfilled once the index has shown all its blocks. From
+//! then on only the index counts, because the engine may evict the blocks again.
 //!
-//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets them in
-//! a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
+//! Routers send hints over NATS or HTTP, if the settings allow it. Hints never change the index: a query that asks for hints gets
+//! them in a list of their own. All memory is bounded. A router that lies makes predictions wrong, and nothing else.
 
 mod table;
 
@@ -40,7 +40,8 @@ impl std::fmt::Debug for Hints {
 }
 
 impl Hints {
-    /// Creates an empty store of hints about the workers of `shard`. It keeps a hint for `time_to_live`, in at most `bytes_max` bytes.
+    /// Creates an empty store of hints about the workers of `shard`. It keeps a hint for `time_to_live`, in at most `bytes_max`
+    /// bytes.
     pub(crate) fn new(shard: Option<Shard>, time_to_live: Duration, bytes_max: usize) -> Self {
         Self {
             shard,
@@ -62,8 +63,8 @@ impl Hints {
             .dropped(HintDrop::UnknownNamespace, hints as u64, name);
     }
 
-    /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint without blocks, about
-    /// another shard's worker, or larger than all room is not.
+    /// Keeps the hint that `holder` will soon have the blocks of `chain`. Returns whether the hint was kept. A hint is not kept
+    /// if it has no blocks, is about another shard's worker, or is larger than all room.
     pub(crate) fn add(
         &self,
         name: &NamespaceName,
@@ -90,7 +91,8 @@ impl Hints {
         true
     }
 
-    /// Returns the holders that should soon have leading blocks of a prompt. Each comes with its number of blocks, the most blocks first.
+    /// Returns the holders that should soon have leading blocks of a prompt. Each comes with its number of blocks, the most
+    /// blocks first.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
@@ -108,8 +110,8 @@ impl Hints {
         })
     }
 
-    /// Asks `has_all` of hints that are not fulfilled yet whether the holder has all blocks, of at most `max` hints a namespace. The
-    /// hints of which it has are fulfilled: they predict nothing any more.
+    /// Looks at up to `max` unfulfilled hints of each namespace. Asks `has_all` for each whether the holder has all blocks of the
+    /// hint. If so, the hint becomes fulfilled: it predicts nothing any more.
     pub(crate) fn look(
         &self,
         max: usize,
@@ -144,7 +146,7 @@ impl Hints {
         }
     }
 
-    /// Forgets hints until `wanted` bytes fit: each time the oldest hint of the namespace that takes the most memory.
+    /// Forgets hints until `wanted` bytes fit. Each time, the namespace that takes the most memory loses its oldest hint.
     fn make_room(&self, tables: &mut HashMap<NamespaceName, Table>, wanted: usize) {
         let room = self.bytes_max.saturating_sub(wanted);
         while tables.values().map(Table::bytes).sum::<usize>() > room {

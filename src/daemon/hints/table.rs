@@ -15,7 +15,7 @@ const HINT_BYTES: usize = 256;
 /// Most holders that are kept for a block, and listed in a reply. The latest holders are kept.
 pub(super) const HOLDERS_MAX: usize = 64;
 
-/// Returns the approximate bytes of a hint with so many blocks.
+/// Returns the approximate bytes of a hint with this number of blocks.
 pub(super) fn cost(blocks: usize) -> usize {
     HINT_BYTES + blocks.saturating_mul(BLOCK_BYTES)
 }
@@ -56,14 +56,15 @@ impl KeptHint {
     }
 }
 
-/// The hints, in the order in which they came.
+/// The hints of one namespace, in the order in which they came, and their *claims*. A block's claims are the latest hints that
+/// name it, one for each holder.
 ///
-/// A hint is about a whole prefix. So a holder with a claim to a block has a claim to every block before it, unless newer claims have
-/// pushed the holder out there. Therefore a block never has more claims than the block before it. Fulfilled hints keep their claims, so
-/// that this stays true, and are passed over.
+/// A hint is about a whole prefix, so a holder that claims a block claims every block before it, too. Beyond [`HOLDERS_MAX`]
+/// claims of a block, newer claims push out older ones. Therefore a block never has more claims than the block before it.
+/// Fulfilled hints keep their claims, so that this stays true, but searches skip them.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// By block: the latest hint of each holder that should have the block, the latest last.
+    /// Claims of each block: the latest hint of each holder that should have the block, in the order of the hints.
     claims: HashMap<PositionalLineageHash, Vec<Arc<KeptHint>>>,
     hints: VecDeque<Arc<KeptHint>>,
     /// The number of the next hint.
@@ -132,7 +133,8 @@ impl Table {
         Some(oldest)
     }
 
-    /// Returns at most `max` hints that are not fulfilled. Further calls go on behind them, and then begin again.
+    /// Returns at most `max` hints that are not fulfilled. The next call continues behind them. After the last hint, calls begin
+    /// again with the first.
     pub(super) fn look(&mut self, max: usize) -> Vec<Arc<KeptHint>> {
         let first = self.hints.partition_point(|hint| hint.number < self.looked);
         let behind = self.hints.range(first..).chain(self.hints.range(..first));
@@ -142,8 +144,8 @@ impl Table {
         looked
     }
 
-    /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks, the most first. The prompt
-    /// has `len` blocks, and `block` returns the hash of each.
+    /// Returns the holders that should soon have leading blocks of a prompt, each with its number of blocks. The largest number
+    /// comes first. The prompt has `len` blocks, and `block` returns the hash of each.
     pub(super) fn find(
         &self,
         len: usize,
@@ -201,7 +203,8 @@ mod tests {
         }
     }
 
-    /// A prompt of `len` blocks that parts from others of its `branch` at no block, and from prompts of other branches at block `shared`.
+    /// Returns a prompt of `len` blocks. Prompts of the same `branch` have the same blocks. Prompts of different branches have
+    /// only the blocks before block `shared` in common.
     fn prompt(branch: u64, shared: usize, len: usize) -> Vec<PositionalLineageHash> {
         let hash = |place: usize| {
             let own = if place < shared { 0 } else { branch + 1 };
@@ -280,7 +283,7 @@ mod tests {
             steps in prop::collection::vec((0_u32..6, 0_u64..4, 0_usize..9, 0_u64..5), 1..60),
             asked in (0_u64..4, 0_usize..12),
         ) {
-            /// The blocks that all branches share.
+            /// Number of leading blocks that all branches share.
             const SHARED: usize = 3;
             let begun = Instant::now();
             let (mut table, mut now, ttl) = (Table::default(), begun, Duration::from_secs(10));

@@ -22,7 +22,7 @@ pub(crate) enum State {
     Unwatched,
 }
 
-/// Number for [`State::Gone`], a bit beyond those of reasons.
+/// Number that stands for [`State::Gone`]: a bit that no reason for doubt uses.
 const GONE: u32 = 1 << 31;
 const UNWATCHED: u32 = 1 << 30;
 
@@ -86,8 +86,8 @@ impl Changes {
         self.0.pop_front();
     }
 
-    /// Returns since when the holder has not been exact, or `None` if its last state is not one of doubt. While no daemon looked, the
-    /// holder counts as in the state before.
+    /// Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. `None` if its last state is
+    /// not one of doubt. A time in which no daemon looked does not interrupt the doubt.
     pub(super) fn inexact_since_s(&self) -> Option<u64> {
         let mut since = None;
         for change in self.0.iter().rev() {
@@ -100,8 +100,8 @@ impl Changes {
         self.last().filter(|last| last.state.is_inexact()).and(since)
     }
 
-    /// Makes old changes coarser. Of changes older than an hour, the last of each minute stays. Of changes older than a day, only the
-    /// last stays: it says how the day began.
+    /// Makes old changes coarser. Of changes older than an hour, the last of each minute stays. Of changes older than a day, only
+    /// the last stays: it says how the day began.
     fn compact(&mut self, now_s: u64) {
         let (by_minute, forgotten) = (
             now_s.saturating_sub(BY_SECOND_S),

@@ -1,7 +1,7 @@
 //! The history in a file, so that it outlives the daemon.
 //!
-//! The file has a MessagePack value, and behind it the value's xxh3 hash, little-endian. A file that cannot be read is reported and left
-//! out: a start must not fail for its history.
+//! The file has a MessagePack value, and behind it the value's xxh3 hash, little-endian. A file that cannot be read is reported
+//! and ignored, because a start must not fail for its history.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,7 +15,7 @@ use super::changes::State;
 const VERSION: u64 = 1;
 /// Bytes of the hash.
 const HASH_BYTES: usize = 8;
-/// Most bytes of a file that is read: as many as the bounds on the history allow.
+/// Longest file that is read, in bytes. The bounds on the history allow no longer file.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Why a file's history cannot be used.
@@ -29,7 +29,7 @@ pub(crate) enum HistoryError {
     Form(String),
 }
 
-/// A history as a file has it.
+/// A history in the form that a file keeps.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Saved {
     v: u64,
@@ -48,7 +48,7 @@ struct SavedHolder {
 }
 
 impl Saved {
-    /// Makes the content of a file.
+    /// Returns the content of a file with this history.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, HistoryError> {
         let mut bytes = rmp_serde::to_vec(self).map_err(|error| HistoryError::Form(error.to_string()))?;
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
@@ -95,7 +95,7 @@ impl History {
         }
     }
 
-    /// Takes over a saved history. From its saving on, its holders count as unwatched.
+    /// Takes over a saved history. From the time of saving on, its holders count as unwatched, except holders that were gone.
     pub(crate) fn restore(&self, saved: Saved) {
         let mut book = self.book.lock();
         for SavedHolder {

@@ -1,11 +1,11 @@
-//! History of states: when holders were exact, and when and why they were not. The last hour is kept by the second, the last day by the
-//! minute.
+//! History of states: when holders were exact, and when and why they were not. The last hour is kept by the second, the last day
+//! by the minute.
 //!
-//! A look at all holders each second notes the states that have changed. With a snapshot directory, a file there keeps the history, so
-//! that it outlives the daemon.
+//! A look at all holders each second notes the states that have changed. With a snapshot directory, a file there keeps the
+//! history, so that it outlives the daemon.
 //!
-//! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A holder without room
-//! is counted.
+//! Three numbers are bounded: the changes of a holder ([`changes`]), the changes of all holders, and the holders. A holder that
+//! finds no room is counted, and has no history.
 
 mod changes;
 mod file;
@@ -92,7 +92,7 @@ impl History {
         })
     }
 
-    /// Begins a look at all holders, at a time in seconds since the Unix epoch.
+    /// Begins a look at all holders at `now_s`, in seconds since the Unix epoch.
     pub(crate) fn look(&self, now_s: u64) -> Look<'_> {
         let mut book = self.book.lock();
         book.look += 1;
@@ -130,8 +130,8 @@ pub(crate) struct Look<'h> {
 }
 
 impl Look<'_> {
-    /// Notes a holder that exists, with the reasons for which it is not exact, if any. Stores in its status since when it has not been
-    /// exact.
+    /// Notes a holder that exists, with its reasons for doubt: none if it is exact. Stores the time since which it has been in
+    /// doubt in its status; 0 if it is exact.
     pub(crate) fn saw(&mut self, namespace: &NamespaceName, record: &HolderRecord, reasons: DegradedReasons) {
         let noted = self
             .book
@@ -149,8 +149,8 @@ impl Look<'_> {
 }
 
 impl Book {
-    /// Notes a holder's state. Returns since when the holder has not been exact, in seconds; the inner `None` if it is exact. Returns the
-    /// outer `None` if the holder is new and there is no room for it.
+    /// Notes a holder's state. Returns the time since which the holder has been in doubt, in seconds since the Unix epoch. The
+    /// inner `None` means that it is not in doubt. The outer `None` means that the holder is new and finds no room.
     fn note(
         &mut self,
         namespace: &NamespaceName,
@@ -183,7 +183,7 @@ impl Book {
         Some(entry.changes.inexact_since_s())
     }
 
-    /// Notes the holders that have gone, and forgets holders that went long ago.
+    /// Notes the holders that have gone, and forgets holders that went [`GONE_S`] ago.
     fn end_look(&mut self, now_s: u64) {
         let Self {
             holders,

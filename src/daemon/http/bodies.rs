@@ -3,7 +3,7 @@
 //! | a client can | the bound |
 //! |---|---|
 //! | announce a long body and send little of it | room is taken for bytes that have come, not for announced ones |
-//! | send many long bodies and leave out their ends | at the bound, the source with the most bytes loses its oldest unfinished body |
+//! | send many long bodies without their ends | at the bound, the source with the most bytes loses its oldest unfinished body |
 //! | send slowly | the time for a body (`http.request_timeout_ms`) |
 //! | send in small pieces | each piece is copied into the body, so no piece keeps the buffer in which it came |
 //! | send no body at all | the connection counts as waiting for its client, and gives way to new connections |
@@ -148,8 +148,8 @@ impl Bodies {
         Ok(received.into())
     }
 
-    /// Reads the short body of a refused request, so that its connection can be used again. If the body is longer, or does not come in
-    /// time, the connection ends after the response.
+    /// Reads the short body of a refused request, so that its connection can be used again. If the body is longer, or does not
+    /// come in time, the connection ends after the response.
     pub(super) async fn drain(&self, request: Request) {
         let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
         let mut body = request.into_body();
@@ -213,8 +213,8 @@ impl Bodies {
 }
 
 impl Held {
-    /// Returns the oldest unfinished body of the source with the most bytes. The `more` bytes that body `wanting` asks for count as its
-    /// own.
+    /// Returns the oldest unfinished body of the source with the most bytes. The `more` bytes that body number `wanting` asks for
+    /// count for its source.
     fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
         let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for (number, body) in &self.bodies {

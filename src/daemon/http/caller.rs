@@ -1,9 +1,13 @@
 //! Check of callers that want to change which engines are followed.
 //!
-//! A browser sends a request to any address that a web page names, this machine included. So requests that pages of other sites can send
-//! without asking are refused. Those are bodies whose type is not JSON, and requests whose `Origin` or `Host` is not of this machine. An
-//! attacker's name that resolves to this machine shows in both headers. If every request needs the token of `http.token_file`, no page
-//! can send one.
+//! A browser sends a request to any address that a web page names, this machine included. So three kinds of requests are refused:
+//!
+//! - The body's type is not JSON. A page of another site can send such a body without asking.
+//! - The header `Origin` or `Sec-Fetch-Site` shows that a page has sent the request.
+//! - A request from this machine has a `Host` that is neither an address nor `localhost`. An attacker's name that resolves to
+//!   this machine shows there.
+//!
+//! If every request needs the token of `http.token_file`, no page can send one, and only the body's type is checked.
 //!
 //! | client | without `http.token_file` |
 //! |---|---|
@@ -48,8 +52,8 @@ impl FromRequestParts<Arc<HttpShared>> for Caller {
     }
 }
 
-/// Checks that a request is allowed. `has_token` tells that it has already shown the configured token. `made` is the token that the
-/// bridge has made itself.
+/// Checks that a request is allowed. `has_token` is true if a token is configured; the request has then shown it already. `made`
+/// is the token that the bridge has made itself.
 fn check(
     headers: &HeaderMap,
     peer: Option<IpAddr>,

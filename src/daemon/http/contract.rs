@@ -101,8 +101,8 @@ impl RequestJson {
     }
 }
 
-/// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of a body
-/// and some hundreds of bytes of memory. So further queries are refused while the body is read.
+/// Most queries in a body, whatever the configuration says: the largest value of `queries.max_batch`. A query takes two bytes of
+/// a body and some hundreds of bytes of memory. So further queries are refused while the body is read.
 const QUERIES_MAX: usize = 65_536;
 
 /// The queries of a batch.
@@ -167,7 +167,7 @@ pub(super) fn namespace_of(
     }
 }
 
-/// `POST /v1/query`.
+/// Answers `POST /v1/query`: one query, or a batch of queries about one namespace.
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
@@ -211,7 +211,7 @@ pub(super) struct StatusQuery {
     tenant: Option<String>,
 }
 
-/// `GET /v1/status`.
+/// Answers `GET /v1/status` with the state of each holder of a namespace.
 pub(super) async fn holders_status(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
@@ -299,7 +299,8 @@ mod tests {
         }
     }
 
-    /// Queries that are within limits, at them and beyond: `count` blocks, names and bytes of text.
+    /// Returns queries of several kinds, each with `count` blocks, names and bytes of text. The tests choose `count` below, at
+    /// and beyond the limits.
     fn queries_of(count: usize) -> Vec<SingleQuery> {
         let hashes = 0..count as u64;
         let lineage = PositionalLineageHash::at(Position::default(), 1.into(), 1.into());

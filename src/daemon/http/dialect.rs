@@ -1,4 +1,5 @@
-//! Queries in the dialects of Mooncake and of Dynamo. A body with `model` is Mooncake's, and a body with `model_name` is Dynamo's.
+//! Queries in the dialects of Mooncake and of Dynamo. A body with `model` is Mooncake's, and a body with `model_name` is
+//! Dynamo's.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -167,7 +168,7 @@ enum By {
     Hashes,
 }
 
-/// `POST /query`.
+/// Answers `POST /query`, the query by tokens.
 pub(super) async fn query(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
@@ -175,7 +176,7 @@ pub(super) async fn query(
     answer(&shared, &payload, By::Tokens).await
 }
 
-/// `POST /query_by_hash`.
+/// Answers `POST /query_by_hash`, the query by hashes.
 pub(super) async fn query_by_hash(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,
@@ -205,12 +206,12 @@ async fn answer(shared: &HttpShared, payload: &Payload, by: By) -> Result<Respon
     Ok(respond(&Scores::new(found), words, &cache))
 }
 
-/// Finds the holders of a prefix of `key` in a namespace, which is the namespace of `cache`. With `worker`, only that worker's. Counts
-/// the query.
+/// Finds the holders that have a prefix of `key` in `namespace`, the namespace of `cache`. `worker` limits the search to the
+/// ranks of one worker. The query is counted.
 ///
 /// # Errors
 ///
-/// The errors of the contract.
+/// [`HttpError::Contract`] if the contract refuses the query.
 pub(super) async fn find(
     shared: &HttpShared,
     index: &Index,
@@ -266,7 +267,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
         scores: S,
         frequencies: [u32; 0],
         instances: I,
-        /// An addition of kvatlas to Dynamo's answer. Left out if no address is known.
+        /// Addresses of the ranks, an addition of kvatlas to Dynamo's answer. Left out if no address is known.
         #[serde(skip_serializing_if = "Option::is_none")]
         addresses: Option<A>,
     }
@@ -291,8 +292,8 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
     }
 }
 
-/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`. A namespace that names a hash scheme, or that is not
-/// made from a model, gives `NAMESPACE:default`.
+/// Returns the text that names a cache in `/dump` and other places: `MODEL:TENANT`. A namespace that names a hash scheme, or that
+/// is not made from a model, gives `NAMESPACE:default`.
 pub(super) fn label_of(namespace: &NamespaceName) -> String {
     match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),

@@ -1,4 +1,5 @@
-//! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream. It keeps at most one holder of each lane in memory.
+//! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream. The dump keeps at most one holder of each lane in
+//! memory.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -32,7 +33,7 @@ const PIECES_MAX: usize = 4;
 /// Approximate length of a piece, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// `GET /dump`.
+/// Answers `GET /dump`. Refuses a second dump while one is under way.
 pub(super) async fn dump(State(shared): State<Arc<HttpShared>>) -> Result<Response, DialectError> {
     let index = shared.index()?;
     let IndexHere { answerer, pool } = index.source.here()?;
@@ -96,7 +97,8 @@ enum Piece {
     End,
 }
 
-/// Error at the end of an answer that was cut short. It breaks the connection, so that the client does not take the part for the whole.
+/// Error at the end of an answer that was cut short. It breaks the connection, so that the client does not take the part for the
+/// whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the dump was cut short")]
 struct CutShort;
@@ -151,7 +153,8 @@ impl Writer {
         drop(permit);
     }
 
-    /// Writes the whole dump. Each lane gives its holders in the order of namespaces. So one pass over all lanes serves all namespaces.
+    /// Writes the whole dump. Each lane gives its holders in the order of namespaces. So one pass over all lanes serves all
+    /// namespaces.
     async fn write_all(&self, output: &mut Output) -> Result<(), Ended> {
         let mut cursors = Vec::new();
         for lane in 0..self.pool.lane_count() {

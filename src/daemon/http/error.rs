@@ -32,7 +32,7 @@ pub(crate) enum HttpError {
     /// The token is missing or wrong.
     #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
     Unauthorized,
-    /// The caller may not do that.
+    /// The caller may not make this request.
     #[error("{0}")]
     Forbidden(String),
     /// The body's type is not JSON. Any web page may send such a body.

@@ -1,4 +1,4 @@
-//! JSON bodies with fields that nobody knows: mostly a typing error, which would change the answer without notice.
+//! Unknown fields in JSON bodies. An unknown field is mostly a typing error, which would change the answer without notice.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as Formatted};
@@ -10,12 +10,13 @@ use kvatlas_config::meant;
 
 use super::error::HttpError;
 
-/// Fields that a route does not know.
+/// Treatment of fields that a route does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unknown {
-    /// Refused: the contract has no others.
+    /// Unknown fields are refused: the contract has no others.
     Refused,
-    /// Ignored, if it does not look like a field that is known: gateways of other projects send fields of their own.
+    /// Unknown fields are ignored, because gateways of other projects send fields of their own. A field that looks like a known
+    /// one is refused.
     Ignored,
 }
 
@@ -23,7 +24,7 @@ pub(super) enum Unknown {
 ///
 /// # Errors
 ///
-/// [`HttpError::BadRequest`] if the bytes are no object of this form, or have a field that is refused.
+/// [`HttpError::BadRequest`] if the bytes are not an object of this form, or if a field is refused.
 pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Result<T, HttpError> {
     let body = whole(bytes)?;
     let keys: BTreeMap<String, IgnoredAny> = whole(bytes)?;
@@ -39,7 +40,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
     }
 }
 
-/// Reads JSON of a type that itself refuses fields which it does not know.
+/// Reads JSON of a type that refuses unknown fields itself.
 ///
 /// # Errors
 ///
@@ -52,14 +53,14 @@ pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
 /// Most characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// Returns the words for a field that looks like one of `known`. `None` if it looks like none.
+/// Returns an error text that proposes the one of `known` that `name` looks like. `None` if it looks like none of them.
 fn guessed(name: &str, known: &[&'static str]) -> Option<String> {
     let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();
     let known = meant(&name, known.iter().copied())?;
     Some(format!("there is no field {name:?}: did you mean {known}?"))
 }
 
-/// Returns the words by which a field that is not among `known` is refused.
+/// Returns the error text for a field `name` that is not among `known`.
 pub(super) fn refused(name: &str, known: &[&'static str]) -> String {
     guessed(name, known).unwrap_or_else(|| {
         let name: String = name.chars().take(NAME_CHARACTERS_MAX).collect();

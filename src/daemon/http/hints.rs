@@ -28,12 +28,12 @@ struct ReportJson {
 #[derive(Serialize)]
 struct Answer {
     taken: u64,
-    /// The shards that a gateway has told. Absent if the daemon itself keeps the hints.
+    /// The shards to which a gateway has passed the report. Absent if the daemon itself keeps the hints.
     #[serde(skip_serializing_if = "Option::is_none")]
     gathered: Option<Gathered>,
 }
 
-/// `POST /v1/hints`.
+/// Answers `POST /v1/hints` with the number of hints that were taken.
 pub(super) async fn hints(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

@@ -1,5 +1,5 @@
-//! `POST /lookup`, the question that gateways ask LMCache's controller. The answer says how many leading tokens of a prompt each instance
-//! has, and in which location.
+//! `POST /lookup`, the question that gateways ask LMCache's controller. The answer gives the number of leading tokens of a prompt
+//! that each instance has, and their location.
 //!
 //! The body of LMCache's clients has tokens, and names no model.
 
@@ -32,12 +32,12 @@ pub(super) struct LookupJson {
 struct Answer<L, A> {
     event_id: String,
     layout_info: L,
-    /// Addition of kvatlas to LMCache's answer. Left out if no address is known.
+    /// Addresses of the ranks, an addition of kvatlas to LMCache's answer. Left out if no address is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     addresses: Option<A>,
 }
 
-/// `POST /lookup`.
+/// Answers `POST /lookup`. A request without a model is about the only known model.
 pub(super) async fn lookup(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

@@ -1,4 +1,5 @@
-//! The query listener over HTTP. It gives the same answers as on NATS, in the contract's format and in the formats of other indexers.
+//! The query listener over HTTP. It gives the same answers as on NATS, in the contract's format and in the formats of other
+//! indexers.
 //!
 //! | route | answer |
 //! |---|---|
@@ -8,7 +9,7 @@
 //! | `POST /v1/outcomes`, `POST /v1/hints` | take reports of routers |
 //! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |
 //! | `POST /lookup` | the dialect of LMCache's controller; counts tokens |
-//! | `POST /register`, `POST /unregister` | begin and end to follow an engine, if a bridge runs in the process |
+//! | `POST /register`, `POST /unregister` | start and stop following an engine, if a bridge runs in the process |
 //! | `GET /workers` | the known workers, and how engines are followed |
 //! | `GET /dump` | all blocks of all holders, as a stream |
 //! | `GET /health` | 200 while queries are answered, else 503 |
@@ -23,8 +24,9 @@
 //! - A holder that is not in the answer may hold more than is known.
 //! - Some holders cannot be found by a query in this form.
 //!
-//! There are bounds on the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a
-//! token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
+//! Connections are bounded in number. A request is bounded in head, body and the time to send them, and at a stop also in the
+//! time to finish. With a token, every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a
+//! proxy in front for that.
 
 mod auth;
 mod bodies;

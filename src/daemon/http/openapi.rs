@@ -1,4 +1,4 @@
-//! `GET /openapi.json`.
+//! The OpenAPI document of all routes, and the handler that answers with it.
 
 use axum::body::Body;
 use axum::http::HeaderValue;
@@ -8,7 +8,7 @@ use axum::response::Response;
 /// The OpenAPI document. A test compares it with the routes and with real answers.
 pub(super) const DOCUMENT: &str = include_str!("openapi.json");
 
-/// `GET /openapi.json`.
+/// Answers `GET /openapi.json` with [`DOCUMENT`].
 pub(super) async fn document() -> Response {
     let mut response = Response::new(Body::from(DOCUMENT));
     let json = HeaderValue::from_static("application/json");

@@ -28,12 +28,12 @@ struct ReportJson {
 #[derive(Serialize)]
 struct Answer {
     counted: u64,
-    /// The shards that a gateway has told. Absent if the daemon itself has counted.
+    /// The shards to which a gateway has passed the report. Absent if the daemon itself has counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     gathered: Option<Gathered>,
 }
 
-/// `POST /v1/outcomes`.
+/// Takes the report of outcomes in `POST /v1/outcomes`.
 pub(super) async fn outcomes(
     State(shared): State<Arc<HttpShared>>,
     payload: Payload,

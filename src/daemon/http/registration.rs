@@ -127,7 +127,7 @@ impl RegisterJson {
     }
 }
 
-/// `POST /register`.
+/// Takes `POST /register`: begins to follow an engine.
 pub(super) async fn register(
     State(shared): State<Arc<HttpShared>>,
     caller: Caller,
@@ -187,7 +187,7 @@ pub(super) struct UnregisterJson {
     dp_rank: Option<Rank>,
 }
 
-/// `POST /unregister`.
+/// Takes `POST /unregister`: stops following the engines that the request names.
 pub(super) async fn unregister(
     State(shared): State<Arc<HttpShared>>,
     _caller: Caller,

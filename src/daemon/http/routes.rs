@@ -81,8 +81,8 @@ pub(super) fn router(shared: &Arc<HttpShared>) -> Router {
         .with_state(Arc::clone(shared))
 }
 
-/// Answers with an error, in the format that belongs to the path. Reads a short body all the same, so that the connection can be used
-/// again.
+/// Answers with an error, in the format that belongs to the path. Reads a short body all the same, so that the connection can be
+/// used again.
 async fn refuse(error: &HttpError, request: Request, shared: &HttpShared) -> Response {
     let response = error.respond(!is_contract(request.uri().path()));
     shared.bodies.drain(request).await;
@@ -127,7 +127,7 @@ async fn watch(State(shared): State<Arc<HttpShared>>, request: Request, next: Ne
     response
 }
 
-/// `GET /health`.
+/// Answers `GET /health`: 200 if the daemon is ready or has no index, else 503 with the reasons.
 async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
     let Some(index) = &shared.index else {
         return json_response(&serde_json::json!({ "status": "ok" }), None);
@@ -144,7 +144,7 @@ async fn health(State(shared): State<Arc<HttpShared>>) -> Response {
     response
 }
 
-/// `GET /metrics`.
+/// Answers `GET /metrics` in Prometheus' text format.
 async fn metrics(State(shared): State<Arc<HttpShared>>) -> Response {
     let mut response = Response::new(Body::from(shared.metrics_source.metrics()));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4");

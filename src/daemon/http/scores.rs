@@ -1,7 +1,7 @@
 //! Answers of the dialects: numbers of tokens by instance, tier and rank.
 //!
-//! Tiers are cumulative. The host's figure counts leading tokens on device and host together, and the disk's figure counts all tiers
-//! together.
+//! Tiers are cumulative. The host's figure counts leading tokens on device and host together, and the disk's figure counts all
+//! tiers together.
 
 use std::collections::BTreeMap;
 
@@ -79,8 +79,8 @@ impl Scores {
         })
     }
 
-    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, with the instances that have any tokens. The location
-    /// is the nearest tier that reaches all `n` tokens.
+    /// Returns `{INSTANCE: [location, n]}` in the format of LMCache's controller, with the instances that have any tokens. The
+    /// location is the nearest tier that reaches all `n` tokens.
     pub(super) fn by_location(&self) -> impl Serialize {
         MapOf(|| {
             let instances = self.instances().map(|ranks| (ranks.instance(), ranks.location()));
@@ -115,14 +115,14 @@ impl<'a> Ranks<'a> {
         u64::from(blocks) * u64::from(self.block_size)
     }
 
-    /// Returns the largest figure of the ranks, in tokens. `blocks` gives each rank's figure in blocks.
+    /// Returns the largest number of tokens among the ranks. `blocks` gives each rank's number in blocks.
     fn longest(&self, blocks: impl Fn(&FoundHolder) -> u32) -> u64 {
         let blocks = self.holders.iter().map(blocks).max();
         self.tokens(blocks.unwrap_or_default())
     }
 
-    /// Returns LMCache's word for the nearest tier that reaches all of the instance's tokens, and the number of these tokens. LMCache has
-    /// no word for the device; `GPU` is kvatlas's own.
+    /// Returns LMCache's word for the nearest tier that reaches all of the instance's tokens, and the number of these tokens.
+    /// LMCache has no word for the device; `GPU` is kvatlas's own.
     fn location(&self) -> (&'static str, u64) {
         let longest = self.longest(|holder| holder.blocks);
         let reaches = |step: usize| self.longest(|holder| holder.near_blocks[step]) == longest;

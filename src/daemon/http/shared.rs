@@ -158,8 +158,8 @@ impl HttpShared {
         self.engines.as_deref().ok_or_else(missing)
     }
 
-    /// Returns an empty finding for a model of which no events have come. The followed engines of the model may have blocks, so they
-    /// count as holders in doubt. `None` if no engine of the model is followed.
+    /// Returns an empty finding for a model of which no events have come. The followed engines of the model may have blocks, so
+    /// they count as holders in doubt. `None` if no engine of the model is followed.
     pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
         let engines = self.engines.as_ref()?.engines();
         let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
@@ -190,12 +190,13 @@ impl HttpShared {
 pub(super) struct Payload(Received);
 
 impl Payload {
-    /// Reads the body as a JSON object, and does with fields that the route does not know as `unknown` says.
+    /// Reads the body as a JSON object. `unknown` says what happens to fields that the route does not know.
     pub(super) fn json<T: DeserializeOwned>(&self, unknown: Unknown) -> Result<T, HttpError> {
         fields::read(self.object()?, unknown)
     }
 
-    /// Returns the bytes of the body, which seems to be a JSON object: serde would read an array's values as the fields, in their order.
+    /// Returns the bytes of the body if it begins like a JSON object. Otherwise fails, because serde would read an array's values
+    /// as the fields, in their order.
     pub(super) fn object(&self) -> Result<&[u8], HttpError> {
         let bytes = &self.0.bytes;
         match bytes.trim_ascii_start().first() {

@@ -1,4 +1,4 @@
-//! The routes and the fields of a query beside the document that describes them.
+//! Tests that the OpenAPI document describes the routes and the fields of a query.
 
 use std::collections::BTreeSet;
 
@@ -112,7 +112,7 @@ fn the_document_as_a_page_has_the_fields_of_a_query() {
     );
 }
 
-/// Takes the names of a struct's fields, and reads nothing.
+/// Deserializer that collects the names of a struct's fields, and reads no values.
 struct FieldNames<'a>(&'a mut BTreeSet<String>);
 
 impl<'de> Deserializer<'de> for FieldNames<'_> {
@@ -145,7 +145,7 @@ fn fields_of<'de, T: Deserialize<'de>>() -> BTreeSet<String> {
     names
 }
 
-/// The names of the fields that the document gives these schemas.
+/// Returns the names of the fields that the document lists for these schemas.
 fn described_fields(document: &Value, schemas: &[&str]) -> BTreeSet<String> {
     let names = |schema: &&str| {
         let properties = document["components"]["schemas"][*schema]["properties"].as_object();

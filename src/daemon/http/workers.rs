@@ -56,7 +56,7 @@ struct Worker {
     /// Whether the state of all its ranks in the index is certain. Absent if the index knows none of its ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
-    /// Addresses for requests, by rank. Ranks that have told no address are left out, and the same goes for `labels`.
+    /// Address for requests of each rank that has told one. `labels` likewise has only the ranks that have told labels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     addresses: BTreeMap<Rank, Address>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -64,7 +64,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Makes the entry of an instance of which no rank is noted yet.
+    /// Makes the entry of an instance that has no ranks yet.
     fn new(
         (model, instance): (&ModelKey, &str),
         source: &'static str,
@@ -99,7 +99,7 @@ impl Worker {
 /// Workers by model and instance.
 type Workers = BTreeMap<(ModelKey, String), Worker>;
 
-/// `GET /workers`.
+/// Answers `GET /workers` with at most [`WORKERS_MAX`] workers, in the order of their models and instances.
 pub(super) async fn workers(
     State(shared): State<Arc<HttpShared>>,
     query: Result<Query<WorkersQuery>, QueryRejection>,
@@ -216,8 +216,9 @@ async fn add_known(
     Ok(())
 }
 
-/// Adds a rank to its worker, and returns the worker. A new worker is added only below `workers_max`, else `None`. A listed worker always
-/// takes further ranks, because a rank in doubt can come late.
+/// Adds a rank to its worker, and returns the worker. A worker that is not listed yet is added only while fewer than
+/// `workers_max` are listed; otherwise returns `None`. A listed worker always takes further ranks, because a rank in doubt can
+/// come late.
 fn add_rank<'w>(
     workers: &'w mut Workers,
     workers_max: usize,

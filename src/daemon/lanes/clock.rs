@@ -43,24 +43,24 @@ impl LaneClock {
         self.turn = (self.now_ns.get(), unix_time_us());
     }
 
-    /// Reads the time. Returns how much has passed since it was read last.
+    /// Reads the clock. Returns the time since it was read last.
     pub(super) fn lap(&self) -> Duration {
         let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let before_ns = self.now_ns.replace(now_ns);
         Duration::from_nanos(now_ns.saturating_sub(before_ns))
     }
 
-    /// How long the turn has lasted.
+    /// Returns the time from the beginning of the turn to the last reading of the clock.
     pub(super) fn turn_elapsed(&self) -> Duration {
         Duration::from_nanos(self.turn_ns())
     }
 
-    /// Microseconds since the lane was started.
+    /// Time of the last reading of the clock, in microseconds since the lane was started.
     pub(super) fn monotonic_us(&self) -> u64 {
         self.now_ns.get() / 1000
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Time of the last reading of the clock, in microseconds since the Unix epoch.
     pub(super) fn unix_us(&self) -> u64 {
         self.turn.1.saturating_add(self.turn_ns() / 1000)
     }

@@ -13,7 +13,8 @@ use super::line::{HolderKey, WorkerKey};
 use super::pool::{LanePool, PoolError};
 
 impl LanePool {
-    /// Carries out a command on holders of a worker, after the batches that have come before it. Returns the number of these holders.
+    /// Carries out an operator's command on the holders that `of` names, after all earlier batches of their worker. Returns the
+    /// number of these holders.
     pub(crate) async fn command(&self, of: &AdminHolder, command: HolderCommand) -> Result<u64, PoolError> {
         let worker = WorkerKey {
             namespace: of.namespace.clone(),
@@ -35,7 +36,7 @@ impl LanePool {
 }
 
 impl Lane {
-    /// Carries out a command of an operator.
+    /// Carries out an operator's command on holders of the lane, and replies with their number.
     pub(super) fn command(&mut self, job: CommandJob) {
         let ranks = job.rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
         let (first, last) = (*ranks.start(), *ranks.end());

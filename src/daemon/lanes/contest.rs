@@ -1,7 +1,9 @@
-//! Two publishers that claim one holder: batches of a lower epoch come beside those of the publisher that is believed.
+//! Contested holders: two publishers claim one holder. The one with the highest epoch is *believed*; batches of a lower epoch
+//! come beside its batches.
 //!
-//! A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have one name. Either way nobody knows
-//! whose blocks the holder has. It is *contested* until a higher epoch begins, or until the publisher that is believed goes on alone.
+//! There are two causes. A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have
+//! one name. Either way, nobody knows whose blocks the holder has. The holder is *contested* until a higher epoch begins, or
+//! until the believed publisher goes on alone.
 
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
 
@@ -9,25 +11,29 @@ use super::holder::{Context, Holder};
 use super::sequence::cursor_of;
 use super::settings::epoch_ahead_s;
 
-/// Time without a batch of a lower epoch after which its publisher counts as gone. Publishers send something every second.
+/// Silence after which the publisher of the lower epoch counts as gone, in microseconds. Publishers send something every second.
 const SILENT_US: u64 = 3_000_000;
-/// A batch of a lower epoch that was made longer ago than this may be a redelivery.
+/// Age beyond which a batch of a lower epoch may be a redelivery, in microseconds.
 const FRESH_US: u64 = 10_000_000;
 
 /// Record of the batches of lower epochs that have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Lower {
-    /// Epoch and number of the last such batch.
+    /// Epoch and number of the last batch of a lower epoch.
     last: BatchCursor,
-    /// When the last such batch came, in microseconds of listening.
+    /// Time at which that batch came, in microseconds of listening.
     last_us: u64,
-    /// Number of such batches in this contest; 0 while there is no contest.
+    /// Number of batches of a lower epoch in this contest; 0 while there is no contest.
     batches: u64,
 }
 
 impl Lower {
-    /// Whether a batch shows at `unix_us` that another publisher is alive. A batch that was made long ago may be a redelivery. It shows
-    /// so only if it continues the last such batch, for the other publisher's clock may be behind, or if a contest is on.
+    /// Whether a batch of a lower epoch shows at `unix_us` that another publisher is alive.
+    ///
+    /// A batch that was made lately shows it. An older batch may be a redelivery. Such a batch shows it only in two cases:
+    ///
+    /// - The batch continues the last batch of a lower epoch: the other publisher's clock may be behind.
+    /// - A contest is under way.
     fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
         let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
         is_fresh(batch, unix_us) || goes_on || self.batches > 0
@@ -47,7 +53,7 @@ pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
 }
 
 impl Holder {
-    /// Takes note of a batch of a lower epoch, which is dropped.
+    /// Notes a batch of a lower epoch, which is dropped. Begins a contest if the batch shows that another publisher is alive.
     pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
         let is_alive = self.lower.is_alive(batch, context.clocks.unix_us);
         if is_alive && self.lower.batches == 0 {
@@ -73,8 +79,8 @@ impl Holder {
         self.lower.batches > 0
     }
 
-    /// Returns the reason `Contested` during a contest, else no reason. This doubt stays when the believed publisher replaces or clears
-    /// its state: the other publisher's blocks are as unknown as before.
+    /// Returns the reason `Contested` during a contest, else no reason. This doubt stays when the believed publisher replaces or
+    /// clears its state: the other publisher's blocks are as unknown as before.
     pub(super) fn contested(&self) -> DegradedReasons {
         match self.is_contested() {
             true => DegradedReasons::of(DegradedReason::Contested),
@@ -100,8 +106,8 @@ impl Holder {
         }
     }
 
-    /// Notes when a new epoch begins. Logs one that lies ahead of the clock: the publisher's next process may have the right time, and
-    /// would then have a lower epoch.
+    /// Notes the time at which a new epoch begins. Logs an epoch that lies ahead of the clock: if the publisher's next process
+    /// has the right time, its epoch will be lower.
     pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
         self.writer.status().epoch_since_us.store(context.clocks.unix_us);
         let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);

@@ -1,5 +1,5 @@
-//! The *flow* of each namespace, for queries: how far the index is behind the received messages, and which batches are half applied.
-//! Reading it takes no lock while nothing is wrong.
+//! The *flow* of each namespace, for queries: how far the index is behind the received messages, and which batches are half
+//! applied. Reading it takes no lock while nothing is wrong.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
-/// Most steps that are remembered. If more steps end during a search, the search counts as one that may have seen parts of any batch.
+/// Most steps that are remembered; a step is a batch that must be seen whole. If more steps end during a search, the search may
+/// have seen parts of any batch.
 const STEPS_REMEMBERED: usize = 256;
 
 /// The flows of all namespaces.
@@ -40,7 +41,7 @@ impl Flows {
         Arc::clone(&made)
     }
 
-    /// Returns the flow of a namespace, or `None` if no event has come.
+    /// Returns the flow of a namespace, or `None` if there is none.
     pub(crate) fn get(&self, namespace: &NamespaceName) -> Option<Arc<NamespaceFlow>> {
         let found = self.by_namespace.get(namespace)?;
         Some(Arc::clone(&found))
@@ -59,12 +60,13 @@ pub(crate) struct NamespaceFlow {
     pub(super) steps: Steps,
 }
 
-/// The lines of a namespace in one lane that have messages waiting.
+/// The lines (workers' queues) of a namespace in one lane that have messages waiting.
 #[derive(Debug, Default)]
 struct LaneWaits {
-    /// When the oldest message came; 0 where none waits.
+    /// Time at which the oldest waiting message came, in microseconds; 0 if none waits.
     oldest_us: AtomicU64,
-    /// The lines that wait, as pairs of the time since which the line waits and its number. Changed while the lane's queue is locked.
+    /// The lines that wait, as pairs: the time since which the line has waited, and the line's number. The lane's queue is locked
+    /// while this set changes.
     lines: Mutex<BTreeSet<(u64, u64)>>,
 }
 
@@ -76,7 +78,8 @@ impl NamespaceFlow {
         }
     }
 
-    /// Notes when the oldest waiting message of `line` came: at `since_us` now, at `before_us` before this call. 0 means that none waits.
+    /// Changes the time at which the oldest waiting message of `line` came, from `before_us` to `since_us`. 0 means that no
+    /// message waits.
     pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
         let Some(waits) = self.lanes.get(lane) else {
             return;
@@ -92,7 +95,7 @@ impl NamespaceFlow {
         waits.oldest_us.store(oldest, Ordering::Release);
     }
 
-    /// The numbers of the lines whose oldest message came before `before_us`, in order.
+    /// Returns the numbers of the lines whose oldest message came before `before_us`, in ascending order.
     pub(super) fn lines_since_before(&self, before_us: u64) -> Vec<u64> {
         let mut numbers = Vec::new();
         for waits in &self.lanes {
@@ -103,7 +106,7 @@ impl NamespaceFlow {
         numbers
     }
 
-    /// Returns when the oldest message came that is not applied yet, or `None` if none waits.
+    /// Returns the time at which the oldest message came that is not applied yet. `None` if no message waits.
     pub(super) fn oldest_us(&self) -> Option<u64> {
         let lanes = self
             .lanes
@@ -113,11 +116,11 @@ impl NamespaceFlow {
     }
 }
 
-/// The steps of a namespace. A *step* is a batch that must be seen whole or not at all: a search in the middle of it sees a state that
-/// its holder never had.
+/// The steps of a namespace. A *step* is a batch that must be seen whole or not at all. A search in the middle of a step sees a
+/// state that the holder never had.
 ///
-/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search that finds the same count
-/// before and after, and no step open before, has seen no batch in parts.
+/// `changes` is a change counter, as of a seqlock: it counts every beginning and every end of a step. A search that finds the
+/// same count before and after, and no step open before, has seen no batch in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     changes: AtomicU64,
@@ -127,7 +130,8 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct RecentSteps {
-    /// Steps in the order in which they began. `ended_at` is the change counter at the end; `None` while the batch is being applied.
+    /// Steps in the order in which they began. `ended_at` is the change counter at the end; `None` while the batch is being
+    /// applied.
     steps: VecDeque<Step>,
     /// The largest `ended_at` of the steps that have been forgotten.
     forgotten_until: u64,
@@ -157,7 +161,7 @@ pub(crate) struct SearchMark {
 /// Which holders a search may have seen in parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SeenInParts {
-    /// Nobody.
+    /// No holder.
     Nobody,
     /// The listed holders.
     These(Vec<HolderId>),

@@ -1,12 +1,15 @@
-//! How old the state is that queries are answered from.
+//! Age of the state from which queries are answered.
 //!
-//! Events wait in three places, and each shows how long:
+//! Events wait in three places, and each place shows how long:
 //!
-//! | where | what shows it |
+//! | where | measure |
 //! |---|---|
 //! | in a lane's queue | when the oldest message of the namespace came ([`NamespaceFlow`]) |
 //! | in the stream, with JetStream | since when the daemon knows of messages that it has not read |
-//! | in the broker, the network or the socket | the *pulse*: a message to ourselves on the connection of the events. Whatever the broker had sent before it has been handed to the lanes when it comes back |
+//! | in the broker, the network or the socket | when the last *pulse* was sent that has come back |
+//!
+//! The pulse is a message that the daemon sends to itself on the connection of the events. When the pulse comes back, everything
+//! that the broker had sent before has been handed to the lanes.
 //!
 //! The pulse also tells a daemon that was stopped, or a machine that was suspended, that it has not read its sockets for a while.
 
@@ -20,16 +23,17 @@ use super::clock::now_us;
 use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
 use super::line::{Assignments, WorkerKey};
 
-/// How old the state is, shared by the source, the lanes and the queries.
+/// Age of the state of all namespaces, shared by the source, the lanes and the queries.
 #[derive(Debug)]
 pub(crate) struct Freshness {
     flows: Arc<Flows>,
     assignments: Arc<Assignments>,
     /// Age beyond which holders are behind, in microseconds; `None` means never.
     behind_after_us: Option<u64>,
-    /// Time until which all events that the broker had sent have been handed to the lanes; 0 while the events are not followed.
+    /// Time up to which all events of the broker have been handed to the lanes, in microseconds. 0 while the events are not
+    /// followed.
     heard_us: AtomicU64,
-    /// Since when messages of the stream are known that have not been read; 0 where there are none.
+    /// Time since which the daemon has known of unread messages in the stream, in microseconds; 0 if there are none.
     unread_since_us: AtomicU64,
 }
 
@@ -57,19 +61,19 @@ impl Freshness {
         Self::new(flows, assignments, None)
     }
 
-    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. 0 says that nothing is known of the
-    /// broker: another doubt stands for that.
+    /// Notes that all events that the broker had sent at `at_us` have been handed to the lanes. 0 means that nothing is known of
+    /// the broker; then another reason for doubt applies.
     pub(crate) fn heard(&self, at_us: u64) {
         self.heard_us.store(at_us, Ordering::Release);
     }
 
-    /// Notes that messages of the stream have been known since `since_us` and are not read yet; 0 if there are none.
+    /// Notes that the stream has had messages since `since_us` that are not read yet; 0 if there are none.
     pub(crate) fn set_unread(&self, since_us: u64) {
         self.unread_since_us.store(since_us, Ordering::Release);
     }
 
-    /// Returns when a message that is handed over now may have come. After a standstill it may have waited in the socket since the broker
-    /// was last heard.
+    /// Returns the earliest time at which a message that is handed over now may have come. Normally that is now. If the broker
+    /// has not been heard for longer than is allowed, the message may have waited in the socket since then.
     pub(super) fn came_us(&self) -> u64 {
         let now_us = now_us();
         let heard_us = self.heard_us.load(Ordering::Acquire);
@@ -124,7 +128,7 @@ impl Freshness {
     }
 }
 
-/// How old the state of a namespace was at one moment.
+/// Age of a namespace's state at one moment.
 #[derive(Debug)]
 pub(crate) struct Look<'f> {
     freshness: &'f Freshness,
@@ -133,8 +137,8 @@ pub(crate) struct Look<'f> {
     /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    /// Numbers of the workers' lines whose events waited for too long, in order. Taken before the search: a wait may end after a search
-    /// that did not see the waiting events.
+    /// Numbers of the workers' lines whose events had waited for too long, in ascending order. They are read before the search:
+    /// an event that the search does not see may wait no longer when the search ends.
     lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }

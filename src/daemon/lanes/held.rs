@@ -13,9 +13,10 @@ use super::sequence::ReceivedBatch;
 pub(super) struct HoldingLimits {
     /// Whether batches are held at all. Without resyncs nobody would ask for the missing ones.
     pub(super) is_enabled: bool,
-    /// Most payload bytes of one holder, unless it is a single batch.
+    /// Most bytes of the batches that one holder holds, unless it is a single batch. Each batch counts 256 bytes more than its
+    /// payload.
     pub(super) bytes_per_holder_max: usize,
-    /// Most payload bytes of all holders of the lane.
+    /// Most bytes of the batches that all holders of the lane hold, counted in the same way.
     pub(super) bytes_max: usize,
     /// How long batches wait for an answer, in microseconds.
     pub(super) wait_us_max: u64,
@@ -39,7 +40,7 @@ impl HoldingLimits {
     }
 }
 
-/// The cost of a batch beside its payload.
+/// Bytes that a held batch counts in addition to its payload.
 const BATCH_OVERHEAD_BYTES: usize = 256;
 
 /// The held batches of one holder, in the order in which they came.
@@ -68,7 +69,7 @@ struct Dropped {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResyncNumber(pub(super) u64);
 
-/// There is no room for another batch. The batch is given back.
+/// Error for a batch that finds no room. The batch is given back.
 #[derive(Debug)]
 pub(super) struct NoRoom(pub(super) ReceivedBatch);
 
@@ -84,7 +85,7 @@ impl Held {
         }
     }
 
-    /// Notes that a resync begins. Its answer is not older than what has come so far, so doubts are collected anew.
+    /// Notes that a resync begins. Its answer will cover everything that has come so far, so doubts are collected anew.
     pub(super) fn begin(&mut self, now_us: u64) {
         self.since_us = now_us;
         self.doubts = DegradedReasons::default();
@@ -116,7 +117,7 @@ impl Held {
         self.doubts
     }
 
-    /// Holds one more batch.
+    /// Holds one more batch. Fails if the holder or the lane has no room for it.
     pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
         let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
         let on_lane = self.lane_bytes.load(Ordering::Relaxed);
@@ -131,7 +132,8 @@ impl Held {
         Ok(())
     }
 
-    /// The batches, in order, each with the doubts of messages that were dropped after it. Their memory no longer counts as held.
+    /// Returns the batches in order. Each comes with the doubts of messages that were dropped after it. The batches' memory no
+    /// longer counts as held.
     pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
         let Dropped { doubts, behind } = std::mem::take(&mut self.dropped);
         let batches = std::mem::take(&mut self.batches).into_iter().enumerate();
@@ -152,7 +154,7 @@ impl Drop for Held {
     }
 }
 
-/// Whether a reason stands for a message that was dropped: neither its number nor its content is known.
+/// Whether a reason for doubt stands for a dropped message whose number and content are unknown.
 pub(super) fn is_of_dropped(reason: DegradedReason) -> bool {
     matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
 }

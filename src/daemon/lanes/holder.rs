@@ -24,7 +24,7 @@ use super::tally::Tally;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     Stays,
-    /// Its publisher said goodbye.
+    /// The holder is to be removed, because its publisher said goodbye.
     Leaves,
 }
 
@@ -60,15 +60,15 @@ pub(crate) struct Holder {
     pub(super) resyncs: u64,
     /// The phase of the resync, with the batches that wait for missing batches before them.
     pub(super) phase: Phase,
-    /// Reasons for doubt that came after the batch that is being applied had been received. That batch cannot end them. Empty unless a
-    /// batch is applied later than it was received.
+    /// Reasons for doubt that came after the batch under way had been received, so that this batch cannot end them. Empty unless
+    /// a batch is applied later than it was received.
     pub(super) later_doubts: DegradedReasons,
     /// Record of the dropped batches whose epoch is lower than that of the applied ones.
     pub(super) lower: Lower,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
-    /// The high-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before the mark is not
-    /// believed. A batch before the mark confirms nothing.
+    /// The high-water mark: the newest batch of the newest epoch that has been received. A resync answer that ends before the
+    /// mark is not believed. A batch before the mark confirms nothing.
     pub(super) high_water: HighWater,
     /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
@@ -104,8 +104,8 @@ impl Holder {
         holder
     }
 
-    /// Notes whether the block size is known before any batch tells it: a new process may have blocks of another size. The size is known
-    /// if the namespace has taken it from batches, since then each batch tells its size.
+    /// Notes that the block size is not known until a batch tells it, because a new process may have blocks of another size.
+    /// Exception: if the namespace has taken the size from batches, the size is known, since then each batch tells its size.
     fn forget_size(&self) {
         self.writer.set_size_known(self.writer.settings().is_size_told);
     }
@@ -123,8 +123,8 @@ impl Holder {
         }
     }
 
-    /// Stores the address and labels if a batch has `told` them. Otherwise a new epoch clears the old ones, which belong to another
-    /// process.
+    /// Stores the address and labels if a batch has `told` them. Otherwise a new epoch clears the old ones, which belong to
+    /// another process.
     pub(super) fn note_profile(&mut self, told: Option<Profile>, epoch: u64) {
         if told.is_some() || self.profile_epoch != epoch {
             self.writer.status().set_profile(told.unwrap_or_default());
@@ -196,9 +196,11 @@ impl Holder {
         afterwards
     }
 
-    /// Begins a *step* if queries must see `batch` whole or not at all, because it both takes blocks away and adds some. Half applied,
-    /// such a batch shows a state that the holder never had. That state is not even a lower bound of the state before or after. Returns
-    /// `None` for all other batches.
+    /// Begins a *step* if queries must see `batch` whole or not at all. Returns `None` for all other batches.
+    ///
+    /// A batch is a step if it both takes blocks away and adds some. It also is one if it begins a new epoch while the holder has
+    /// blocks. Half applied, such a batch shows a state that the holder never had. That state is not even a lower bound of the
+    /// state before or after.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| match event {
             Event::Removed(_) | Event::Cleared => true,
@@ -223,8 +225,8 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later one has been applied.
-    /// If a resync is under way, the holder stops waiting for the answer, which may be older than the dropped batch.
+    /// Notes a dropped batch, of which only the `head` is known. The holder is unverified until that batch or a later one has
+    /// been applied. A holder in a resync stops waiting for the answer, because the answer may be older than the dropped batch.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
         if head.epoch < known.epoch {
@@ -304,7 +306,8 @@ impl Holder {
         self.publisher = self.publisher.after(change);
     }
 
-    /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old one.
+    /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old
+    /// one.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
@@ -323,7 +326,8 @@ impl Holder {
         self.note_blocks(BlocksChange::Replaced);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced; searches that began before notice. These stay:
+    /// Withdraws the reasons for doubt after the whole state was replaced. Searches that began before notice the change. These
+    /// reasons stay:
     ///
     /// - A resync that is under way, silence, and another publisher.
     /// - The doubts that came after the batch that replaces the state.
@@ -338,8 +342,8 @@ impl Holder {
         self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
-    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are exactly the blocks that the
-    /// publisher told.
+    /// Takes over the doubts that the publisher has of its own state. The blocks stay whole, since they are exactly the blocks
+    /// that the publisher told.
     fn note_doubts(&mut self, doubts: DegradedReasons) {
         for reason in doubts.upstream().iter() {
             self.degrade(reason);
@@ -353,8 +357,8 @@ impl Holder {
         }
     }
 
-    /// Takes note that the publisher is alive. Messages that cannot be taken count, too: otherwise the holder would count as gone, and be
-    /// in no answer.
+    /// Notes that the publisher is alive. Messages that cannot be taken count as signs of life, too. Otherwise the holder would
+    /// count as gone, and no answer would list it.
     pub(super) fn hear(&mut self, clocks: Clocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);
@@ -417,14 +421,15 @@ impl Holder {
         silence
     }
 
-    /// Degrades the holder: a batch of its worker could not be decoded. An answer that has been asked for already may be older than that
-    /// batch.
+    /// Degrades the holder, because a batch of its worker could not be decoded. The answer to a resync under way may be older
+    /// than that batch.
     pub(super) fn note_undecodable(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Undecodable);
         self.hear(clocks);
     }
 
-    /// Degrades the holder: a batch of an epoch that is not believed was dropped. If that epoch was right, the blocks are outdated.
+    /// Degrades the holder, because a batch was dropped whose epoch lies too far ahead to be believed. If that epoch was right,
+    /// the blocks are outdated.
     pub(super) fn note_unbelieved(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Gap);
         self.hear(clocks);
@@ -476,7 +481,7 @@ impl Holder {
         self.is_known_short = is_short;
     }
 
-    /// Degrades the holder. A reason that it did not have is counted.
+    /// Degrades the holder for `reason`, and counts the reason if the holder did not have it.
     pub(super) fn degrade(&self, reason: DegradedReason) {
         if self.writer.status().degrade(reason) {
             self.count_degraded(reason);

@@ -47,7 +47,8 @@ pub(crate) enum ResyncOutcome {
 }
 
 impl Holder {
-    /// Takes a batch while others are held.
+    /// Takes a batch while others are held. Applies the first batch of a new epoch, drops a batch that is old, and holds any
+    /// other.
     pub(super) fn apply_while_holding(
         &mut self,
         received: ReceivedBatch,
@@ -247,7 +248,7 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Runs `apply` for batches that came before these `doubts`, and so cannot end them.
+    /// Runs `apply` for batches that are older than `doubts`, and so cannot end them.
     fn before_doubts(
         &mut self,
         doubts: DegradedReasons,
@@ -279,7 +280,8 @@ impl Holder {
         Afterwards::Stays
     }
 
-    /// Withdraws the reason `Resyncing`; returns true if other reasons for doubt are left. Searches that began before notice the change.
+    /// Withdraws the reason `Resyncing`; returns true if other reasons for doubt are left. Searches that began before notice the
+    /// change.
     fn end_resync(&mut self) -> bool {
         let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
         let left = self.writer.replace_reasons(kept);
@@ -304,21 +306,21 @@ impl Holder {
         self.release(context)
     }
 
-    /// Takes note that an answer contradicts the batches received. Nobody knows which of the two is right. Only a full state settles it
-    /// that ends no earlier than the newest batch received.
+    /// Notes that an answer contradicts the batches received. Nobody knows which of the two is right. The contradiction ends with
+    /// a full state that reaches the newest batch received.
     pub(super) fn note_contradiction(&mut self) {
         self.degrade(DegradedReason::Gap);
         self.note_blocks(BlocksChange::Missed);
     }
 
-    /// Doubts the holder because an operator says so: its publisher is asked for the full state.
+    /// Puts the holder in doubt because an operator says so. Its publisher is then asked for the full state.
     pub(super) fn note_operator_doubt(&mut self) {
         self.note_publisher(PublisherChange::Reconsidered);
         self.note_blocks(BlocksChange::Missed);
         self.degrade(DegradedReason::Gap);
     }
 
-    /// Drops the held batches: they belong to a count that has ended. A resync that is under way for them is superseded.
+    /// Drops the held batches, because their count has ended. A resync that is under way for them is superseded.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.phase.release() else {
             return;

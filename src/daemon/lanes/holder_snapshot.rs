@@ -28,12 +28,12 @@ pub struct HolderDump {
     pub walked: Option<WalkedHolder>,
 }
 
-/// A holder after the walk over the index that was to find its blocks.
+/// Result of comparing a holder with its dump, after the walk over the index that was to find its blocks.
 #[derive(Debug)]
 pub enum Revisited {
-    /// Its dump holds: the walk's blocks and the batches since the dump lead to its present state.
+    /// The dump is valid: the walk's blocks and the batches since the dump lead to the holder's present state.
     Unchanged,
-    /// Its dump does not hold. This is its present state, as events.
+    /// The dump is not valid. The value is the holder's present state, as events.
     Changed(Box<HolderDump>),
     /// The holder has left.
     Gone,
@@ -45,7 +45,7 @@ impl HolderDump {
         self.events
     }
 
-    /// The events as encoded batches, in order. Encoding is the caller's work and not the lane's.
+    /// Returns the events as encoded batches, in order. Encoding is the caller's work, not the lane's.
     pub fn batches(self) -> impl Iterator<Item = Vec<u8>> {
         let HolderFrame { epoch, seq, rank, .. } = self.frame;
         let mut events = self.events.into_iter().peekable();
@@ -85,8 +85,8 @@ impl Holder {
     /// Takes over the cursor and the reasons for doubt of a snapshot. The holder's blocks follow: [`Self::restore_blocks`],
     /// [`Self::restore_runs`].
     ///
-    /// The holder is cleared first, for it can come twice. It left and came back on another lane during the snapshot, or an older snapshot
-    /// follows one that could not be read to its end.
+    /// The holder is cleared first, because it can come twice. Either it left and came back on another lane during the snapshot.
+    /// Or an older snapshot follows one that could not be read to its end.
     ///
     /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
     pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
@@ -133,7 +133,8 @@ impl Holder {
         }
     }
 
-    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here: its publisher must be asked for the full state.
+    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here: its publisher must be asked for the full
+    /// state.
     pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
         self.restore_cursor(frame, StreamGeneration::default());
         self.degrade(DegradedReason::Rejected);
@@ -146,7 +147,8 @@ impl Holder {
         self.report_rejects(&applied);
     }
 
-    /// The holder's state now. A regular holder is dumped without its blocks, any other one with events that rebuild it.
+    /// Returns the holder's present state. A regular holder is dumped without its blocks, any other one with events that rebuild
+    /// it.
     ///
     /// A holder that no batch has confirmed in `generation` is dumped as unverified.
     pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
@@ -160,7 +162,7 @@ impl Holder {
         }
     }
 
-    /// The holder's state now, with events that rebuild it.
+    /// Returns the holder's present state, with events that rebuild it.
     pub(super) fn dump_as_events(
         &mut self,
         namespace: &NamespaceName,

@@ -27,7 +27,7 @@ use super::queue::LineJob;
 pub(crate) enum Job {
     /// Decode messages and apply their batches.
     Batches(BatchesJob),
-    /// Doubt the holders of a worker: messages were dropped here.
+    /// Doubt the holders of a worker, because messages were dropped at this place in the queue.
     Lost(LostJob),
     /// Take over a frame of a snapshot.
     Restore(Box<RestoreJob>),
@@ -35,7 +35,8 @@ pub(crate) enum Job {
     RestoreForest(Arc<ForestChunk>),
     /// The snapshot ends here: no further part of a forest follows.
     EndRestore,
-    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is set.
+    /// Dump the first holder behind `after`. Blocks that a walk over the index can find are included only if `with_blocks` is
+    /// set.
     DumpNext {
         after: Option<HolderKey>,
         with_blocks: bool,
@@ -63,7 +64,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// The kind of work that the lane's time for the job counts as.
+    /// Returns the kind of work for which the job's time is counted.
     pub(super) fn work(&self) -> LaneWork {
         match self {
             Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
@@ -152,11 +153,12 @@ pub(crate) struct RestoreJob {
 pub(crate) enum RestorePart {
     /// Begins a holder. If it was not in doubt, it counts as confirmed in this generation.
     Holder(HolderFrame, StreamGeneration),
-    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its blocks.
+    /// Begins a holder whose blocks were stored under other settings than the namespace has now. The holder comes without its
+    /// blocks.
     Refused(HolderFrame),
-    /// Has blocks of the holder of this rank, as an event batch.
+    /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
-    /// Forgets the holder of this rank: the rest of it cannot be read, and it never was in this half-restored state.
+    /// Forgets the holder of this rank, because the rest of its frames cannot be read. The half-restored state never existed.
     Abandon(Rank),
 }
 

@@ -168,7 +168,7 @@ impl Lane {
         }
     }
 
-    /// Ends messages of a worker. A worker that is left without a holder gives up its lane.
+    /// Ends the work on messages of a worker. A worker that is left without a holder gives up its lane.
     pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
@@ -343,7 +343,8 @@ impl Lane {
         self.note_unread(namespace, worker, why.reason());
     }
 
-    /// Degrades all holders of a worker. A message that cannot be read may have been for any rank, also for a rank that comes later.
+    /// Degrades all holders of a worker. A message that cannot be read may have been for any rank, also for a rank that comes
+    /// later.
     fn doubt(&mut self, worker: &WorkerKey) {
         let clocks = self.clocks();
         self.ranks(worker)
@@ -351,7 +352,8 @@ impl Lane {
         self.unheld.unreadable.note(worker, now_us());
     }
 
-    /// Notes a worker whose message cannot be read as refused. If the worker has holders, does nothing: those holders are in doubt.
+    /// Notes that a worker is refused, because its message cannot be read. If the worker has holders, does nothing: those holders
+    /// are in doubt already.
     fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey, reason: DropReason) {
         if self.holders.range(ranks_of(worker)).next().is_none() {
             let unix_us = self.clocks().unix_us;
@@ -401,8 +403,8 @@ impl Lane {
         self.finish_messages(sender);
     }
 
-    /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size is
-    /// removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
+    /// Drops a batch whose blocks have another size than the namespace's. A holder that still has blocks of the namespace's size
+    /// is removed: its process has ended. Once no holder has blocks of that size, the publisher's next batch is taken.
     fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
         let why = NoHolder::OtherSize {
             namespace: sender.namespace.name.clone(),

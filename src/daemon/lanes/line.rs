@@ -23,7 +23,7 @@ pub(crate) struct WorkerKey {
 /// A holder's key. The holders of a lane are in the order of their keys.
 pub(crate) type HolderKey = (WorkerKey, Rank);
 
-/// The key of a worker's first rank and that of its last one.
+/// Returns the range of keys of all ranks of a worker.
 pub(super) fn ranks_of(worker: &WorkerKey) -> RangeInclusive<HolderKey> {
     (worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX)
 }
@@ -35,11 +35,11 @@ pub(crate) struct LaneId(pub(crate) usize);
 /// A worker's line of jobs in front of its lane.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Tells the lines apart.
+    /// Number of the line, by which lines are told apart.
     pub(super) number: u64,
     flow: Arc<NamespaceFlow>,
     in_flight: AtomicUsize,
-    /// When the oldest message that is not applied yet came; 0 where none waits.
+    /// Time at which the oldest message came that is not applied yet, in microseconds; 0 if none waits.
     waiting_since_us: AtomicU64,
     /// Virtual time of the line, by which the queue orders turns, in microseconds.
     turn_us: AtomicU64,
@@ -73,8 +73,8 @@ impl Line {
         self.spent_us.fetch_add(elapsed_us, Ordering::Relaxed);
     }
 
-    /// Notes that a message waits that came at `came_us`. Returns whether no other message of the line was waiting. The caller has the
-    /// queue of `lane` locked, here and in the next two functions.
+    /// Notes that a message waits, which came at `came_us`. Returns true if no other message of the line was waiting. The caller
+    /// has locked the queue of `lane`, as for [`Self::go_on_waiting`] and [`Self::end_waiting`].
     pub(super) fn begin_waiting(&self, lane: usize, came_us: u64) -> bool {
         let is_first = self.waiting_since_us.load(Ordering::Relaxed) == 0;
         if is_first {
@@ -101,7 +101,7 @@ impl Line {
     }
 }
 
-/// A job on its way to its lane. While it exists, its worker keeps that lane.
+/// Guard of a job on its way to its lane. While the guard exists, the job's worker keeps that lane.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Line>);
 
@@ -183,8 +183,8 @@ impl Assignments {
         )
     }
 
-    /// Forgets the lane of a worker that has no holder left. While jobs are on their way to it, the worker keeps the lane; the last of
-    /// these jobs calls this again.
+    /// Frees the lane of a worker that has no holder left. A worker with jobs on their way keeps its lane; the last of these jobs
+    /// calls this again.
     pub(crate) fn release(&self, worker: &WorkerKey) {
         let is_idle =
             |_: &WorkerKey, assignment: &Assignment| assignment.line.in_flight.load(Ordering::Acquire) == 0;

@@ -1,17 +1,18 @@
 //! Whether a holder's publisher is still heard of.
 //!
-//! A publisher sends heartbeats. After some silence its holder is *stale*: replies say so, and keep the known blocks. After a longer
-//! silence the holder counts as gone.
+//! A publisher sends heartbeats. After some silence its holder is *stale*: replies say so, and keep the known blocks. After a
+//! longer silence the holder counts as gone.
 //!
-//! Silence is measured in time in which this daemon could listen. Time without a connection does not count, nor time in which the daemon
-//! was stopped or starved. So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet look dead.
+//! Silence is measured in time in which this daemon could listen. Time without a connection does not count, nor time in which the
+//! daemon was stopped or starved. So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet
+//! look dead.
 
 use std::time::Duration;
 
 /// Interval at which lanes look for silent holders, and for events and batches that have waited for too long.
 pub(crate) const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a holder may be silent. The limits of a namespace.
+/// Limits of a namespace on how long its holders may be silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LivenessLimits {
     /// Silence after which the holder is stale at the latest; `None` means never.
@@ -42,8 +43,8 @@ impl ListeningClock {
     /// Most microseconds that one look counts. A daemon that looks less often was not listening in between.
     pub(super) const STEP_US_MAX: u64 = 2_000_000;
 
-    /// Counts the time since the last look, if messages could be received. `now_us` is the time on a clock in microseconds; a clock that
-    /// runs backwards counts nothing.
+    /// Counts the time since the last look, if messages could be received. `now_us` is the time on a clock in microseconds; a
+    /// clock that runs backwards counts nothing.
     pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
         let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
         self.looked_us = Some(now_us);
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!(silence(clock.now_us(), clock.now_us(), &LIMITS), Silence::Alive);
     }
 
-    /// The next look comes half a second later.
+    /// The next look comes half a second later, so a holder counts as stale half a second before its limit.
     #[test]
     fn who_is_silent_is_stale_before_the_limit_is_over() {
         let after = |silent_us| silence(0, silent_us, &LIMITS);

@@ -16,12 +16,13 @@ pub(crate) struct LostJob {
     pub(super) sender: Arc<Sender>,
     /// The newest dropped batch of each rank, without its events.
     pub(super) newest: Vec<EventBatch>,
-    /// Whether more was dropped than `newest` says: messages that cannot be read, ranks beyond the bound, or a restart of the numbering.
+    /// Whether more was dropped than `newest` says: messages that cannot be read, ranks beyond the bound, or a restart of the
+    /// numbering.
     pub(super) has_unknown: bool,
 }
 
 impl LostJob {
-    /// Makes the mark of these messages.
+    /// Makes the mark for the dropped messages in `payloads`.
     pub(super) fn of(sender: Arc<Sender>, payloads: &Payloads) -> Self {
         let mut lost = Self {
             sender,
@@ -37,7 +38,7 @@ impl LostJob {
         lost
     }
 
-    /// Adds later messages of the same worker.
+    /// Adds the mark of messages of the same worker that were dropped later.
     pub(super) fn merge(&mut self, later: Self) {
         self.has_unknown |= later.has_unknown;
         later.newest.into_iter().for_each(|head| self.note(head));

@@ -11,7 +11,7 @@ pub(crate) struct Payloads {
 }
 
 impl Payloads {
-    /// A copy of one payload.
+    /// Makes a list with a copy of one payload.
     pub(super) fn of(payload: &[u8]) -> Self {
         let mut payloads = Self {
             bytes: Vec::with_capacity(LENGTH_BYTES + payload.len()),
@@ -21,8 +21,8 @@ impl Payloads {
         payloads
     }
 
-    /// Adds a copy of a payload. The second payload makes room for `count_max` payloads of its own length, within `bytes_max` beside the
-    /// lengths in front of them. [`Self::trim`] gives back the room that is not used.
+    /// Adds a copy of a payload. Before the second payload, reserves room for `count_max` payloads of its length, but for at most
+    /// `bytes_max` bytes of payloads. [`Self::trim`] gives back the room that is not used.
     pub(super) fn push_within(&mut self, payload: &[u8], count_max: usize, bytes_max: usize) {
         if self.count == 1 {
             let bytes = (count_max * payload.len()).min(bytes_max);
@@ -31,7 +31,7 @@ impl Payloads {
         self.push(payload);
     }
 
-    /// Gives memory back where more than half of it is not used.
+    /// Gives memory back if more than half of it is not used.
     pub(super) fn trim(&mut self) {
         if self.bytes.capacity() / 2 > self.bytes.len() {
             self.bytes.shrink_to_fit();

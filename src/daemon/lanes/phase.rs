@@ -6,8 +6,8 @@
 //! | `Waiting` | `Waiting` | `Asking` | `Waiting` | `Waiting` | `Flowing`, let go |
 //! | `Asking` | `Asking` | `Asking` | `Flowing`, let go | `Asking` | `Flowing`, let go |
 //!
-//! Batches are held while the holder is `Waiting` or `Asking`. Where a cell says "let go", the caller gets them. A batch for which there
-//! is no room changes nothing.
+//! Batches are held while the holder is `Waiting` or `Asking`. If a cell says "let go", the caller gets the held batches. A batch
+//! for which there is no room changes nothing.
 
 use super::held::{Held, HoldingLimits, NoRoom, ResyncNumber};
 use super::sequence::ReceivedBatch;
@@ -69,12 +69,12 @@ impl Phase {
         *self = Self::Asking(number, held);
     }
 
-    /// Ends the resync `number`. Returns the held batches, or `None` if another resync or none is under way.
+    /// Ends the resync `number`. Returns the held batches, or `None` if this resync is not under way.
     pub(super) fn end(&mut self, number: ResyncNumber) -> Option<Held> {
         self.is_asking(number).then(|| self.release()).flatten()
     }
 
-    /// Waits for no answer any more. Returns the held batches.
+    /// Stops waiting for an answer. Returns the held batches, or `None` if batches are applied as they come.
     pub(super) fn release(&mut self) -> Option<Held> {
         match std::mem::take(self) {
             Self::Flowing => None,

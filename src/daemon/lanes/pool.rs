@@ -54,10 +54,10 @@ pub(super) struct LaneHandle {
     metrics: LaneMetrics,
 }
 
-/// Messages that have been sorted by their lanes. The caller of `LanePool::sort` bounds how many there are before they are handed over.
+/// Messages that have been sorted by lane, and are not handed over yet. The caller of [`LanePool::sort`] bounds their number.
 pub(crate) struct Inbox {
     by_lane: Box<[Vec<BatchesJob>]>,
-    /// The sender of the last message: mostly the next one is of the same worker.
+    /// Sender of the last message, kept because the next message is mostly of the same worker.
     last: Option<LastSender>,
 }
 
@@ -73,8 +73,8 @@ struct LastSender {
 }
 
 impl Inbox {
-    /// Adds a message of the last sender. The message joins the lane's last job if that job has room, the same sender and generation, and
-    /// neither has a span. Otherwise the message begins a new job.
+    /// Adds a message of the last sender. The message joins the lane's last job if that job has room, the same sender and
+    /// generation, and neither has a span. Otherwise the message begins a new job.
     fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
         let Some(last) = &self.last else { return };
         let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {
@@ -189,7 +189,7 @@ impl LanePool {
         &self.limits
     }
 
-    /// Returns the record of how old the state is from which queries are answered.
+    /// Returns the record of the age of the state from which queries are answered.
     pub(crate) fn freshness(&self) -> Arc<Freshness> {
         Arc::clone(&self.freshness)
     }
@@ -204,8 +204,8 @@ impl LanePool {
         self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
     }
 
-    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue. Waits while the
-    /// queue is full. A message that cannot be taken is counted with its reason. `span` ends with the message.
+    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue. Waits
+    /// while the queue is full. A message that cannot be taken is counted with its reason. `span` ends with the message.
     pub(crate) async fn receive(
         &self,
         subject: &str,
@@ -220,8 +220,8 @@ impl LanePool {
         }
     }
 
-    /// Sorts a message into `inbox`, and never waits: the way of many messages, where [`Self::receive`] takes one. [`Self::hand_over`]
-    /// puts the sorted messages into the queues.
+    /// Sorts a message into `inbox`, and never waits. This is the way for many messages; [`Self::receive`] takes a single one.
+    /// [`Self::hand_over`] then puts the sorted messages into the queues.
     pub(crate) fn sort(
         &self,
         inbox: &mut Inbox,
@@ -249,8 +249,8 @@ impl LanePool {
         }
     }
 
-    /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and their workers'
-    /// holders are doubted.
+    /// Puts sorted messages into the queues of their lanes. If a queue is full, messages are dropped and counted, and their
+    /// workers' holders are doubted.
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
         // While `last` is kept, its worker keeps the lane.
         inbox.last = None;
@@ -279,8 +279,8 @@ impl LanePool {
         }
     }
 
-    /// Puts the message of a worker into its lane's queue. Waits while the queue is full. A message of a worker of another shard is
-    /// counted and not read.
+    /// Puts the message of a worker into its lane's queue. Waits while the queue is full. A message of a worker of another shard
+    /// is counted and not read.
     pub async fn dispatch(
         &self,
         namespace: &NamespaceName,
@@ -375,8 +375,8 @@ impl LanePool {
         Arc::clone(&made)
     }
 
-    /// Returns the namespace of a message. A new namespace is made only for a batch that can be decoded: garbage on invented subjects
-    /// must not use up the namespaces. A namespace that nobody uses is made anew if the batch tells another block size.
+    /// Returns the namespace of a message. A new namespace is made only for a batch that can be decoded: garbage on invented
+    /// subjects must not use up the namespaces. A namespace that nobody uses is made anew if the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
         let known = self.namespaces.get(name);
@@ -434,8 +434,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Times out events and batches that have waited for too long, and looks for silent holders, on every lane. To be called every
-    /// `TICK_INTERVAL`.
+    /// Times out events and batches that have waited for too long, and looks for silent holders, on every lane. To be called
+    /// every `TICK_INTERVAL`.
     ///
     /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
@@ -448,7 +448,7 @@ impl LanePool {
         }
     }
 
-    /// Forgets publishers whose batches were dropped and that have been silent for as long as a holder may be.
+    /// Forgets refused publishers, whose batches were dropped, after the silence for which their namespace keeps a holder.
     fn expire_refused(&self) {
         let now_us = self.unheld.listened_us();
         for namespace in self.namespaces.all() {
@@ -459,7 +459,7 @@ impl LanePool {
         }
     }
 
-    /// Publishes the lanes' backlogs as metrics.
+    /// Publishes as metrics the lanes' backlogs, and the time spent on each kind of work.
     pub fn publish_backlogs(&self) {
         for lane in &self.lanes {
             let backlog = lane.jobs.backlog();
@@ -497,7 +497,7 @@ impl LanePool {
 /// Returns the payload, cut to one byte over the limit if it is oversized. The lane refuses an oversized payload and degrades the
 /// worker's holders.
 ///
-/// The caller copies the payload. The original would keep all in memory that the client library has read together with it, up to a MiB
+/// The caller copies the payload. The original would keep the client library's whole read buffer in memory, which is up to a MiB
 /// more than is counted.
 fn trim(payload: &[u8], bytes_max: usize) -> &[u8] {
     &payload[..payload.len().min(bytes_max + 1)]

@@ -6,30 +6,31 @@ use kvatlas_core::snapshot::StreamCursor;
 
 /// The last message of the events stream that the lanes have been handed; `None` without JetStream.
 ///
-/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so every
-/// message up to the position is part of the snapshot.
+/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so
+/// every message up to the position is part of the snapshot.
 #[derive(Debug, Default)]
 pub struct StreamPosition(Mutex<Option<StreamCursor>>);
 
 impl StreamPosition {
-    /// The position.
+    /// Returns the position.
     pub fn get(&self) -> Option<StreamCursor> {
         self.0.lock().clone()
     }
 
-    /// Begins at a position.
+    /// Sets the position from which the stream is followed.
     pub fn set(&self, cursor: StreamCursor) {
         *self.0.lock() = Some(cursor);
     }
 
-    /// Moves the position to message `sequence` of the stream, which has this digest. The digest is `None` if that message was not read.
+    /// Moves the position to message `sequence` of the stream, which has this digest. The digest is `None` if that message was
+    /// not read.
     pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {
         if let Some(cursor) = self.0.lock().as_mut() {
             (cursor.sequence, cursor.digest) = (sequence, digest);
         }
     }
 
-    /// The sequence number of the last message; 0 where there is none.
+    /// Returns the sequence number of the last message; 0 if there is none.
     pub(crate) fn sequence(&self) -> u64 {
         self.0.lock().as_ref().map_or(0, |cursor| cursor.sequence)
     }

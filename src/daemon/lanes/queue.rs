@@ -1,16 +1,17 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs, which are done in order. The lane next serves the line on which it has spent the least time: fair
-//! queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it is, so idle workers save up no
-//! credit. A worker that takes more than its share is therefore served last. It delays the others by one *turn* at most: one job, or a
-//! few small ones.
+//! Each worker has a *line* of jobs, which are done in order. The lane next serves the line on which it has spent the least time:
+//! fair queueing by virtual time. A line that was empty begins with the virtual time of the line whose turn it is, so idle
+//! workers save up no credit. A worker that takes more than its share is therefore served last. It delays the others by one
+//! *turn* at most: one job, or a few small ones.
 //!
-//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the room, that job is
-//! dropped. Otherwise the newest jobs of the longest line are dropped. The messages of one job go together. A *mark* (a tombstone) stays
-//! in the place of a dropped job, so that its worker's holders are doubted in order. Messages of JetStream wait for room instead.
+//! A full queue drops messages of core NATS. If the line of the arriving job would have more than an even share of the room, that
+//! job is dropped. Otherwise the newest jobs of the longest line are dropped. The messages of one job go together. A *mark* (a
+//! tombstone) stays in the place of a dropped job, so that its worker's holders are doubted in order. Messages of JetStream wait
+//! for room instead.
 //!
-//! A *control job* is done when all jobs that were queued before it are done; later jobs may overtake it. A *fence* is a control job that
-//! no job overtakes. The jobs between two control jobs are an *era*.
+//! A *control job* is done when all jobs that were queued before it are done; later jobs may overtake it. A *fence* is a control
+//! job that no job overtakes. The jobs between two control jobs are an *era*.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::pin;
@@ -35,19 +36,19 @@ pub(crate) trait LineJob: Sized {
         1
     }
 
-    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. Gives the job itself back if it must not be
-    /// dropped.
+    /// Turns a job that is dropped into the mark that takes its place, and counts the drop. Gives the job itself back if it must
+    /// not be dropped.
     fn into_mark(self) -> Result<Self, Self>;
 
     /// Adds a later mark to this mark. Gives the later one back if either of the two is not a mark.
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self>;
 }
 
-/// The lane is gone.
+/// Error of a queue whose lane has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneStopped;
 
-/// Amount that waits in a queue, with the jobs that are being done.
+/// Number of messages and bytes in a queue, including the jobs that are being done.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     pub(crate) messages: AtomicUsize,
@@ -82,7 +83,7 @@ struct Control<J> {
     is_fence: bool,
 }
 
-/// The messages that were dropped.
+/// Size of a drop, in bytes and messages.
 struct Dropped {
     bytes: usize,
     messages: usize,
@@ -144,8 +145,8 @@ enum Origin {
     Control { is_fence: bool },
 }
 
-/// Makes a queue of about `bytes_max` bytes at most, in front of the lane with the number `lane`. A turn has `turn_messages_max` messages
-/// at most, unless it is a single job.
+/// Makes a queue of about `bytes_max` bytes at most, in front of the lane with the number `lane`. A turn has `turn_messages_max`
+/// messages at most, unless it is a single job.
 pub(crate) fn job_queue<J: LineJob>(
     lane: usize,
     bytes_max: usize,
@@ -252,8 +253,8 @@ impl<J: LineJob> QueueState<J> {
         }
     }
 
-    /// Begins the next turn if there is work, and moves its jobs to `jobs`. They have `messages_max` messages at most, unless there is a
-    /// single job.
+    /// Begins the next turn if there is work, and moves its jobs to `jobs`. They have `messages_max` messages at most, unless
+    /// there is a single job.
     fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
             jobs.push(job);
@@ -312,7 +313,8 @@ impl<J: LineJob> QueueState<J> {
         self.leave_era(era, jobs);
     }
 
-    /// Whether a line may have `bytes` more at the cost of other lines. It may if it then has no more than an even share of `bytes_max`.
+    /// Whether a line may have `bytes` more at the cost of other lines. It may if it then has no more than an even share of
+    /// `bytes_max`.
     fn may_displace(&self, line: u64, bytes: usize, bytes_max: usize) -> bool {
         let (own, lines) = match self.lines.get(&line) {
             Some(queue) => (queue.bytes, self.lines.len()),
@@ -333,8 +335,8 @@ impl<J: LineJob> QueueState<J> {
 }
 
 impl<J: LineJob> LineQueue<J> {
-    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such job. Marks beside
-    /// each other become one mark, so that there are never more marks than jobs.
+    /// Drops the newest job that can be dropped, and leaves a mark in its place. Returns `None` if there is no such job. Marks
+    /// beside each other become one mark, so that there are never more marks than jobs.
     fn drop_newest(&mut self) -> Option<Dropped> {
         let index = self.jobs.iter().rposition(|waiting| waiting.bytes > 0)?;
         let Waiting {
@@ -377,7 +379,7 @@ impl<J: LineJob> LineQueue<J> {
         })
     }
 
-    /// Adds a mark to the mark at the end of the line. Gives it back if the line does not end with a mark.
+    /// Adds a mark to the mark at the end of the line. Gives `mark` back if the line does not end with a mark.
     fn merge_mark(&mut self, mark: J) -> Result<(), J> {
         match self.jobs.back_mut() {
             Some(last) if last.bytes == 0 => last.job.merge_mark(mark),
@@ -395,7 +397,7 @@ impl<J: LineJob> QueueShared<J> {
         }
     }
 
-    /// Queues what arrives. The state must be locked, so that counts and queue agree.
+    /// Queues an arriving job, and counts it. The caller holds the lock on `state`, so that counts and queue agree.
     fn push(&self, state: &mut QueueState<J>, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
         if state.is_stopped {
             return Err(LaneStopped);
@@ -415,13 +417,13 @@ impl<J: LineJob> QueueShared<J> {
         self.backlog.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is room for `bytes` more. A job that is larger than the queue finds room when it is empty.
+    /// Whether there is room for `bytes` more. A job that is larger than the queue finds room when the queue is empty.
     fn has_room(&self, bytes: usize) -> bool {
         let waiting = self.waiting_bytes();
         waiting == 0 || waiting + bytes <= self.bytes_max
     }
 
-    /// Queues what arrives, of about `bytes`; waits until there is room for it.
+    /// Queues an arriving job of about `bytes` bytes. Waits until there is room for it.
     async fn send(&self, arrival: Arrival<J>, bytes: usize) -> Result<(), LaneStopped> {
         let mut arrival = Some(arrival);
         loop {
@@ -488,8 +490,8 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line and about its bytes.
-    /// Without room, these jobs or others are dropped.
+    /// Queues jobs in their lines without waiting, for messages that came at `came_us`. Each job comes with its line and its
+    /// approximate bytes. Without room, these jobs or others are dropped.
     pub(crate) fn send_or_drop(
         &self,
         jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,
@@ -540,8 +542,8 @@ impl<J> Drop for JobSender<J> {
 }
 
 impl<J: LineJob> JobReceiver<J> {
-    /// Ends the turn that is `done`, which took the time beside it. Waits for the next turn, begins it, and moves its jobs to `jobs`.
-    /// Returns `None` when the sender is gone and the queue is empty.
+    /// Ends the last turn: `done` is this turn and the time that it took. Waits for the next turn, begins it, and moves its jobs
+    /// to `jobs`. Returns `None` when the sender is gone and the queue is empty.
     pub(crate) fn next(&self, done: Option<(Turn, Duration)>, jobs: &mut Vec<J>) -> Option<Turn> {
         let mut state = self.0.state.lock();
         if let Some((turn, elapsed)) = done {

@@ -14,8 +14,8 @@ const EVENT_BLOCKS_MAX: usize = 4096;
 
 /// Removes the blocks that `state` does not have. Storing `state` then makes the holder equal to it.
 ///
-/// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block is stored. The
-/// holder is cleared only if blocks have no names, or if events wait for a parent.
+/// Queries find the common blocks all the time. A holder that was cleared first would look empty until its last block is stored.
+/// The holder is cleared only if blocks have no names, or if events wait for a parent.
 pub(super) fn remove_surplus<'a>(
     writer: &mut HolderWriter,
     state: impl Iterator<Item = (Tier, &'a Event)>,
@@ -78,7 +78,7 @@ mod tests {
         index.register(&HolderId { worker, rank: 0 }).unwrap()
     }
 
-    /// Chains that share prefixes, in three tiers; removals leave holes.
+    /// Strategy for one change, in one of three tiers. Stored chains share prefixes, and removals leave holes.
     fn change() -> impl Strategy<Value = (Tier, Event)> {
         let tier = (0..3_u8).prop_map(|tier| Tier::new(tier).unwrap());
         let block = |chain: u64, position: u64| {
@@ -107,7 +107,7 @@ mod tests {
         (tier, prop_oneof![3 => stored, 1 => removed, 1 => marked])
     }
 
-    /// The contents of a holder, in a comparable form: a name that is the block's hash may be given or left out.
+    /// Returns the contents of a holder in a comparable form. A name that equals the block's hash counts as no name.
     fn contents(writer: &mut HolderWriter) -> Vec<String> {
         let without_hashes_as_names = |event| match event {
             Event::Stored(mut stored) => {

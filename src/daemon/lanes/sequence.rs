@@ -7,17 +7,17 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 use kvatlas_telemetry::labels::DropReason;
 
-/// Time for which goodbyes and unreadable messages are remembered, in microseconds. No batch comes so much later than a batch that
-/// overtook it.
+/// Time for which goodbyes and unreadable messages are remembered, in microseconds. A batch that another batch overtook comes
+/// within this time.
 pub(super) const REMEMBERED_US: u64 = 60_000_000;
 
 /// A decoded batch as it was received.
 #[derive(Debug)]
 pub(crate) struct ReceivedBatch {
     pub(super) batch: EventBatch,
-    /// The generation of the stream in which it came.
+    /// The generation of the stream in which the batch came.
     pub(super) generation: StreamGeneration,
-    /// Length of its payload.
+    /// Length of the batch's payload, in bytes.
     pub(super) bytes: usize,
 }
 
@@ -29,13 +29,13 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     }
 }
 
-/// High-water marks of the batches that were received of a holder, applied or not.
+/// High-water marks of a holder's received batches, whether applied or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct HighWater {
-    /// Epoch and number of the newest batch. An answer that ends before it is not the whole state.
+    /// Epoch and number of the newest batch. A resync answer that ends before this batch is not the whole state.
     pub(super) seen: BatchCursor,
-    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch has a time; the
-    /// largest number if the mark is not known.
+    /// Latest time at which a batch of that epoch was made, by the publisher's clock, in microseconds. 0 if no batch has a time;
+    /// the largest number if the mark is not known.
     pub(super) made_us: u64,
 }
 
@@ -48,7 +48,7 @@ impl HighWater {
         }
     }
 
-    /// Raises the marks.
+    /// Raises the marks to those of `batch`, if it is newer.
     pub(super) fn note(&mut self, batch: &EventBatch) {
         let other = Self::of(batch);
         if other.seen.epoch > self.seen.epoch {
@@ -61,7 +61,8 @@ impl HighWater {
 
     /// Whether numbering restarted without a new epoch: a number comes again, in a batch that was made later than all before.
     ///
-    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be told.
+    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be
+    /// told.
     pub(super) fn is_numbered_anew(&self, batch: &EventBatch) -> bool {
         let at = cursor_of(batch);
         let is_number_known = at.epoch == self.seen.epoch && at.seq <= self.seen.seq;
@@ -84,13 +85,13 @@ impl HighWater {
 pub(crate) enum Admission {
     /// The batch continues the count: apply it; nothing before it was lost.
     Next,
-    /// `missed` batches before it never came. Apply it; the holder's state is no longer certain.
+    /// At least one batch before this one never came. Apply the batch; the holder's state is no longer certain.
     Gap {
         /// Number of missing batches.
         missed: u64,
     },
-    /// The batch begins a new epoch. Drop the holder's blocks, then apply it. Where `missed` is above 0, the epoch's first batches never
-    /// came.
+    /// The batch begins a new epoch. Drop the holder's blocks, then apply the batch. If `missed` is above 0, the epoch's first
+    /// batches never came.
     NewEpoch {
         /// Number of missing batches.
         missed: u64,
@@ -115,7 +116,7 @@ pub(crate) struct SequenceTracker {
 }
 
 impl SequenceTracker {
-    /// A tracker that takes up where a snapshot left off.
+    /// Makes a tracker whose last admitted batch is the one at `cursor`.
     pub(super) fn resuming(cursor: BatchCursor) -> Self {
         Self { cursor: Some(cursor) }
     }

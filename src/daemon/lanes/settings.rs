@@ -43,7 +43,7 @@ pub(crate) struct LaneLimits {
 }
 
 impl LaneLimits {
-    /// The bounds in a configuration.
+    /// Returns the bounds that a configuration sets.
     pub(crate) fn of_config(config: &Config) -> Self {
         Self {
             wire: event_limits(config),
@@ -62,7 +62,8 @@ impl LaneLimits {
 /// Bounds on the batches that a holder holds until missing batches before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
-    /// Most payload bytes of one holder, unless it is a single batch. All holders of a lane together hold no more than the lane's queue takes.
+    /// Most bytes of the batches that one holder holds, unless it is a single batch. Each batch counts 256 bytes more than its
+    /// payload. All holders of a lane together hold no more than the lane's queue takes.
     pub bytes_per_holder_max: usize,
     /// How long held batches wait for an answer.
     pub wait_max: Duration,
@@ -100,7 +101,7 @@ impl LivenessSettings {
 }
 
 impl LaneSettings {
-    /// The settings in a configuration, for messages on `subjects`.
+    /// Returns the settings of a configuration, for messages on `subjects`.
     pub(crate) fn of(config: &Config, subjects: &Subjects) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -135,13 +136,13 @@ impl LaneSettings {
     }
 }
 
-/// How far an epoch may lie ahead of the clock; without a bound where the setting is 0.
+/// Returns how far an epoch may lie ahead of the clock. `None` means no bound: the setting is 0.
 fn epoch_ahead_max(config: &Config) -> Option<Duration> {
     let ahead_max = config.events.max_epoch_ahead;
     (!ahead_max.is_zero()).then_some(ahead_max)
 }
 
-/// The largest epoch that is believed now.
+/// Returns the largest epoch that is believed now.
 pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
     epoch_max_at(unix_time_us(), ahead_max)
 }
@@ -149,7 +150,8 @@ pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
 /// The year 2020, in microseconds since the Unix epoch. A clock before it has not been set, and tells nothing.
 const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
 
-/// Seconds by which `epoch` lies ahead of the clock. 0 if clocks may differ by as little (5 seconds), or if the clock has not been set.
+/// Returns the seconds by which `epoch` lies ahead of the clock. 0 if the difference is at most 5 seconds, as between two clocks,
+/// or if the clock has not been set.
 pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     const TOLERATED_US: u64 = 5_000_000;
     match epoch.saturating_sub(now_us) {
@@ -158,7 +160,8 @@ pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
     }
 }
 
-/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch.
+/// Returns the largest epoch that is believed at `now_us`, in microseconds since the Unix epoch. Every epoch is believed without
+/// a bound, or if the clock has not been set.
 pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
     match ahead_max {
         Some(ahead_max) if now_us >= CLOCK_MIN_US => {

@@ -1,7 +1,7 @@
 //! The lanes' part in snapshots: dumping holders, and taking them over from a file.
 //!
-//! The pool brings each frame of a file to the lane of its holder, and each request for a dump to its lane. The lane does the work
-//! between two of the holder's batches.
+//! The pool brings each frame of a file to the lane of its holder, and each request for a dump to its lane. The lane does the
+//! work between two of the holder's batches.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -38,10 +38,10 @@ pub fn snapshot_limits() -> WireLimits {
 pub struct DumpPosition(HolderKey);
 
 impl LanePool {
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. A holder that was not in
-    /// doubt counts as confirmed in `generation`.
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame to which the frame belongs. A holder that
+    /// was not in doubt counts as confirmed in `generation`.
     ///
-    /// Frames for workers of other shards are passed over: the snapshot may be older than the division into shards.
+    /// Frames for workers of other shards are skipped: the snapshot may be older than the division into shards.
     pub async fn restore(
         &self,
         holder: &HolderFrame,
@@ -75,8 +75,8 @@ impl LanePool {
         self.send_restore(namespace, holder, part, bytes).await
     }
 
-    /// Brings a part of a snapshot's forest to all lanes. Each lane stores the blocks of its own holders, whose frames have come before.
-    /// Waits while a lane's queue is full.
+    /// Brings a part of a snapshot's forest to all lanes. Each lane stores the blocks of its own holders, whose frames have come
+    /// before. Waits while a lane's queue is full.
     pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
         let bytes = chunk.bytes();
         let chunk = Arc::new(chunk);
@@ -95,8 +95,8 @@ impl LanePool {
         Ok(())
     }
 
-    /// Forgets a holder whose frames ended in the middle. Such a holder has only a part of its blocks, but the cursor of all of them. Its
-    /// next batch would seem to make it exact.
+    /// Forgets a holder whose frames ended in the middle. Such a holder has only a part of its blocks, but the cursor of all of
+    /// them. Its next batch would seem to make it exact.
     pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
         let Some(namespace) = self.namespaces.get(&holder.namespace) else {
             return Ok(());
@@ -105,8 +105,8 @@ impl LanePool {
             .await
     }
 
-    /// Takes over a holder without its blocks: they were stored under another hashing or block size than the namespace has now. Its
-    /// publisher is asked for its full state.
+    /// Takes over a holder without its blocks: they were stored under another hashing or block size than the namespace has now.
+    /// Its publisher is asked for its full state.
     async fn refuse(
         &self,
         namespace: Arc<Namespace>,
@@ -181,8 +181,8 @@ impl LanePool {
         Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
     }
 
-    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` are from the dump that lane number `lane`
-    /// gave.
+    /// Compares a holder with its dump, after the walk over the index. `dumped` and `walked` are from the dump that lane number
+    /// `lane` gave.
     pub async fn revisit(
         &self,
         lane: usize,

@@ -24,7 +24,8 @@ pub(super) enum BlocksState {
     Whole,
     /// Some blocks may be missing, or surplus.
     Torn,
-    /// Some blocks may be missing or surplus, and numbering has restarted within the epoch: the publisher's cursor may be behind ours.
+    /// Some blocks may be missing or surplus, and numbering has restarted within the epoch: the publisher's cursor may be behind
+    /// ours.
     Recounted,
     /// The blocks are those of an ended epoch, kept until the blocks of the new epoch are known.
     Outlived,
@@ -83,12 +84,12 @@ pub(super) enum PublisherChange {
     Failed,
     /// No answer came, and none will.
     Refused,
-    /// A new epoch or an operator: there is a reason to ask it again.
+    /// A new epoch, or an operator's wish: the publisher may be asked again.
     Reconsidered,
 }
 
 impl PublisherState {
-    /// The state after `change`.
+    /// Returns the state after `change`.
     #[must_use]
     pub(super) fn after(self, change: PublisherChange) -> Self {
         match (self, change) {

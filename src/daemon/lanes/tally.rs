@@ -1,12 +1,12 @@
-//! The batches that a lane has applied and not counted in its metrics yet. Batches are counted together, so that counting costs less than
-//! applying a short batch.
+//! The batches that a lane has applied and not counted in its metrics yet. Batches are counted together, so that counting costs
+//! less than applying a short batch.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use kvatlas_telemetry::{AppliedBatch, AppliedBatches, EventMetrics};
 
-/// The batches of one turn, of one namespace at a time.
+/// Applied batches of one turn that are not counted yet. All are of one namespace.
 #[derive(Default)]
 pub(super) struct Tally(RefCell<Counted>);
 
@@ -17,7 +17,7 @@ struct Counted {
 }
 
 impl Tally {
-    /// Adds a batch of the namespace with these metrics.
+    /// Adds a batch of the namespace that `metrics` belongs to. First counts the batches of another namespace, if there are any.
     pub(super) fn add(&self, metrics: &Arc<EventMetrics>, batch: &AppliedBatch) {
         let mut counted = self.0.borrow_mut();
         let is_same = |other: &Arc<EventMetrics>| Arc::ptr_eq(other, metrics);

@@ -120,7 +120,8 @@ fn stored(first: u64, seq: u64) -> Frame {
     Frame::Batch(batch(seq, vec![event]).encode())
 }
 
-/// How many of the blocks `first`, `first` + 1, … some holder has.
+/// Returns how many of the blocks `first`, `first` + 1 and `first` + 2 the holder with the most of them has. `None` if no holder
+/// has any.
 fn depth(pool: &LanePool, first: u64) -> Option<u32> {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let query = QueryKey::SequenceHashes((first..first + 3).map(SequenceHash).collect());

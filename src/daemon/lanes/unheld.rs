@@ -1,16 +1,20 @@
-//! The registry of publishers without a holder: why each has none, and what is remembered of that. All lanes share it.
+//! The registry of publishers without a holder: why each has no holder, and what the daemon remembers of each. All lanes share
+//! the registry.
 //!
-//! Each message that finds no holder is counted by its [`NoHolder`]. What is remembered beside the count is in tables, because each of
-//! them gives up something else at its bound:
+//! Each message that finds no holder is counted by its reason, [`NoHolder`]. Four tables remember more. They are separate,
+//! because each gives up something else at its bound:
 //!
-//! | table | key | bound | beyond the bound | ends with |
+//! | table | key | bound | beyond the bound | an entry ends with |
 //! |---|---|---|---|---|
-//! | [`RefusedHolders`], part of the index | holder | 4,096 workers with 64 ranks each, a namespace | at least one is refused: an answer stays inexact | its holder, its goodbye, or long silence |
-//! | [`Strays`] | namespace that does not exist | 64 names | is not shown | its namespace, or 300 seconds of silence |
+//! | [`RefusedHolders`] | holder | 4,096 workers, 64 ranks each | no own entry | its holder, goodbye or long silence |
+//! | [`Strays`] | namespace that does not exist | 64 names | the entry is not shown | its namespace, or 300 seconds of silence |
 //! | [`Unreadable`] | worker | none, a Bloom filter | others are doubted for nothing | 60 seconds |
 //! | [`Goodbyes`] | holder | 65,536 holders | the first is forgotten | 60 seconds |
 //!
-//! A publisher can be in several of them: one that has left is refused, too, when a batch of another size follows.
+//! [`RefusedHolders`] is part of the index, one for each namespace. Beyond its bound, other holders are listed as refused
+//! already, so answers stay inexact.
+//!
+//! A publisher can be in several tables: one that has left is refused, too, when a batch of another size follows.
 //!
 //! [`RefusedHolders`]: kvatlas_core::stream::RefusedHolders
 
@@ -42,19 +46,20 @@ pub(super) enum NoHolder {
     /// The message cannot be read.
     #[error(transparent)]
     Unreadable(#[from] DecodeError),
-    /// Its namespace cannot be made.
+    /// The message's namespace cannot be made.
     #[error(transparent)]
     NoNamespace(#[from] NamespaceRefused),
     /// The index has no room for a holder.
     #[error(transparent)]
     NoRoom(#[from] RegisterError),
-    /// Its epoch lies too far ahead of the clock.
+    /// The batch's epoch lies too far ahead of the clock.
     #[error("{0}")]
     EpochAhead(u64),
-    /// Its publisher has said goodbye after the batch.
+    /// The publisher has said goodbye after the batch.
     #[error("its publisher has said goodbye")]
     Left(DropReason),
-    /// Its blocks have another size than the namespace's. A batch that tells no size is taken to have the configured size.
+    /// The batch's blocks have another size than the namespace's. A batch that tells no size is taken to have the configured
+    /// size.
     #[error(
         "{}, and the namespace's have {in_force}; set namespaces.{namespace}.block_size, or end those that use the other",
         told_words(*.told)
@@ -74,7 +79,7 @@ fn told_words(told: Option<BlockSize>) -> String {
 }
 
 impl NoHolder {
-    /// The word in metrics.
+    /// Returns the reason as metrics name it.
     pub(super) fn reason(&self) -> DropReason {
         match self {
             Self::Unreadable(DecodeError::Oversized { .. }) => DropReason::Oversized,
@@ -107,13 +112,13 @@ impl Unheld {
         self.listening.lock().look(now_us(), is_listening);
     }
 
-    /// The time in which messages could be received, in microseconds: silence is measured in it.
+    /// Returns the time in which messages could be received, in microseconds. Silence is measured in this time.
     pub(super) fn listened_us(&self) -> u64 {
         self.listening.lock().now_us()
     }
 
-    /// Notes that a batch of a holder that is not registered was dropped. Answers then say that this holder may have blocks that are not
-    /// known. `rank` is `None` if the batch cannot be read. Returns whether it is the first batch that was dropped of the holder.
+    /// Notes a dropped batch of a holder that is not registered. Answers then say that this holder may have unknown blocks.
+    /// `rank` is `None` if the batch cannot be read. Returns whether the batch is the first dropped one of its holder.
     pub(super) fn note(
         &self,
         namespace: &Namespace,
@@ -161,7 +166,7 @@ impl Unheld {
     }
 }
 
-/// Counts a batch that is dropped. `is_first` says whether it is the first one of its holder.
+/// Counts a batch that is dropped. `is_first` says whether it is the first dropped batch of its holder.
 pub(super) fn count(sender: &Sender, batch: &EventBatch, why: &NoHolder, is_first: bool) {
     let (metrics, worker) = (&sender.metrics, sender.worker.worker.as_str());
     match why {

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 /// Bytes of one slot of the map: an entry, and one byte of the map's own bookkeeping.
 const PLACE_BYTES: usize = size_of::<(i64, Held)>() + 1;
-/// Bit for all components of a cache that have no rule here.
+/// Bit that stands for all components from bit 7 on. None of them has a rule here.
 const UNKNOWN: u8 = 1 << 7;
-/// Number of blocks for which a map always keeps its room.
+/// Number of blocks for which a map keeps its room, even while it has fewer blocks.
 const KEPT_ROOM: usize = 1024;
 
 /// A tier: 0 on the device, 1 in the host's memory, 2 on a disk.
@@ -16,7 +16,7 @@ pub(super) struct TierPlace(u8);
 impl TierPlace {
     pub(super) const ALL: [Self; 3] = [Self(0), Self(1), Self(2)];
 
-    /// The tier that has this number on the wire.
+    /// Returns the tier that has this number on the wire (1 to 3). `None` for any other number.
     pub(super) fn of_wire(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|tier| tier.to_wire() == number)
     }
@@ -81,8 +81,8 @@ pub(super) struct Blocks {
     in_parts: usize,
 }
 
-/// Returns the number of slots of a map for so many blocks. It is a power of two and at least four (0 for no blocks). At most seven
-/// eighths of the slots are used.
+/// Returns the number of slots of a map that holds `blocks` blocks: a power of two, at least four, or 0 for no blocks. At most
+/// seven eighths of the slots are used.
 fn places(blocks: usize) -> usize {
     match blocks {
         0 => 0,
@@ -95,7 +95,7 @@ impl Blocks {
         self.held.get(&hash)
     }
 
-    /// Whether the components of at least one block have been told.
+    /// Whether a report has named the cache's components of at least one block.
     pub(super) fn are_in_parts(&self) -> bool {
         self.in_parts > 0
     }

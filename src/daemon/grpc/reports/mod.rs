@@ -1,8 +1,8 @@
-//! Blocks of workers that are reported over gRPC, as SGLang's bridge does it.
+//! Workers' blocks that are reported over gRPC, in the way of SGLang's bridge.
 //!
-//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks. But a hash
-//! of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a prompt's leading
-//! hashes in that set.
+//! A report names blocks by their hashes, and does not say which block follows which. So the index cannot take these blocks. But
+//! a hash of SGLang stands for its whole prefix, so a set of hashes for each worker is enough. The answer is the number of a
+//! prompt's leading hashes in that set.
 //!
 //! ```text
 //! ConfigureExpectedWorkers ──▶ awaited ──ReplaceExternalKvSnapshot──▶ told ──ApplyExternalKvBatch──▶ told
@@ -11,7 +11,8 @@
 //! ```
 //!
 //! - A worker is *awaited* until its snapshot comes, and *told* from then on. An awaited worker is left out of answers.
-//! - A worker that has been silent for too long is left out as well. A batch that continues its last one ends the silence.
+//! - A worker that has been silent for too long is left out as well. A batch of its epoch, a snapshot, or a new list that names
+//!   it ends the silence.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks find no room becomes awaited.
 
@@ -72,7 +73,7 @@ struct Worker {
     spec: Option<WorkerCacheSpec>,
     /// The last batch or snapshot that was applied. `None` while a snapshot is awaited; then `blocks` is empty.
     checkpoint: Option<Checkpoint>,
-    /// Time of the last report about the worker.
+    /// Time of the last sign of life: a batch of the worker's epoch, a snapshot, or a list that names the worker.
     heard: Instant,
     blocks: Blocks,
 }
@@ -208,8 +209,8 @@ impl Reports {
         Ok(answer)
     }
 
-    /// Applies a batch, which has to be the next one of its worker. A batch that has come before changes nothing, and is answered as a
-    /// duplicate.
+    /// Applies a batch, which has to be the next one of its worker. A batch that has come before changes nothing, and is answered
+    /// as a duplicate.
     pub(super) fn apply(
         &self,
         request: ApplyExternalKvBatchRequest,
@@ -250,7 +251,8 @@ impl Reports {
         })
     }
 
-    /// Passes `result` on. If it is a missing batch or a lack of room, forgets the worker's blocks first, and counts the loss.
+    /// Returns `result` unchanged. If it is the error of a missing batch or of a lack of room, first counts the loss and forgets
+    /// the worker's blocks. The worker is then awaited.
     fn noted<T>(
         &self,
         kept: &mut Kept,
@@ -323,7 +325,8 @@ impl Reports {
         worker.checkpoint.is_some() && self.limits.silence_max.is_none_or(|most| silence <= most)
     }
 
-    /// Calls `look` for every worker whose state is certain. Returns how many of all workers that covers.
+    /// Calls `look` for every worker whose state is certain. Returns whether the state of some worker, and of every worker, is
+    /// certain.
     fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker)) -> Coverage {
         let kept = self.kept.read();
         let mut certain = 0;
@@ -364,8 +367,8 @@ impl Reports {
         (matches, coverage)
     }
 
-    /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if that would list more than
-    /// `blocks_max` blocks.
+    /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if that would list
+    /// more than `blocks_max` blocks.
     pub(super) fn placements(
         &self,
         hashes: &[i64],
@@ -395,8 +398,8 @@ impl Reports {
 }
 
 impl Kept {
-    /// Checks that a batch is the next one of its worker, and notes the sign of life. Returns `None` for the next batch. For a batch that
-    /// has come before, returns the number of the last batch.
+    /// Checks whether a batch is the next one of its worker, and notes the sign of life. Returns `None` if it is. For a batch
+    /// that has come before, returns the number of the last batch.
     fn next_batch(
         &mut self,
         name: &str,
@@ -418,7 +421,7 @@ impl Kept {
         }
     }
 
-    /// Checks that there is room for `further` blocks more of a worker.
+    /// Checks that there is room for `further` more blocks of a worker.
     fn room_for(&self, name: &str, further: usize, bytes_max: usize) -> Result<(), ReportError> {
         let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
         self.check_room(worker, worker.blocks.bytes_with(further), bytes_max)

@@ -6,8 +6,10 @@
 //! | a window | the last `swa_window_tokens` tokens before the end, or every block |
 //! | a recurrent state | the last block |
 //!
-//! A cache that cannot be judged counts as 0 blocks. That is a worker that reports components without a cache spec, or one whose spec has
-//! a later version.
+//! A cache that cannot be judged counts as 0 blocks:
+//!
+//! - The worker reports components without a cache spec.
+//! - The spec has a later version, names no component, or has a window without a length.
 
 use super::super::messages::{TierType, WorkerCacheSpec};
 use super::blocks::{Blocks, Held, TierPlace};
@@ -104,7 +106,8 @@ mod tests {
         }
     }
 
-    /// Blocks 0, 1, 2, … of 16 tokens, each with the tier and the components that are given.
+    /// Returns the depths (matched, usable) of a prompt. Its blocks 0, 1, 2, … have 16 tokens each, and the tier and components
+    /// in `parts`.
     fn found(spec: Option<WorkerCacheSpec>, parts: &[(i32, u8)]) -> (u32, u32) {
         let mut blocks = Blocks::default();
         for (hash, (tier, components)) in (0..).zip(parts) {

@@ -1,4 +1,4 @@
-//! Reports against a naive model, and what becomes of a worker whose reports have a hole, no room, or end.
+//! Tests of reports: a comparison with a naive model, and workers whose reports have a gap, find no room, or end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -70,14 +70,14 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
     }
 }
 
-/// The depth of each worker that is told, and whether all are.
+/// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
 fn told(reports: &Reports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
     let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
 
-/// A worker in the model: where each block is, with which components, and its tokens.
+/// A worker in the naive model: the tiers, components and tokens of each block.
 #[derive(Default)]
 struct Naive {
     spec: Option<WorkerCacheSpec>,
@@ -109,7 +109,7 @@ impl Naive {
             .retain(|hash, _| (1..=3).any(|tier| placed.contains_key(&(tier, *hash))));
     }
 
-    /// Whether a tier that serves the component has the block with it.
+    /// Whether one of `tiers` (device or host) has the block with this component.
     fn has(&self, hash: i64, component: u32, tiers: u32) -> bool {
         (1..=2).any(|tier| {
             let mask = self.placed.get(&(tier, hash)).copied().unwrap_or_default();
@@ -126,7 +126,7 @@ impl Naive {
         }
     }
 
-    /// Whether a request can go on behind so many blocks.
+    /// Whether a request can reuse the first `count` blocks.
     fn is_usable(&self, count: usize) -> bool {
         let Some(spec) = &self.spec else {
             return self.is_whole(count);
@@ -265,7 +265,7 @@ async fn answers_are_those_of_a_naive_model() {
     assert!(found > 1000, "{found} matches");
 }
 
-/// Compares where each block is.
+/// Compares the tiers and components of each block with the model.
 fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Instant) {
     let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
     let mut placed = BTreeMap::new();

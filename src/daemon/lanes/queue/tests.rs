@@ -56,12 +56,12 @@ fn done(receiver: &JobReceiver<Work>, turn: Turn, micros: u64) {
     receiver.end_turn(&mut receiver.0.state.lock(), turn, Duration::from_micros(micros));
 }
 
-/// Room for `messages` messages without a payload, of which each is a turn.
+/// Makes a queue with room for `messages` messages without a payload. Each message is a turn.
 fn world(messages: usize) -> World {
     world_of_turns(messages, 1)
 }
 
-/// The same, with turns of several messages.
+/// Makes such a queue with turns of several messages.
 fn world_of_turns(messages: usize, turn_messages_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
@@ -104,7 +104,7 @@ impl World {
         jobs
     }
 
-    /// The jobs that are left, each of which takes a microsecond.
+    /// Returns the jobs that are left. Each takes a microsecond.
     fn rest(self) -> Vec<Work> {
         drop(self.sender);
         let mut rest = Vec::new();

@@ -1,4 +1,5 @@
-//! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is applied.
+//! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is
+//! applied.
 
 use kvatlas_core::index::Namespace;
 use kvatlas_core::stream::StreamTrust;
@@ -64,7 +65,7 @@ impl Scene {
         self.receive(&batch(seq, events).encode()).await;
     }
 
-    /// A batch comes that was damaged on the way.
+    /// Delivers a batch that was damaged on the way.
     pub(super) async fn hear_garbage(&self) {
         self.receive(b"garbage").await;
     }
@@ -73,7 +74,7 @@ impl Scene {
         self.pool.begin_resync(&self.holder).await.unwrap().unwrap()
     }
 
-    /// The answer to a question: the missing batches.
+    /// Answers the question `asked` with the missing batches.
     pub(super) async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
         let seq = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
         let answer = ResyncAnswer {
@@ -95,14 +96,14 @@ impl Scene {
         abandoned.await.unwrap();
     }
 
-    /// A batch comes for which the queue has no room.
+    /// Delivers a batch for which the queue has no room.
     pub(super) fn lose(&self, mut lost: EventBatch) {
         let many = (0..1024).map(SequenceHash).collect();
         lost.events.push(Event::Removed(RemovedBlocks::by_sequence(many)));
         self.lose_payload(lost.encode());
     }
 
-    /// A message comes for which the queue has no room: it is longer than the queue, in front of which another one waits.
+    /// Delivers a message for which the queue has no room: the message is longer than the queue, and another one waits already.
     fn lose_payload(&self, payload: Vec<u8>) {
         let mut inbox = self.pool.inbox();
         let small = batch(1, Vec::new()).encode();
@@ -118,13 +119,13 @@ impl Scene {
         self.pool.namespaces.get(&self.holder.0.namespace).unwrap()
     }
 
-    /// Why the holder is in doubt when everything has been applied.
+    /// Returns the holder's reasons for doubt after everything has been applied.
     pub(super) async fn reasons(&self) -> DegradedReasons {
         self.pool.drain().await.unwrap();
         self.reasons_of(self.holder.1).unwrap()
     }
 
-    /// As [`Self::reasons`], of the worker's rank as it is; none where the rank is not known.
+    /// Returns the present reasons for doubt of a rank of the worker. `None` if the rank is not known.
     pub(super) fn reasons_of(&self, rank: Rank) -> Option<DegradedReasons> {
         let holders = self.namespace().indexer.holders();
         let is_it = |id: &HolderId| id.worker == self.holder.0.worker && id.rank == rank;
@@ -265,7 +266,7 @@ async fn what_comes_late_does_not_confirm_a_holder_whose_later_batch_was_dropped
     assert!(scene.reasons().await.is_empty());
 }
 
-/// A batch of the rank after the one that all others are of.
+/// Returns a batch of rank 1; all other batches are of rank 0.
 fn of_next_rank(seq: u64) -> EventBatch {
     EventBatch {
         rank: 1,

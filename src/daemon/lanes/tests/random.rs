@@ -1,6 +1,7 @@
-//! A publisher, a network and a resyncer that do anything in any order. Whatever they do, a holder that is exact has the blocks that its
-//! publisher had at the holder's cursor, and the address and labels that its publisher had told last by then. The cursor is not older
-//! than anything that has reached the lane.
+//! Random tests: a publisher, a network and a resyncer do anything in any order.
+//!
+//! An exact holder must have the blocks that its publisher had at the holder's cursor. It must also have the address and labels
+//! that its publisher had told last by then. Its cursor is not older than anything that has reached the lane.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use super::doubts::Scene;
 use super::*;
 use kvatlas_telemetry::labels::ResyncFailure;
 
-/// Blocks that there are; each is a chain of its own.
+/// Number of different blocks. Each is a chain of its own.
 const BLOCKS: u64 = 5;
 /// Steps of one run.
 const STEPS: usize = 80;
@@ -33,7 +34,7 @@ struct OnWay {
     generation: StreamGeneration,
 }
 
-/// The frames written of a holder, and the messages that a stream gives behind them.
+/// Snapshot frames of a holder, and the messages that the stream delivers after them.
 struct Written {
     frame: HolderFrame,
     batches: Vec<Vec<u8>>,
@@ -43,7 +44,7 @@ struct Written {
 
 struct World {
     scene: Scene,
-    /// Whether a stream keeps what has come: then the daemon can be killed, and else the connection can break.
+    /// Whether a stream keeps the messages that have come. If so, the daemon can be killed; if not, the connection can break.
     has_stream: bool,
     written: Option<Written>,
     random: Random,
@@ -53,11 +54,11 @@ struct World {
     profile: Profile,
     time_us: u64,
     way: Vec<OnWay>,
-    /// An exact holder knows this version at least.
+    /// The oldest version that an exact holder may be at.
     floor: usize,
     /// The newest version that has come damaged.
     damaged: usize,
-    /// Whether the publisher has failed to answer: then it is believed when it replaces its state, whatever was damaged before.
+    /// Whether the publisher has failed to answer. If so, it is believed when it replaces its state, whatever was damaged before.
     has_failed: bool,
     asked: Option<(ResyncBegun, StreamGeneration)>,
     answer: Option<(ResyncBegun, ResyncAnswer, StreamGeneration)>,
@@ -217,7 +218,7 @@ impl World {
         dispatched.await.unwrap();
     }
 
-    /// The next batch comes, and there is no room for it.
+    /// Delivers one of the next batches while there is no room for it.
     fn drop_next(&mut self) {
         if self.way.is_empty() {
             return;
@@ -243,7 +244,7 @@ impl World {
         });
     }
 
-    /// The daemon is killed, and begins with what it has written.
+    /// Kills the daemon, and restarts it with what it has written.
     async fn kill(&mut self) {
         let Some(written) = self.written.take() else {
             return;
@@ -274,7 +275,7 @@ impl World {
         }
     }
 
-    /// The connection breaks: what was on its way may be lost.
+    /// Breaks the connection: batches on their way may be lost.
     fn break_connection(&mut self) {
         self.log.push("break".to_owned());
         let generation = self.scene.trust.doubt();

@@ -1,4 +1,4 @@
-//! Publishers whose batches are dropped. Nothing is known of what they have: an answer must not say that they have nothing.
+//! Publishers whose batches are dropped. Their blocks are unknown, so an answer must not say that they have none.
 
 use super::sizes::{Sent, send, stores};
 use super::*;
@@ -7,7 +7,7 @@ fn named(name: &str) -> WorkerName {
     WorkerName::new(name).unwrap()
 }
 
-/// How many holders of all workers are refused, and of `a` and `b`.
+/// Returns the number of refused holders: of all workers, of `a` and of `b`.
 fn refused(pool: &LanePool) -> (usize, [usize; 2]) {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let of = |name: &str| namespace.indexer.refused().count(Some(&[named(name)]));
@@ -25,7 +25,7 @@ async fn pool_of_a(settings: LaneSettings) -> LanePool {
     pool
 }
 
-/// Settings with which holders are gone after so much silence.
+/// Returns settings with which a holder is removed after so long a silence.
 fn removing_after(silence: Duration) -> LaneSettings {
     let limits = LivenessLimits {
         stale_after: None,
@@ -124,14 +124,14 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
     assert_eq!(refused(&pool), B_ALONE);
 }
 
-/// Whoever sends only what cannot be taken is alive: as gone, it would be in no answer.
+/// A publisher that sends only messages that cannot be taken is alive. If it counted as gone, no answer would list it.
 #[tokio::test]
 async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
     // On a machine that stands still for a moment it is silent for too long, and has gone. Then all begins anew.
     while !stays_for(Duration::from_millis(200)).await {}
 }
 
-/// Sends garbage of a worker for so long, and asserts that the worker stays. Returns false if the garbage came too late.
+/// Sends garbage of a worker for the given time, and asserts that the worker stays. Returns false if the garbage came too late.
 async fn stays_for(time: Duration) -> bool {
     let pool = pool_of_a(removing_after(Duration::from_millis(50))).await;
     let begun = std::time::Instant::now();

@@ -145,7 +145,8 @@ async fn who_was_forgotten_by_an_operator_after_a_goodbye_comes_back() {
     assert!(scene.reasons().await.is_empty());
 }
 
-/// The batch ends the doubt in the state that a search before it has seen, and replaces that state.
+/// The first batch of a new epoch ends the doubt and replaces the state. A search before it has seen the old state, so its answer
+/// stays in doubt.
 #[tokio::test]
 async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     let scene = Scene::begin().await;
@@ -190,7 +191,7 @@ async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 30)), (None, Some(3)));
 }
 
-/// The other publisher begins above what the daemon has asked it for.
+/// The other publisher begins a higher epoch than the one that the daemon has asked for.
 #[tokio::test]
 async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     let scene = Scene::begin().await;
@@ -213,7 +214,7 @@ async fn an_answer_of_a_higher_epoch_ends_a_contest() {
     assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
 }
 
-/// Batches of the old epoch that were held before the new one began tell of no other publisher.
+/// Batches of the old epoch that were held before the new epoch began do not show another publisher.
 #[tokio::test]
 async fn held_batches_of_an_ended_epoch_are_no_contest() {
     let scene = Scene::begin().await;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A batch of a worker, whose blocks have so many tokens if it says so.
+/// A batch of a worker, with the block size that it tells, if any.
 pub(super) struct Sent {
     pub(super) worker: &'static str,
     pub(super) epoch: u64,
@@ -36,7 +36,7 @@ pub(super) async fn send(pool: &LanePool, sent: Sent) {
     pool.drain().await.unwrap();
 }
 
-/// The block size of the namespace, and who has how many blocks in it.
+/// Returns the block size of the namespace, and the number of blocks of each worker.
 fn known(pool: &LanePool) -> (u32, Vec<(String, u64)>) {
     let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
     let holders = namespace.indexer.holders();

@@ -1,4 +1,5 @@
-//! Holders that have said goodbye. A redelivered batch from before the goodbye would otherwise make a holder that nobody publishes for.
+//! Holders that have said goodbye. A redelivered batch from before the goodbye would otherwise make a holder that nobody
+//! publishes for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -11,7 +12,7 @@ use kvatlas_telemetry::labels::DropReason;
 use super::super::line::HolderKey;
 use super::super::sequence::{HighWater, REMEMBERED_US};
 
-/// Most goodbyes that are remembered. Beyond that, the first ones are forgotten.
+/// Most goodbyes that are remembered. Beyond that, the oldest are forgotten.
 const GOODBYES_MAX: usize = 65_536;
 
 /// The goodbyes of the last minute.
@@ -47,8 +48,8 @@ impl Goodbyes {
         }
     }
 
-    /// Returns why a batch without a holder is to be dropped: it is from before its publisher's goodbye. Returns `None` if it is to be
-    /// taken.
+    /// Returns the reason to drop a batch without a holder: the batch is from before its publisher's goodbye. `None` if the batch
+    /// is to be taken.
     pub(in super::super) fn is_over(
         &self,
         holder: &HolderKey,

@@ -1,4 +1,5 @@
-//! Events of namespaces that do not exist: none of them could be taken, so that no holder, answer or namespace shows them.
+//! Namespaces that do not exist although events name them. None of these events could be taken, so no holder, answer or namespace
+//! shows them.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +9,14 @@ use serde::Serialize;
 use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_telemetry::labels::{DropReason, LabelValue};
 
-/// Most names that are kept. Of further names it is only known that there are some: metrics count their messages.
+/// Most names that are kept. Messages for further names only show in the metrics.
 const NAMES_MAX: usize = 64;
 /// Time without a message after which a name is forgotten, in microseconds.
 const KEPT_US: u64 = 300_000_000;
 /// Most characters of an error that are kept.
 const DETAIL_CHARACTERS_MAX: usize = 200;
 
-/// A name of which nothing was taken.
+/// A namespace that does not exist, with its dropped messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Stray {
     namespace: NamespaceName,
@@ -31,7 +32,7 @@ pub(crate) struct Stray {
     last_us: u64,
 }
 
-/// The names of which nothing was taken.
+/// The namespaces that do not exist, with their dropped messages.
 #[derive(Debug, Default)]
 pub(in super::super) struct Strays(Mutex<BTreeMap<NamespaceName, Stray>>);
 
@@ -67,7 +68,8 @@ impl Strays {
         stray.messages += 1;
     }
 
-    /// Returns the names that have had a message lately. Forgets the others, and those for which `exists` is true by now.
+    /// Returns the names that have had a message in the last 300 seconds. Forgets the other names, and names of namespaces that
+    /// exist by now.
     pub(in super::super) fn lately(
         &self,
         now_us: u64,

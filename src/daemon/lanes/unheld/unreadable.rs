@@ -1,8 +1,8 @@
-//! Workers that have sent a message that could not be read. Such a message may have overtaken the first batch of a holder, and then
-//! nothing else shows that it was lost.
+//! Workers that have sent a message that could not be read. Such a message may have overtaken the first batch of a holder, and
+//! then nothing else shows that it was lost.
 //!
-//! The memory is a Bloom filter: each worker leaves four marks in a table, and no worker is forgotten early, however many there are. A
-//! worker that has all its marks from other workers is doubted for nothing.
+//! The memory is a Bloom filter: each worker leaves four marks in a table, and no worker is forgotten early, however many there
+//! are. A worker that has all its marks from other workers is doubted for nothing.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::super::line::WorkerKey;
 use super::super::sequence::REMEMBERED_US;
 
-/// Places of the table of marks: as many as 16 bits of a hash can name.
+/// Number of marks in the table: as many as 16 bits of a hash can name.
 const MARKS: usize = 1 << 16;
 
 /// The workers that have lately sent a message that could not be read.
@@ -38,7 +38,7 @@ impl Unreadable {
         }
     }
 
-    /// Whether a message of a worker, which may have been of any rank, could not be read lately.
+    /// Whether a message of a worker could not be read in the last minute. The message may have been of any rank.
     pub(in super::super) fn has(&self, worker: &WorkerKey, now_us: u64) -> bool {
         let oldest = seconds(now_us).saturating_sub(seconds(REMEMBERED_US));
         let is_young = |mark: &AtomicU32| {
@@ -56,7 +56,7 @@ impl Unreadable {
     }
 }
 
-/// Whole seconds, from 1.
+/// Returns whole seconds; at least 1.
 fn seconds(micros: u64) -> u32 {
     u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX).max(1)
 }
