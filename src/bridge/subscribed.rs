@@ -8,8 +8,8 @@
 //! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
 //! | a number above 0 | in doubt until the engine clears: the server hands on live events only |
 //!
-//! Each first frame begins a new epoch. A number does not tell which process counts, so that a new connection may be to another process. A
-//! number that does not follow the one before ends the connection.
+//! Each first frame begins a new epoch, because a new connection may be to another process, and numbers do not tell processes
+//! apart. A frame whose number does not follow the number before ends the connection.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -213,7 +213,7 @@ impl SubscribedEvents {
         Ok(())
     }
 
-    /// Takes note of a frame's number. Returns whether it begins the rank's state anew.
+    /// Notes a frame's number. Returns whether the frame begins the rank's state anew.
     fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, StreamError> {
         let got = frame.number();
         match (frame.snapshot(), self.ranks.get_mut(&rank)) {

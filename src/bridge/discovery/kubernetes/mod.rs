@@ -278,8 +278,8 @@ impl<T> Known<T> {
     }
 }
 
-/// Returns the engines of objects. If several have one name, the first is taken: an endpoint with addresses of both families is such a
-/// case.
+/// Returns the engines of objects. If several servers have one name, the first is taken: an endpoint with an IPv4 and an IPv6
+/// address has two.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {
