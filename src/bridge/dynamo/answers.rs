@@ -76,7 +76,8 @@ enum Answer {
     TooNew(u64),
 }
 
-/// Asks a worker for its events from event `start` on, which it must have given already. Without `start`, asks for everything.
+/// Asks a worker for its events from event `start` on. The worker must have given that event before. Without `start`, asks for
+/// everything.
 pub(super) async fn catch_up(
     asker: &Asker,
     record: &SourceRecord,

@@ -149,9 +149,9 @@ pub(super) fn vllm_publishers(
     }
 }
 
-/// Returns the sockets of one publisher of vLLM. Its publisher listens at addresses with `*` or `::`, and connects to all others. The
-/// exception is an address that vLLM has chosen itself, behind `tcp://*:0`: for it, the answer does not show whether the publisher listens
-/// or connects.
+/// Returns the sockets of one publisher of vLLM. vLLM's publisher listens at addresses with `*` or `::`, and connects to all
+/// others. There is one exception: for `tcp://*:0`, vLLM tells an address that it has chosen itself. The answer then does not
+/// show whether the publisher listens or connects.
 fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> Result<Sockets, AnswerError> {
     let connects = || AnswerError::Connects {
         endpoint: endpoint.to_owned(),

@@ -39,7 +39,7 @@ fn what_an_earlier_program_has_kept_of_registrations_is_taken_up() {
     );
 }
 
-/// State of an engine as programs read it that keep no tokens.
+/// State of an engine, in the form that earlier programs read: without tokens.
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "a file is read as a whole")]
 struct EarlierEngine {
