@@ -78,7 +78,7 @@ fn what_is_kept_and_damaged_is_refused_or_harmless() {
     assert!(Mirror::restore(mirror_settings(1 << 20, false), &sides.mirror.save()).is_err());
 }
 
-/// Change of a part of a saved form.
+/// Function that changes a part of a saved form.
 type Part<'a> = &'a dyn Fn(&Value) -> Value;
 
 /// Returns a saved form with something at `place` of its JSON changed.
