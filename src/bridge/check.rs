@@ -148,7 +148,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// Checks that an engine can be followed by several bridges of a lease at once, so that each of them is told all of its events.
+/// Checks that several bridges of a lease can follow an engine at once, so that each bridge gets all of the engine's events.
 pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     match engine.connection() {
         Connection::Drain => Err(RegisterRefusal::Drained {

@@ -1,6 +1,7 @@
 //! Hosts that a bridge may connect to for engines that are registered over HTTP.
 //!
-//! Without this bound, a client that may register could have the bridge connect to any inner host, or send requests there.
+//! Without this bound, a client that may register engines could make the bridge connect to any internal host, or send requests
+//! there.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts {
     is_any: bool,
-    /// Names in lower case; those that begin with a dot are suffixes.
+    /// Names in lower case. A name that begins with a dot is a suffix.
     names: Vec<String>,
     networks: Vec<(IpAddr, u8)>,
 }

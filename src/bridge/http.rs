@@ -29,7 +29,7 @@ pub(super) struct ServerAddress {
     /// A name or an address, without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// The path behind the port; `/` if there is none.
+    /// The path after the port; `/` if the URL has no path.
     pub(super) path: String,
 }
 

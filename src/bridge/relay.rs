@@ -41,7 +41,8 @@ const PIECE: CutBounds = CutBounds {
 /// Number of payload bytes, about, that are translated before their events are handed on.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// Time for which daemons are told of an engine that has never been in sight, so that daemons that start after the bridge hear of it.
+/// Time for which daemons are told of an engine that has never been in sight. So daemons that start after the bridge hear of the
+/// engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.

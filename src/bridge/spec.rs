@@ -406,7 +406,7 @@ impl EngineText {
     }
 }
 
-/// Returns the endpoint of a rank: each rank's port is the one after the port of the rank before.
+/// Returns the endpoint of a rank: `endpoint` with its port raised by `rank`. An error in words if there is no such port.
 fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     let refused = || format!("{endpoint} has no port to which rank {rank} can be added");
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(refused)?;

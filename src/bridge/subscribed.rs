@@ -28,7 +28,7 @@ use super::sources::{Quiet, Source, SourceError, SourceTask};
 /// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
-    /// The number of a frame does not follow the one before.
+    /// The number of a frame does not follow the number before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
         /// The rank.
@@ -38,7 +38,7 @@ enum StreamError {
         /// The number that came.
         got: u64,
     },
-    /// A chunk of a snapshot does not follow the one before.
+    /// A chunk of a snapshot does not follow the chunk before.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
         /// The rank.

@@ -245,8 +245,8 @@ impl EngineTask {
         }
     }
 
-    /// Returns the time for which the engine has been out of sight, if it is so long that another process no longer counts as the
-    /// engine. `None` if the time is shorter, or if the engine's server vouches for the process.
+    /// Returns the time for which the engine has been out of sight; `None` if it is in sight. Also `None` while another process
+    /// would still count as the engine: the time is below the limit, or the server vouches for the process.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;

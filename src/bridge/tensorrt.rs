@@ -33,7 +33,7 @@ pub(super) enum PollError {
     /// The connection, or HTTP on it, failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The status of the answer is not that of events.
+    /// The server answered with this status instead of events.
     #[error("status {0}")]
     Status(u16),
     /// Nothing came in time.

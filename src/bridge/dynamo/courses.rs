@@ -1,9 +1,10 @@
 //! Courses: follows those workers of an event plane that the bridge can ask for events. It asks for the events that it has missed
 //! because of a hole, a doubt or a late start.
 //!
-//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages wait, until an
-//! answer together with the waiting messages reaches the last number that was heard of. A silent worker is asked now and then: the answer
-//! shows that it lives, and brings events that were lost last. A worker whose record is taken away is gone.
+//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages
+//! wait. That ends once an answer and the waiting messages together reach the last number that was heard of. A silent worker is
+//! asked now and then: the answer shows that it lives, and brings events that were lost last. A worker whose record is taken away
+//! is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -367,8 +368,8 @@ impl PlaneEvents {
     }
 
     /// Decides after an answer whether a worker is in sight again. `goes_on` tells whether the answer continued the known events
-    /// without a gap. `proves` tells whether a complete answer puts the worker in sight: the connection was heard when the
-    /// question was asked, and the bridge has not stood still since.
+    /// without a gap. `proves` tells whether a complete answer puts the worker in sight. That needs a connection that was heard
+    /// when the question was asked, and no stall since.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {

@@ -60,7 +60,7 @@ pub(in super::super) enum QuestionError {
     /// A message is larger than the bound.
     #[error("the answer has more than {ANSWER_BYTES_MAX} bytes")]
     TooLarge,
-    /// The checksum is not that of the message.
+    /// The checksum does not match the message.
     #[error("the checksum of the answer is another")]
     Checksum,
     /// A message does not have the form of a part of an answer.

@@ -2,8 +2,8 @@
 //!
 //! If an engine has been out of sight for long, its address may belong to another engine, and daemons have removed the old
 //! engine's holder by then. The same bytes under the same numbers show that it is the same process. Another process is followed,
-//! but in doubt until it clears. There are two exceptions without doubt: a source that found the engine by an identity vouches
-//! for the process, or the engine's name is nothing but its address.
+//! but in doubt until it clears. In two cases the process is not in doubt. Either a source that found the engine by an identity
+//! vouches for the process, or the engine's name is nothing but its address.
 
 use std::time::Duration;
 

@@ -65,8 +65,8 @@ impl Follower {
         }
     }
 
-    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither what is
-    /// missing, nor whether the process behind a new connection is the same.
+    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither
+    /// what is missing, nor whether a new connection is to the same process.
     pub(super) async fn note_empty_answer(&mut self) -> Result<(), FollowError> {
         self.empty_answers = self.empty_answers.saturating_add(1);
         let is_verified = self.connection.is_verified();

@@ -62,7 +62,7 @@ pub(super) enum AskError {
 }
 
 impl AskError {
-    /// Tells whether the server is that of another engine than the given one.
+    /// Tells whether the error means that the server belongs to another engine: it serves another model than the given one.
     pub(super) fn is_other_engine(&self) -> bool {
         matches!(self, Self::Answer(AnswerError::OtherModel { .. }))
     }

@@ -145,7 +145,7 @@ async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) 
     }
 }
 
-/// Reads vLLM's answer to `GetKvEventSources`; `host` is that of the server's URL.
+/// Reads vLLM's answer to `GetKvEventSources`. `host` is the host in the server's URL.
 fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
         path: SOURCES_PATH,

@@ -217,7 +217,8 @@ impl Bucket {
     }
 }
 
-/// Returns the stream behind a key-value bucket. The client's own call for that cannot read an answer of servers before 2.10.
+/// Returns the settings of the stream that stores a key-value bucket. The client's own call for making a bucket is not used,
+/// because it cannot read an answer of servers before 2.10.
 fn keys_config(name: &str) -> stream::Config {
     stream::Config {
         name: format!("KV_{name}"),
@@ -234,7 +235,7 @@ fn keys_config(name: &str) -> stream::Config {
     }
 }
 
-/// Returns the kind of an error of JetStream about one object.
+/// Returns the I/O kind of a JetStream error about one object: not found if the object `is_missing`.
 fn kind_of(is_missing: bool) -> io::ErrorKind {
     match is_missing {
         true => io::ErrorKind::NotFound,

@@ -1,4 +1,4 @@
-//! State that a bridge keeps on disk or in JetStream, so that the next bridge continues where this one has ended, in whatever way it ended.
+//! State that a bridge keeps on disk or in JetStream. The next bridge continues from there, however this bridge ended.
 //!
 //! | file | content |
 //! |---|---|
@@ -80,7 +80,7 @@ pub enum StateError {
         /// Name that the other bridge gives itself.
         owner: String,
     },
-    /// The name of the lease cannot be that of a set.
+    /// The lease's name cannot be the name of a set.
     #[error(transparent)]
     Place(#[from] PlaceError),
 }

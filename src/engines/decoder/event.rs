@@ -118,7 +118,7 @@ impl Key {
     }
 }
 
-/// The kinds of main attention, of which a request needs all blocks of a prefix.
+/// The kinds of layer groups that are main attention: a request needs all blocks of a prefix in such a group.
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
 /// The group of an event, from the group's number, kind and window.

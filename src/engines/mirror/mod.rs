@@ -237,9 +237,9 @@ impl Mirror {
         }
     }
 
-    /// Marks each block that the batch has stored as held, if the translator holds it: the translator emits no event for a
-    /// block that it held before. If the engine proves ancestors, also marks the doubted blocks before an event's first
-    /// block.
+    /// Marks each block that the batch has stored as held, if the translator holds it. This is needed because the translator
+    /// emits no event for a block that it held before. If the engine proves ancestors, also marks the doubted blocks before an
+    /// event's first block.
     fn confirm(&mut self, translator: &Translator) {
         for Named { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);

@@ -43,7 +43,7 @@ impl Group {
     }
 }
 
-/// The blocks that a group keeps of those that a request has computed.
+/// The blocks that a group keeps, out of the blocks that a request has computed.
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
@@ -359,8 +359,8 @@ fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// A daemon's answer for a prompt with this `chain`: how many leading blocks are held on the device, and how many of them a
-/// request reuses.
+/// A daemon's answer for a prompt with this `chain`: the number of leading blocks on the device, and how many of them a request
+/// reuses.
 fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let held = naive.blocks(0);
     let matched = chain.iter().take_while(|hash| held.contains(hash)).count();

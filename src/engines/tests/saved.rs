@@ -1,4 +1,4 @@
-//! Saved forms that no translator can be restored from: each is refused, whatever is wrong with it.
+//! Saved forms with faults of every kind. Each is refused: no translator can be restored from such a form.
 
 use fastrand::Rng;
 use kvatlas_engines::{SavedError, SavedTranslator, Translation, Translator, TranslatorSettings};

@@ -31,8 +31,8 @@ use super::{HashMode, Start, Translator};
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, a multiple of the number of blocks in a chunk: the greatest common divisor of the counts that events have
-    /// shown. 0 before the first chunk.
+    /// For each tier, a multiple of the number of blocks in a chunk. It is the greatest common divisor of the counts that events
+    /// have shown; 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
@@ -544,7 +544,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Emits the named blocks that are held and not published yet, and tells behind which of them a request can resume.
+    /// Emits the named blocks that are held and not published yet, and tells after which of these blocks a request can resume.
     fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
         let has_tree = self.chain.has_tree();
         let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);

@@ -208,8 +208,8 @@ impl Groups {
         }
     }
 
-    /// The lanes that a name is looked up in: the given `lane`, or else the lane without a number if it has `name`, or else all
-    /// lanes that have `name`.
+    /// The lanes in which `name` is looked up. This is the given `lane`. Without one, it is the lane without a number if that has
+    /// the name, or else all lanes that have the name.
     pub(super) fn lanes_with(&self, lane: Option<LaneId>, name: u64) -> impl Iterator<Item = LaneId> + use<> {
         let has = |lane: &(Option<u32>, Lane)| lane.1.find(name).is_some();
         let ungrouped = || self.lanes.iter().position(|lane| lane.0.is_none() && has(lane));

@@ -214,7 +214,7 @@ impl Translator {
         self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Counts the reasons of a batch of which nothing is applied, and takes over their doubts.
+    /// Counts the reasons of a batch whose events are not applied, and takes over the doubts of these reasons.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());

@@ -4,8 +4,8 @@
 //! A step is one batch of an engine. An event of main attention tells where names stand in a sequence. Events of windows and
 //! states with the same names come before or after it, so they wait for the end of the batch. If a group's blocks are smaller
 //! than main attention's, some names are the group's own. An event that skips no block shows by its parent and its tokens where
-//! such names stand. In an event that skips blocks, the names before a name that main attention knows stand for the blocks just
-//! before that block, without a gap.
+//! such names stand. In an event that skips blocks, some names may be known from main attention. The names just before a known
+//! name then stand for the blocks just before its block.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -231,8 +231,8 @@ impl Translator {
         output.seal();
     }
 
-    /// Notes which blocks on the device don't list their small blocks: among the blocks of this step, or among all blocks if
-    /// a group is new.
+    /// Notes which blocks on the device don't list their small blocks. Checks the blocks of this step, or all blocks if a group
+    /// is new.
     fn note_unlisted(&mut self) {
         if !self.windows.has_small_blocks() {
             return;

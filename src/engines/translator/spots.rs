@@ -1,10 +1,10 @@
-//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which are held, and in which
-//! blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which small blocks are held, and in
+//! which blocks of the contract they lie.
 //!
 //! The engine's name of a small block is a hash of the prefix up to the small block's end. All blocks of main attention that
 //! begin with the same tokens share that prefix, whether they come before the small block or after it. So the table knows a small
-//! block by its content, its *spot*: a hash of the block of the contract before it, and of the tokens from there on. Each block
-//! of the contract lists its spots that matter. Each spot lists the blocks of the contract that have the spot.
+//! block by its *spot*, a hash of its content: of the contract's block before the small block, and of the tokens from there on.
+//! Each block of the contract lists its spots that matter. Each spot lists the blocks of the contract that have the spot.
 //!
 //! A request needs `need` small blocks before the end of a block of the contract. A block of the contract consists of `fan` small
 //! blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very last one needs no spot, because it ends

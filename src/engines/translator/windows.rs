@@ -170,7 +170,7 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether something that requests need is unknown: no event has told of an expected group yet, or the small blocks of a
+    /// Whether it is unknown what requests can reuse. Either no event has told of an expected group yet, or the small blocks of a
     /// block on the device are not known.
     pub(super) fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)

@@ -2,7 +2,7 @@ use super::*;
 
 const HOLDER: u64 = 77;
 
-/// Several bridges, and what they tell each other.
+/// Several bridges that send each other beats, with a common clock.
 struct Group {
     now: Instant,
     bridges: Vec<Member>,

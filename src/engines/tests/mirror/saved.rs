@@ -15,7 +15,7 @@ fn what_is_kept_is_taken_up_as_far_as_there_is_room() {
     assert_eq!(router.held, paths(1, 0..1));
 }
 
-/// Blocks of all kinds that are restored are those that were saved, with the same tokens under the same names.
+/// Saves and restores blocks of all kinds. They are the same afterwards, with the same tokens and names.
 #[test]
 fn what_is_kept_is_the_same_when_it_is_taken_up() {
     let mut cache = Cache::default();
