@@ -4,7 +4,7 @@
 //! |---|---|
 //! | the socket, on a connection that stands | the socket is asked for the last published batch; if it lacks that batch, the next batch decides |
 //! | a batch that is published | the socket is asked for that batch |
-//! | a socket that has no batch at all | the socket is asked again, as the batch may be on its way; then it counts as one that keeps nothing |
+//! | a socket that has no batch at all | it is asked again, as the batch may be on its way; then it counts as keeping nothing |
 //!
 //! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise
 //! the engine is followed without the socket. The socket is asked again after later batches, with growing pauses.
