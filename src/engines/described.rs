@@ -3,7 +3,7 @@
 //! | Server | Service | Messages |
 //! |---|---|---|
 //! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
-//! | SMG's servicers | `SubscribeKvEvents`' | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
+//! | servicers of SMG | as `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
 //!
 //! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a method `GetKvEventSources`, too, whose
 //! answer has another field 2. OpenEngine is another service, and is not asked.

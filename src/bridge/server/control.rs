@@ -3,7 +3,7 @@
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | a server with events of its own | `SubscribeKvEvents` after a batch that nobody has seen | a refusal of the number shows the method |
+//! | a server that hands on events | `SubscribeKvEvents` after a batch nobody has seen | refusing the number shows the method |
 //! | the same | `GetModelInfo`, and of vLLM's `GetServerInfo` | the model, and the block size |
 //! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, its publisher's sockets and topic; none where events are off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
