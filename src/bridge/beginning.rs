@@ -29,12 +29,12 @@ const TRUSTED_SAMPLE: u32 = 64;
 /// Parts that a follower of an engine begins with.
 pub(super) struct Begun {
     pub(super) relay: Relay,
-    /// Record of the batches that were heard of the engine before; `None` if no state was kept.
+    /// Record of the batches that an earlier bridge heard from the engine; `None` if no state was kept.
     pub(super) before: Option<HeardBefore>,
     pub(super) keeper: Option<Keeper>,
 }
 
-/// Returns the holder that daemons know the engine as; an error in words if it cannot be one.
+/// Returns the name under which daemons know the holder; an error in words if the engine's model gives no valid namespace.
 fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<PublishedHolder, String> {
     let namespace = engine.key.model.namespace();
     Ok(PublishedHolder {
@@ -45,7 +45,7 @@ fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<Publi
 }
 
 impl Inner {
-    /// Begins to report the holder of `engine` itself to daemons; an error in words if that is not possible.
+    /// Begins to report `engine` to daemons, as one holder; an error in words if that is not possible.
     pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<Begun, String> {
         let holder = self.own_holder(engine)?;
         let kept = match &self.options.state {
@@ -80,7 +80,8 @@ impl Inner {
         })
     }
 
-    /// Returns the holder that `engine` itself is.
+    /// Returns the holder that stands for `engine` as a whole: a pool for Mooncake, or else a worker's rank. An error in words if
+    /// a name is not valid.
     pub(super) fn own_holder(&self, engine: &NewEngine) -> Result<PublishedHolder, String> {
         let instance = &engine.key.instance;
         let worker = match engine.format {
@@ -94,7 +95,7 @@ impl Inner {
         )
     }
 
-    /// Reads the state that is kept of an engine; `None` if there is none, or none of use.
+    /// Reads the kept state of an engine; `None` if no state is kept, or the state is of no use.
     async fn take_up(
         &self,
         directory: &StateDirectory,
@@ -121,7 +122,7 @@ impl Inner {
         reading.await.map_err(|error| error.to_string())
     }
 
-    /// Returns the most bytes that the kept state of an engine takes.
+    /// Returns the largest size of an engine's kept state, in bytes.
     fn state_bytes_max(&self) -> u64 {
         let republish = self.options.republish.as_ref();
         engine_bytes_max(
@@ -239,11 +240,12 @@ fn name_of(holder: &PublishedHolder) -> String {
 struct TakenUp {
     before: Before,
     heard: HeardBefore,
-    /// The blocks that were published once more.
+    /// Blocks that the earlier bridge published once more; `None` if the engine was not republished.
     republished: Option<SavedMirror>,
 }
 
-/// Converts the kept state to the form from which a relay and a follower go on; an error in words if it contradicts itself.
+/// Converts the kept state to the form from which a relay and a follower go on. Returns an error in words if the kept state
+/// contradicts itself.
 fn taken_up(kept: KeptEngine, settings: TranslatorSettings, first_max: u64) -> Result<TakenUp, String> {
     let continuity = kept
         .continuity

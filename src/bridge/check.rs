@@ -41,9 +41,9 @@ pub(super) fn check_server(server: &NewServer) -> Result<ServerAddress, Register
     }
 }
 
-/// Refuses an engine whose blocks have another size than its namespace's, as queries by tokens would not find them. A namespace that the
-/// configuration does not name has the size of the holders in it. The engine's own holders do not count: they are of a process that has
-/// ended.
+/// Refuses an engine if its block size differs from its namespace's, because queries by tokens would not find its blocks. If the
+/// configuration does not name the namespace, the holders in it tell the size. The engine's own holders do not count: they belong
+/// to a process that has ended.
 pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
     let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
@@ -148,7 +148,7 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
 }
 
-/// Checks that an engine can be followed by several bridges of a lease at once, so that each of them is told all of its events.
+/// Checks that several bridges of a lease can follow an engine at once, so that each bridge gets all of the engine's events.
 pub(super) fn check_shared(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     match engine.connection() {
         Connection::Drain => Err(RegisterRefusal::Drained {

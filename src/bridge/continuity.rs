@@ -62,7 +62,7 @@ pub(super) enum Replayed {
     Gap,
     /// The batch has other bytes than the batch of this number that was applied, so that it is another process's.
     Stranger,
-    /// The replay begins behind the last batch that was applied, so that it proves nothing about the batches before.
+    /// The replay begins after the last applied batch, so that it proves nothing about earlier batches.
     Beyond,
 }
 
@@ -95,8 +95,8 @@ impl Continuity {
         }
     }
 
-    /// Takes up the count that a bridge has kept of the publisher; `None` if the count contradicts itself. As after a reconnect, the
-    /// publisher has to show that it is still the same process.
+    /// Takes up the publisher's count, which an earlier bridge has kept; `None` if the count contradicts itself. The publisher
+    /// has to show that it is still the same process, as after a reconnect.
     pub(super) fn kept(self, first_max: u64) -> Option<Self> {
         let numbers = self.recent.iter().map(|batch| batch.seq);
         let is_sound = self.recent.len() <= REMEMBERED_MAX && numbers.is_sorted_by(|one, next| one < next);

@@ -114,8 +114,8 @@ impl Followed {
         self.stop.cancel();
     }
 
-    /// Takes over the address and labels of `engine`, if it is followed like this engine and comes from the same server. Refuses it
-    /// otherwise, as another engine of the same name.
+    /// Takes over the address and labels of `engine`, if both engines are followed in the same way and come from the same server.
+    /// Otherwise refuses `engine`, as another engine of the same name.
     fn take_over(&mut self, engine: NewEngine, origin: Option<&Origin>) -> Result<(), RegisterRefusal> {
         let is_same_origin = match (&self.origin, origin) {
             (Some(own), Some(other)) => own.handle.is_same(&other.handle),
@@ -348,8 +348,8 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow an engine, however it is given. If the engine is already followed in just this way, only its address and labels are
-    /// taken over. An engine without an address has that of its server.
+    /// Begins to follow an engine, however it is given. If the engine is already followed in just this way, only its address and
+    /// labels are taken over. An engine without an address gets its server's address.
     fn follow(&self, engine: GivenEngine) -> Result<(), RegisterRefusal> {
         match engine {
             GivenEngine::Publisher(mut engine) => {
@@ -368,7 +368,8 @@ impl Bridge {
         }
     }
 
-    /// Begins to follow `engine`, which `origin` has told of, as [`Self::follow`] does.
+    /// Begins to follow `engine` as [`Self::follow`] does. `origin` is the server that has told of the engine; `None` if the
+    /// engine was given directly.
     fn add(
         &self,
         state: &mut State,
@@ -421,7 +422,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Returns the publishers of the engine with this name of its instance or its worker.
+    /// Returns the publishers of the engine whose instance or worker is called `name`.
     pub(super) fn called(&self, name: &str) -> Vec<Named> {
         let state = self.inner.state.lock();
         let is_it = |key: &EngineKey| {
@@ -462,7 +463,7 @@ impl Bridge {
             .collect()
     }
 
-    /// Returns the number of engines that the sources for which `is_meant` holds know together.
+    /// Returns the total number of engines of the sources for which `is_meant` holds.
     pub(super) fn found_by(&self, is_meant: impl Fn(&Reports) -> bool) -> usize {
         let state = self.inner.state.lock();
         let sources = state.sources.iter().filter(|reports| is_meant(reports));
@@ -473,7 +474,7 @@ impl Bridge {
         self.inner.state.lock().sources.push(reports);
     }
 
-    /// Runs the future `part`, of a source of engines, until the bridge stops.
+    /// Runs `part`, a task of a source of engines, until the bridge stops.
     pub(super) fn spawn_source(&self, part: impl Future<Output = ()> + Send + 'static) {
         self.inner.spawn(part);
     }
@@ -559,7 +560,7 @@ impl Inner {
         Some(self.record_readers.of(discovery, |looking| self.spawn(looking)))
     }
 
-    /// Removes the kept state of an engine that was unregistered.
+    /// Removes the kept state of an engine that was unregistered. Does nothing if the engine is followed again.
     async fn forget_unless_followed(&self, engine: &NewEngine) {
         if self.state.lock().engines.contains_key(&engine.key) {
             return;

@@ -71,8 +71,9 @@ impl FollowOptions {
         self.poll_interval + Duration::from_secs(1)
     }
 
-    /// Returns the shortest pause of this process that counts as a stall. Daemons miss heartbeats after three seconds, one of which may
-    /// have passed before the pause. A holder that was stale in one of them must not be believed again before a look.
+    /// Returns the shortest pause of this process that counts as a stall. A daemon takes a holder for stale after three seconds
+    /// without a heartbeat, one of which may have passed before the pause. Such a holder must not be believed again before a
+    /// look.
     pub(super) fn pause_max(&self) -> Duration {
         // A delay that a busy machine may cause is no stall.
         self.poll_interval + Duration::from_millis(500)
@@ -118,17 +119,18 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// Whether the replay socket is believed, if there is one.
     replay_state: ReplayState,
-    /// Number of failures of the replay socket in a row: at new connections, or at any question once it is useless.
+    /// Number of failures of the replay socket in a row: at new connections, or at any question once the socket counts as
+    /// useless.
     replay_failures: u32,
     /// Number of answers of the replay socket in a row that had no batch, although batches have been applied.
     empty_answers: u32,
-    /// Whether batches may have been lost while the replay socket was silent. They are made up for when it answers again.
+    /// Whether batches may have been lost while the replay socket was silent. They are made up for when the socket answers again.
     has_missed: bool,
     /// Evidence that the batches of this connection have given so far.
     connection: ConnectionState,
     /// Whether the engine publishes on this connection what its replay socket has.
     hearing: Hearing,
-    /// Time at which it was last certain that nothing is missing.
+    /// Latest time at which it was certain that no batch is missing.
     known_at: Instant,
     stalls: StallWatch,
     /// Note in words that a replay began too late; `None` if none did.
@@ -138,7 +140,7 @@ pub(super) struct Follower {
     stranger: Option<String>,
 }
 
-/// History of an engine that was kept from before, beside its blocks.
+/// Kept history of an engine's batches: the count and the topic. The blocks are kept apart.
 pub(super) struct HeardBefore {
     pub(super) continuity: Continuity,
     pub(super) topic: Option<Vec<u8>>,
@@ -186,7 +188,8 @@ impl Follower {
         self.continuity.changes()
     }
 
-    /// Returns all that is known of the engine, to be kept on disk; `cache` is the settings that its blocks are translated with.
+    /// Returns all that is known of the engine, to be kept on disk. `cache` names the settings with which the engine's blocks are
+    /// translated.
     pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
         let SavedRelay {
             blocks,
@@ -228,13 +231,16 @@ impl Follower {
         Ok(self.relay.tell().await?)
     }
 
-    /// Whether there is a replay socket to ask, which answers.
+    /// Whether the engine has a replay socket, and the socket is believed.
     pub(super) fn can_ask(&self) -> bool {
         self.replay_endpoint.is_some() && self.replay_state.is_believed()
     }
 
-    /// Whether a look may not wait, however much the engine publishes: the replay socket is to be asked again, or has answered again, or
-    /// nothing shows yet that it is of the engine that publishes on this connection.
+    /// Whether a look is due at once, however much the engine publishes. It is due in three cases:
+    ///
+    /// - a replay socket that was silent is to be asked again;
+    /// - the socket has answered again, after batches may have been lost;
+    /// - nothing shows yet that the socket belongs to the engine that publishes on this connection.
     pub(super) fn wants_look(&self) -> bool {
         let is_unproven = self.connection != ConnectionState::Proven && self.continuity.is_heard();
         match self.can_ask() {
@@ -263,8 +269,8 @@ impl Follower {
         Ok(self.relay.explain(trouble).await?)
     }
 
-    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. Without a replay
-    /// socket, its next batch has to put it in sight.
+    /// Begins with a new connection. If the replay socket brings the missed batches, the engine is in sight afterwards. Without a
+    /// replay socket, the engine's next batch has to put the engine in sight.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
         self.note_connection(ConnectionChange::Reconnected);
@@ -283,9 +289,9 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket. If it does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed like an engine without one.
-    /// Its published batches are worth more than nothing. The socket is asked again only now and then, since a question keeps this task
-    /// from reading the connection.
+    /// Asks the replay socket. If the socket does not answer [`REPLAY_ATTEMPTS`] times in a row, the engine is followed without
+    /// it, by the published batches alone. The socket is asked again only now and then, since a question keeps this task from
+    /// reading the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
         self.note_replay(ReplayChange::Asked);
         let error = match self.verify().await {
@@ -458,7 +464,7 @@ impl Follower {
         }
     }
 
-    /// Takes a batch behind a gap, about which the replay socket was asked.
+    /// Takes a batch that came after a gap. The replay socket has been asked for the missing batches.
     async fn after_gap(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         if !self.connection.is_verified() {
             return self.begin_with(numbered).await;
@@ -476,8 +482,8 @@ impl Follower {
         }
     }
 
-    /// Takes the first batch after a reconnect, of an engine without a replay socket. Nobody can say which batches came before it, nor
-    /// whether it is of the same process. Only a count that begins anew is certain.
+    /// Takes the first batch after a reconnect, if no replay socket can be asked. Nobody can say which batches came before this
+    /// batch, nor whether it is of the same process. Only a count that begins anew is certain.
     async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.note_connection(ConnectionChange::Continued);
         let has_begun = self.continuity.last().is_some();

@@ -20,7 +20,7 @@ pub(super) enum ReplayMessage {
     End,
 }
 
-/// Fault of frames that are no message.
+/// Fault of frames that do not form a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     /// The message has a wrong number of frames.

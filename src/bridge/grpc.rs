@@ -18,13 +18,14 @@ use tonic_prost::ProstCodec;
 const FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest description of an engine, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Number of a batch that no server has seen. A server refuses a subscription behind that batch before it sends anything.
+/// Number of a batch that no server has seen. A server refuses a subscription that begins after that batch, before it sends
+/// anything.
 const NEVER_SEEN: u64 = i64::MAX.unsigned_abs();
 /// Silence of a connection for questions after which the client sends a ping.
 const PING_AFTER: Duration = Duration::from_secs(1);
 /// Pause before each question for a sign of life, beside a stream of frames.
 const LIFE_AFTER: Duration = Duration::from_secs(1);
-/// Method of gRPC's health checks. A server that lacks it says so, and lives.
+/// Method of gRPC's health checks. A server that lacks the method answers with an error, which also shows that it is alive.
 const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 
 /// Error that keeps a stream of frames from being opened, or has ended it.
@@ -152,7 +153,7 @@ where
     Ok(asked.await?.into_inner())
 }
 
-/// Tells whether the server hands on events as those of `format` do.
+/// Tells whether the server hands on events by the method of servers of `format`.
 pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, GrpcError> {
     match open(channel, format, NEVER_SEEN).await {
         Ok(_) | Err(GrpcError::Lost(_)) => Ok(true),
@@ -161,7 +162,7 @@ pub(super) async fn hands_on(channel: &Channel, format: Format) -> Result<bool, 
     }
 }
 
-/// A subscription that the server has confirmed. While it is waited for a frame, the server is asked for signs of life.
+/// A subscription that the server has confirmed. While a frame is awaited, the server is asked for signs of life.
 pub(super) struct Frames {
     stream: Streaming<KvEventFrame>,
     silence: BoxFuture<'static, GrpcError>,
@@ -196,10 +197,11 @@ impl Frames {
     }
 }
 
-/// Waits until the server leaves a question without an answer for `patience`.
+/// Asks the server again and again for a sign of life. Returns the error once an answer takes longer than `patience`.
 ///
-/// Questions, because servers in Python end a connection on which pings come more than twice within ten seconds, or five minutes, without
-/// a frame between them. What follows is then lost where a servicer hands on live events only. An answer is such a frame.
+/// HTTP/2 pings would not do. Servers in Python end a connection with more than two pings in ten seconds, or five minutes, and no
+/// frame between them. If a server hands on live events only, later events are then lost. The answer to a question is such a
+/// frame.
 async fn silence(channel: Channel, patience: Duration) -> GrpcError {
     loop {
         tokio::time::sleep(LIFE_AFTER).await;
@@ -213,7 +215,7 @@ async fn silence(channel: Channel, patience: Duration) -> GrpcError {
     }
 }
 
-/// Subscribes behind the batch with the number `seen`; 0 asks for everything from the start.
+/// Subscribes to the batches after number `seen`; 0 asks for everything from the start.
 async fn open(channel: &Channel, format: Format, seen: u64) -> Result<Streaming<KvEventFrame>, GrpcError> {
     let path = method_path(format).ok_or(GrpcError::Format(format))?;
     let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(FRAME_BYTES_MAX);

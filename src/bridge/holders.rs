@@ -16,7 +16,7 @@ const HOLDERS_MAX: usize = 4096;
 /// Function that starts the relay for a worker's rank, which reports it to daemons.
 pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
 
-/// A relay that is being started; its future yields the relay, or in words why there is none.
+/// Future that starts a relay. Yields the relay, or in words why none could be started.
 pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
 
 /// The relays of a source, by worker and rank.

@@ -1,20 +1,21 @@
 //! Hosts that a bridge may connect to for engines that are registered over HTTP.
 //!
-//! Without this bound, a client that may register could have the bridge connect to any inner host, or send requests there.
+//! Without this bound, a client that may register engines could make the bridge connect to any internal host, or send requests
+//! there.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Hosts that may be registered, beside this machine.
+/// Hosts of engines that may be registered over HTTP. This machine is always allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts {
     is_any: bool,
-    /// Names in lower case; those that begin with a dot are suffixes.
+    /// Names in lower case. A name that begins with a dot is a suffix.
     names: Vec<String>,
     networks: Vec<(IpAddr, u8)>,
 }
 
-/// A text that names no hosts.
+/// Error for a text that is no list of hosts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no host: write NAME, *.SUFFIX, ADDRESS, ADDRESS/BITS or any, joined by commas")]
 pub struct HostsError(String);
@@ -76,7 +77,7 @@ impl AllowedHosts {
     }
 }
 
-/// Whether a host is this machine.
+/// Whether `host` means this machine: `localhost`, or a loopback address.
 pub(super) fn is_here(host: &str) -> bool {
     let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)

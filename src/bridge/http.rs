@@ -29,7 +29,7 @@ pub(super) struct ServerAddress {
     /// A name or an address, without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// The path behind the port; `/` if there is none.
+    /// The path after the port; `/` if the URL has no path.
     pub(super) path: String,
 }
 
@@ -75,8 +75,8 @@ impl ServerAddress {
     }
 }
 
-/// Returns the address for requests to the engine whose server has this URL: `HOST:PORT`, or with TLS a URL. `None` for a server on this
-/// machine by a loopback address, which means another machine to a router elsewhere.
+/// Returns the address for requests to the engine whose server has this URL: `HOST:PORT`, or with TLS a URL. `None` if the URL
+/// names this machine by a loopback or unspecified address: a router elsewhere would take it for its own machine.
 pub(super) fn address_of(url: &str) -> Option<Address> {
     let server = ServerAddress::of_server(url)?;
     let is_unspecified = |address: IpAddr| address.to_canonical().is_unspecified();

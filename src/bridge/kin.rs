@@ -1,7 +1,8 @@
 //! Kin: the engines of a bridge that name blocks alike, and teach each other the names that they have lost.
 //!
-//! vLLM and SGLang name a block by a hash of what tells it apart, from the start of its sequence on. Engines whose hash has another seed have
-//! other names, and so nothing to teach. Which blocks an engine holds is never learnt from another engine.
+//! vLLM and SGLang name a block by a hash of its whole prefix: the tokens, and all else that tells blocks apart. Engines whose
+//! hash has another seed have other names, and so nothing to teach. Which blocks an engine holds is never learnt from another
+//! engine.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -24,7 +25,7 @@ pub(super) struct Kin {
 }
 
 impl Kin {
-    /// Adds an engine, for as long as its blocks are used.
+    /// Adds an engine to its clan. The engine is removed once nothing else refers to `blocks`.
     pub(super) fn join(&self, clan: Clan, blocks: &Arc<SharedBlocks>) -> Member {
         let mut members = self.members.lock();
         members.retain(|_, clan| {
@@ -43,15 +44,15 @@ impl Kin {
     }
 }
 
-/// Membership of one engine.
+/// Membership of one engine in its clan, through which it asks the other members.
 pub(super) struct Member {
     kin: Kin,
     clan: Clan,
 }
 
 impl Member {
-    /// Asks the other engines which blocks `names` stand for. No lock on the engine's own blocks may be held, as two engines may ask each
-    /// other.
+    /// Asks the other engines which blocks `names` stand for. The caller must not hold a lock on the engine's own blocks, because
+    /// two engines may ask each other at once.
     pub(super) async fn ask(&self, own: &Arc<SharedBlocks>, mut names: Vec<u64>) -> Vec<NamedBlocks> {
         let others: Vec<_> = {
             let members = self.kin.members.lock();

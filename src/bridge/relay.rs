@@ -32,15 +32,17 @@ use labels::Added;
 pub(super) use blocks::SharedBlocks;
 pub(super) use kept::{Before, SavedRelay};
 
-/// Bounds on a piece that is handed to the publisher at once. The publisher has its own bounds on a batch, and its server's.
+/// Bounds on the events that are handed to the publisher at once. The publisher cuts them further, by its own bounds on a batch
+/// and by the NATS server's.
 const PIECE: CutBounds = CutBounds {
     events_max: 512,
     bytes_max: 256 << 10,
 };
-/// Bytes of payloads, about, that are translated before their events are handed on.
+/// Number of payload bytes, about, that are translated before their events are handed on.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
-/// Time for which daemons are told of an engine that has never been in sight, so that daemons that start after the bridge hear of it.
+/// Time for which daemons are told of an engine that has never been in sight. So daemons that start after the bridge hear of the
+/// engine, too.
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.
@@ -215,7 +217,7 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
-    /// Whether nothing of the engine's events is missing and it is in sight, even if the events do not tell what a request can reuse.
+    /// Whether the engine is in sight and all of its events are known, even if the events do not tell what a request can reuse.
     pub(super) fn is_whole(&self) -> bool {
         self.doubt.is_none() && !self.is_lost
     }
@@ -245,7 +247,7 @@ impl Relay {
         self.tell_profile_if_new().await
     }
 
-    /// Returns the largest number that the first batch of such an engine can have.
+    /// Returns the largest number that the first batch of a process can have, by the engine's format.
     pub(super) fn first_number(&self) -> u64 {
         self.decoder.format().first_number_max()
     }
@@ -293,7 +295,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Learns from other engines the names in the decoded batch that the engine's lost batches had told.
+    /// Asks other engines for the names in the decoded batch that are unknown here, because the batches that told them were lost.
     async fn learn_names(&mut self) -> Result<(), PublisherError> {
         let untold = self.take_untold().await;
         let strange = untold.blocks.0.strange_parents(&self.batch);
@@ -342,8 +344,8 @@ impl Relay {
         self.untold.is_some()
     }
 
-    /// Applies the events for which `is_ours` holds, of a batch that was decoded elsewhere, and tells daemons. Events that the decoder has
-    /// left out of the batch leave their doubts here.
+    /// Applies the events of `batch` for which `is_ours` holds, and tells daemons. The batch was decoded elsewhere. The decoder
+    /// may have left events out of it; the doubts about those events apply here, too.
     pub(super) async fn apply_events(
         &mut self,
         batch: &EngineBatch,
@@ -471,7 +473,7 @@ impl Relay {
         }
     }
 
-    /// Puts the engine in sight, for now: heartbeats are sent for `time`, unless this is called again.
+    /// Puts the engine in sight, for now: heartbeats are sent for `time`. Each further call prolongs that.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // Events that were applied while the engine was out of sight are told as such, before the doubt ends.
         self.tell().await?;
@@ -494,8 +496,8 @@ impl Relay {
         self.begin_anew(doubt, Translator::reset).await
     }
 
-    /// Begins a new epoch of which nothing is known, because batches of the engine are out of reach. The blocks that names stood for are
-    /// remembered, as it may be the same process.
+    /// Begins a new epoch of which nothing is known, because batches of the engine are out of reach. The blocks that names stood
+    /// for are remembered, because the engine may be the same process.
     pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
         self.doubt_tap();
         self.begin_anew(None, Translator::reset_but_names).await
@@ -538,8 +540,8 @@ impl Relay {
     }
 }
 
-/// Whether a batch names another rank than the batches before it; `own` keeps the first rank. One publisher is one rank, whatever number it
-/// was registered with, so that a clear of another rank is not this engine's.
+/// Whether a batch names another rank than the batches before it; `own` keeps the first rank. One publisher reports one rank,
+/// whatever number it was registered with. So a clear of another rank does not concern this engine.
 fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
     batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
 }

@@ -1,8 +1,8 @@
 //! Reset: `kvatlas admin reset` has an engine drop its prefix cache, which ends every doubt about it.
 //!
-//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is asked only at
-//! an address that the bridge already has: its own address, or the one that takes the engine's requests. The command itself only names the
-//! engine.
+//! The command comes over NATS to every bridge. The bridges that follow the engine ask its server, and reply. The server is asked
+//! only at an address that the bridge already has: the server's own address, or the address for the engine's requests. The
+//! command itself only names the engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -246,8 +246,8 @@ impl Bridge {
         })
     }
 
-    /// Returns the address where an engine is asked over HTTP: that of the `server` which has told of it, or else the address for its
-    /// requests.
+    /// Returns the address where an engine is asked over HTTP. It is the address of its `server`, if one has told of the engine,
+    /// or else the address for requests.
     fn http_address(&self, engine: &NewEngine, server: Option<&str>) -> Result<ServerAddress, ResetError> {
         if let Some(address) = server.and_then(ServerAddress::parse) {
             return Ok(address);
@@ -268,7 +268,7 @@ impl Bridge {
     }
 }
 
-/// Returns the path by which an engine of this format drops its cache; `None` if it has none.
+/// Returns the path of the request that drops the cache of an engine of this format; `None` if the format has no such path.
 fn reset_path(format: Format, is_grpc: bool) -> Option<&'static str> {
     match (format, is_grpc) {
         (Format::Vllm, false) => Some("/reset_prefix_cache"),

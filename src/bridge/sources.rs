@@ -68,8 +68,8 @@ pub(super) trait Source: Send {
 /// Follows one source.
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
-    /// Server that has told of the source; `None` if the source was given directly. The server has to tell the same behind each new
-    /// connection.
+    /// Server that has told of the source; `None` if the source was given directly. After each new connection, the server has to
+    /// tell the same again.
     pub(super) origin: Option<Origin>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
@@ -133,7 +133,8 @@ impl SourceTask {
     }
 }
 
-/// Tells a source that has nothing more to say from a source that has not been read, because it cannot be asked.
+/// Notices stalls for sources that cannot be asked for missed messages. A tick at which nothing waits to be read shows that
+/// everything was read.
 pub(super) struct Quiet {
     pub(super) stalls: StallWatch,
     ticks: Interval,
@@ -146,7 +147,7 @@ impl Quiet {
         Self { stalls, ticks }
     }
 
-    /// Waits for the next tick.
+    /// Waits for the next tick of the interval, which a stall restarts.
     pub(super) async fn tick(&mut self) {
         self.ticks.tick().await;
     }

@@ -72,7 +72,7 @@ pub struct EngineDefaults {
     pub tenant: Option<String>,
     /// Number of tokens in a block; `None` if it is not given for all engines.
     pub block_size: Option<u32>,
-    /// Number of tokens in a block of an engine for which nothing tells the number and that cannot be asked.
+    /// Number of tokens in a block, for an engine that cannot be asked and whose block size is not given.
     pub untold_block_size: u32,
     /// The format of payloads.
     pub format: Format,
@@ -261,7 +261,7 @@ pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<
     Ok(engines)
 }
 
-/// Facts that an engine does not tell, in whatever way it is followed.
+/// Facts that an engine never tells, neither by its events nor by its server.
 struct Facts {
     beside: BesideEvents,
     groups: GroupFacts,
@@ -321,7 +321,8 @@ impl EngineText {
         Ok(engines.into_iter().map(GivenEngine::Publisher).collect())
     }
 
-    /// Makes the server that is asked for the rest.
+    /// Makes a server from the text. The bridge asks that server for the engine's sockets and topics, which the text must not
+    /// name.
     fn server(self, format: Format, facts: Facts) -> Result<NewServer, String> {
         let told = [
             ("replay", self.replay.is_some()),
@@ -405,7 +406,7 @@ impl EngineText {
     }
 }
 
-/// Returns the endpoint of a rank: each rank's port is the one after the port of the rank before.
+/// Returns the endpoint of a rank: `endpoint` with its port raised by `rank`. An error in words if there is no such port.
 fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     let refused = || format!("{endpoint} has no port to which rank {rank} can be added");
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(refused)?;

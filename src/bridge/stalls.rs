@@ -1,8 +1,8 @@
 //! Stalls: notices when this process has stood still, because it was stopped or had no processor. Engines go on meanwhile, and their
 //! messages wait unread.
 //!
-//! So after a stall, a source is out of sight until a look (a check of the source) that begins after the stall has succeeded. All sources
-//! use the same watch:
+//! So after a stall, each source is out of sight. It is in sight again once a look (a check of the source) has succeeded that
+//! began after the stall. All sources use the same watch:
 //!
 //! | Source | What ends the doubt |
 //! |---|---|
@@ -91,7 +91,8 @@ impl StallWatch {
         self.is_behind = false;
     }
 
-    /// Whether messages that waited during a stall may still be unread. For sources that cannot be asked.
+    /// Whether messages that waited during a stall may still be unread. Only sources that cannot be asked for missed messages
+    /// need this.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }

@@ -8,8 +8,8 @@
 //! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
 //! | a number above 0 | in doubt until the engine clears: the server hands on live events only |
 //!
-//! Each first frame begins a new epoch. A number does not tell which process counts, so that a new connection may be to another process. A
-//! number that does not follow the one before ends the connection.
+//! Each first frame begins a new epoch, because a new connection may be to another process, and numbers do not tell processes
+//! apart. A frame whose number does not follow the number before ends the connection.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ use super::sources::{Quiet, Source, SourceError, SourceTask};
 /// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
-    /// The number of a frame does not follow the one before.
+    /// The number of a frame does not follow the number before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
         /// The rank.
@@ -38,7 +38,7 @@ enum StreamError {
         /// The number that came.
         got: u64,
     },
-    /// A chunk of a snapshot does not follow the one before.
+    /// A chunk of a snapshot does not follow the chunk before.
     #[error("rank {rank}: a snapshot lacks its chunk {due}")]
     Chunk {
         /// The rank.
@@ -213,7 +213,7 @@ impl SubscribedEvents {
         Ok(())
     }
 
-    /// Takes note of a frame's number. Returns whether it begins the rank's state anew.
+    /// Notes a frame's number. Returns whether the frame begins the rank's state anew.
     fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, StreamError> {
         let got = frame.number();
         match (frame.snapshot(), self.ranks.get_mut(&rank)) {

@@ -28,8 +28,8 @@ enum Woken {
 /// Follows one engine.
 pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
-    /// Server that has told of the engine; `None` if the engine was given directly. The server has to tell the same behind each new
-    /// connection.
+    /// Server that has told of the engine; `None` if the engine was given directly. After each new connection, the server has to
+    /// tell the same again.
     pub(super) origin: Option<Origin>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
@@ -42,7 +42,7 @@ pub(super) struct EngineTask {
     pub(super) keeper: Option<Keeper>,
     /// Time since which the engine is out of sight; `None` while it is in sight.
     pub(super) unseen_since: Option<Instant>,
-    /// Name of the engine's process, as its server told it behind the last connection; `None` if it tells none.
+    /// Name of the engine's process, as the server told it after the last connection; `None` if the server tells none.
     pub(super) process: Option<String>,
 }
 
@@ -245,8 +245,8 @@ impl EngineTask {
         }
     }
 
-    /// Returns the time for which the engine has been out of sight, if another process would then no longer count as the engine; `None` if
-    /// the time is shorter or its origin vouches for the engine.
+    /// Returns the time for which the engine has been out of sight; `None` if it is in sight. Also `None` while another process
+    /// would still count as the engine: the time is below the limit, or the server vouches for the process.
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;

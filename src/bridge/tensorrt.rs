@@ -33,7 +33,7 @@ pub(super) enum PollError {
     /// The connection, or HTTP on it, failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The status of the answer is not that of events.
+    /// The server answered with this status instead of events.
     #[error("status {0}")]
     Status(u16),
     /// Nothing came in time.
@@ -129,7 +129,7 @@ enum Numbers {
     RestartedWithHoles,
 }
 
-/// Judges `numbers`, which are of one rank and in order, behind the number `last`.
+/// Judges the `numbers` of an answer against `last`, the last number before. All are of one rank and in order.
 fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
     let Some(first) = numbers.first().copied() else {
         return Numbers::Whole;

@@ -121,7 +121,8 @@ pub enum Content {
     },
     /// The block hash of each block, among the hashes of the batch.
     BlockHashes(Span),
-    /// No content is told: the names are the contract's own, or may be known already, or belong to a group beside main attention.
+    /// The event tells no content. Its names are the contract's own, may be known already, or belong to a group beside main
+    /// attention.
     Absent,
     /// The number of tokens is not block size × number of blocks. That is normal for groups of layers that keep some blocks
     /// only. Elsewhere it is a mistake.
@@ -186,7 +187,8 @@ pub struct EngineRemoved {
     pub tier: Option<Tier>,
     /// The group of layers.
     pub group: Group,
-    /// Number of copies left of each block, among the hashes of the batch; `None` if the event doesn't tell it.
+    /// For each block, the number of copies that are left; the numbers are among the hashes of the batch. `None` if the event
+    /// doesn't tell them.
     pub left: Option<Span>,
 }
 
@@ -203,9 +205,9 @@ pub enum EngineChange {
     Moved {
         /// The engine's name for the block.
         name: u64,
-        /// The tier in which it lay.
+        /// The tier in which the block lay.
         from: Tier,
-        /// The tier in which it lies.
+        /// The tier in which the block lies now.
         to: Tier,
         /// The group of layers.
         group: Group,
@@ -303,7 +305,7 @@ pub struct EngineBatch {
     pub(crate) text: String,
 }
 
-/// Lengths of the lists before an event, so that all that a failed event has appended can be taken back.
+/// Lengths of the lists before an event. If the event fails, everything that it has appended is taken back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     events: usize,
@@ -407,7 +409,8 @@ impl EngineBatch {
         self.events.push(event);
     }
 
-    /// Leaves an event out: takes back all that it appended since `mark`, and counts `reason`, for `tier` if that is known.
+    /// Leaves an event out: takes back everything that was appended since `mark`, and counts `reason`. A given `tier` is the tier
+    /// that the event is about.
     pub(crate) fn leave_out(&mut self, reason: Reason, tier: Option<Tier>, mark: Mark) {
         self.rewind(mark);
         match tier {
@@ -416,7 +419,7 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a part of the payload that is left out behind the events so far. Begins a doubt there if `reason` degrades.
+    /// Counts a part of the payload that is left out after the events so far. Begins a doubt at this place if `reason` degrades.
     pub(crate) fn note(&mut self, reason: Reason) {
         self.reasons.count(reason);
         if reason.degrades() {
@@ -424,7 +427,8 @@ impl EngineBatch {
         }
     }
 
-    /// Counts a part of the payload about `tier` that is left out. Beyond the device, at most that tier comes into doubt.
+    /// Counts a part of the payload about `tier` that is left out. If `tier` is beyond the device, at most that tier comes into
+    /// doubt.
     pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
         if tier == Tier::DEVICE {
             return self.note(reason);
@@ -435,7 +439,7 @@ impl EngineBatch {
         }
     }
 
-    /// Notes a doubt that begins behind the events so far, about `tier` alone if that is given.
+    /// Notes a doubt that begins after the events so far. With a `tier`, the doubt is about that tier alone.
     pub(crate) fn doubt(&mut self, tier: Option<Tier>, reason: Reason) {
         let events_before = self.events.len();
         // Of several doubts about one tier at one place, the first stays.

@@ -3,10 +3,10 @@
 //! | Server | Service | Messages |
 //! |---|---|---|
 //! | vLLM's own front end | `vllm.Control` | [`EventSources`], [`ServerInfo`], [`ModelInfo`] |
-//! | servicers of SMG | that of `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
+//! | servicers of SMG | as `SubscribeKvEvents` | [`ServicedModel`], [`TokenSpeedModel`], [`TensorRtModel`], [`ServicedEngine`] |
 //!
-//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a message `GetKvEventSources` with
-//! another field 2. It is another service, and is not asked.
+//! Fields that kvatlas does not need are not declared, and are skipped. OpenEngine has a method `GetKvEventSources`, too, whose
+//! answer has another field 2. OpenEngine is another service, and is not asked.
 
 /// A request without fields.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
@@ -26,13 +26,13 @@ pub struct EventSource {
     /// The publisher's transport: `zmq`.
     #[prost(string, tag = "1")]
     pub transport: String,
-    /// The address where it publishes, as the engine was configured: a wildcard is kept.
+    /// The address where the publisher sends events, as the engine was configured: a wildcard is kept.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     /// The topic of its messages.
     #[prost(string, tag = "3")]
     pub topic: String,
-    /// The address where it replays; empty if it does not replay.
+    /// The address where the publisher replays events; empty if it does not replay.
     #[prost(string, tag = "4")]
     pub replay_endpoint: String,
     /// The data-parallel rank.

@@ -23,21 +23,23 @@ pub enum GroupKind {
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,
-    /// Whether the events don't tell all that a request needs: SGLang's of a model with windows or states, vLLM's with hits within blocks.
+    /// Whether the events leave out something that a request needs. This holds for SGLang's events of a model with windows or
+    /// states, and for vLLM's with hits within blocks.
     pub is_hybrid: bool,
     /// Whether hits are a block shorter than the cached prefix: speculative decoding with EAGLE and a KV connector.
     pub has_eagle_drop: bool,
-    /// Whether a KV connector loads main attention's blocks from tiers beyond the device, whatever other groups have there.
+    /// Whether a KV connector loads main attention's blocks from tiers beyond the device even if other groups lack the blocks
+    /// there.
     pub has_divergent_hits: bool,
 }
 
 impl GroupFacts {
-    /// Whether it can't be known how much a request can reuse.
+    /// Whether it is unknown how much a request can reuse, whatever the events tell.
     pub fn hide_hits(&self) -> bool {
         self.is_hybrid || self.has_eagle_drop
     }
 
-    /// Least number of groups beside main attention, in an engine that tells of several groups: one if nothing is stated.
+    /// Least number of groups beside main attention, for an engine that tells of several groups. One if no kinds are stated.
     #[cfg(feature = "translate")]
     pub(crate) fn components(&self) -> usize {
         let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;

@@ -35,10 +35,10 @@ impl Format {
         matches!(self, Self::Vllm | Self::TokenSpeed)
     }
 
-    /// Whether a block is stored on the device only while all blocks before it are there, in groups of full attention. vLLM's
-    /// request that computes a block refers to those. SGLang's trees evict leaves first, and load a block with all before
-    /// it. The scenarios `evidence` of tests/engines compare each event with the caches. TensorRT-LLM proves less: it puts a
-    /// new block behind an equal one that may be on the host.
+    /// Whether a stored block on the device proves that all blocks before it are there, too, in groups of full attention. In
+    /// vLLM, the request that computes a block holds the blocks before it. SGLang's trees evict leaves first, and load a block
+    /// together with all blocks before it. TensorRT-LLM proves less: the parent of a new block may be an equal block that is on
+    /// the host. The scenarios `evidence` of tests/engines compare each event with the caches.
     #[cfg(feature = "translate")]
     pub(crate) fn proves_ancestors(self) -> bool {
         matches!(self, Self::Vllm | Self::Sglang)

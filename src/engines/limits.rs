@@ -16,7 +16,8 @@ pub struct DecodeLimits {
 const BYTES_AN_EVENT: usize = 24;
 
 impl DecodeLimits {
-    /// The limits for a payload of `bytes` bytes. So the memory for a payload's events is bounded by the payload's length.
+    /// The limits for a payload of `bytes` bytes: longer payloads may have more events. The memory for events is bounded by the
+    /// payload's length.
     pub(crate) fn for_payload(&self, bytes: usize) -> Self {
         Self {
             events_max: self.events_max.max(bytes / BYTES_AN_EVENT),

@@ -44,9 +44,11 @@ worded! {
         BlockSize => "block_size",
         /// The batch is about another rank than earlier batches on the same connection. It is unknown which rank has which blocks.
         OtherRank => "other_rank",
-        /// The engine's block hashes cover more tokens behind a block than queries can, or not all of them cover the same number.
+        /// The engine's block hashes cover more tokens after a block than queries can, or not all hashes cover the same number of
+        /// tokens.
         Lookahead => "lookahead",
-        /// Blocks are told apart by more than the event tells, or the configuration states that of all the engine's events.
+        /// The event does not tell everything that tells its blocks apart. The configuration may state this of all the engine's
+        /// events.
         Untold => "untold",
         /// Batches were lost on the way, and cannot be replayed.
         LostBatches => "lost_batches",
@@ -58,8 +60,8 @@ worded! {
         PartOfBlock => "part_of_block",
         /// An event about a group of layers of an unknown kind, or about a window or a state in a tier other than the device.
         OtherGroup => "other_group",
-        /// An event about a group of layers, other than group 0, that no stored event has described, or whose blocks don't end
-        /// where main attention's do.
+        /// An event about an unknown group of layers: no stored event has described the group, or its blocks don't end where main
+        /// attention's do. Group 0 needs no description.
         UnknownGroup => "unknown_group",
         /// A block of a window or a state whose place in its sequence cannot be found.
         UnplacedName => "unplaced_name",
@@ -69,7 +71,7 @@ worded! {
         OtherOwner => "other_owner",
         /// The event's medium stands for no tier.
         UnknownMedium => "unknown_medium",
-        /// A block without tokens and size, announced for an offload, under an unknown name.
+        /// A block that is announced for an offload without tokens and size, and under an unknown name.
         Placeholder => "placeholder",
         /// A block of an adapter that has a number, but no known name.
         UnnamedAdapter => "unnamed_adapter",
@@ -81,7 +83,8 @@ worded! {
         NoRemovals => "no_removals",
         /// A clear that doesn't say whether it empties this tier, too.
         UnclearTier => "unclear_tier",
-        /// Blocks announced for an offload, of which only the last of each chunk is named. The number of blocks in a chunk is unknown.
+        /// Blocks announced for an offload, in chunks. The event names only the last block of each chunk, and the number of
+        /// blocks in a chunk is unknown.
         UnknownChunk => "unknown_chunk",
         /// An object of a store that can't be matched to a block, or is only a part of a block.
         Unjoined => "unjoined",
@@ -95,8 +98,8 @@ impl Reason {
         self < Self::PartOfBlock
     }
 
-    /// Whether the reason, for an event about a tier beyond the device, leaves that tier's blocks in doubt. The blocks of
-    /// nearer tiers stay certain.
+    /// Whether an event that is left out for this reason puts its tier's blocks in doubt, if the tier is beyond the device. The
+    /// blocks of nearer tiers stay certain.
     pub fn hides_tier(self) -> bool {
         let is_of_tiers = matches!(
             self,

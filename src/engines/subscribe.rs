@@ -324,7 +324,7 @@ impl KvBlocksStored {
         })
     }
 
-    /// The blocks without an incomplete last block, which ends the sequence.
+    /// The blocks of the event, without the last one if that is an incomplete block at the end of the sequence.
     fn whole_blocks(&self) -> &[KvBlock] {
         let Some((last, before)) = self.blocks.split_last() else {
             return &[];
@@ -337,7 +337,7 @@ impl KvBlocksStored {
         if is_part { before } else { &self.blocks }
     }
 
-    /// Appends the block's objects, which tell it from other blocks with the same tokens, beside adapter and salt.
+    /// Appends the block's objects. Like adapter and salt, objects tell blocks with the same tokens apart.
     fn read_objects(&self, number: usize, block: &KvBlock, batch: &mut EngineBatch) {
         let block_number = u32::try_from(number).unwrap_or(u32::MAX);
         let start = batch.objects.len();
@@ -357,7 +357,7 @@ impl KvBlocksStored {
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }
 
-    /// Whether an extra key is empty, or is the adapter's name or the salt, which the event has in fields of their own.
+    /// Whether an extra key is no object: it is empty, or repeats the event's field for the adapter's name or the salt.
     fn is_namespace(&self, text: &str) -> bool {
         text.is_empty()
             || [&self.lora_name, &self.cache_salt]

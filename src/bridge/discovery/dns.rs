@@ -1,8 +1,9 @@
-//! Engines behind a name of DNS, such as that of a headless Service. Each address is an engine, or each SRV record, which also has the
-//! port.
+//! Engines behind a name of DNS, such as that of a headless Service. Each address is an engine, or each SRV record is. An SRV
+//! record also tells the port.
 //!
-//! An answer may lack an engine that is there: name servers leave out pods that are not ready for a moment, and some of many records. So an
-//! engine counts as gone only after several answers in a row lack it. No answer at all, or an error of the name server, changes nothing.
+//! An answer may lack an engine that is there: name servers leave out pods that are not ready for a moment, and do not always
+//! return all of many records. So an engine counts as gone only after several answers in a row lack it. No answer at all, or an
+//! error of the name server, changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -103,7 +104,7 @@ fn make_resolver(place: &DnsPlace) -> Result<TokioResolver, NetError> {
     builder.build()
 }
 
-/// Returns an empty list if the name server says that there is nothing, and the error otherwise.
+/// Returns an empty list if the error means that the name has no records, or else the error.
 fn or_nothing<T>(error: NetError) -> Result<Vec<T>, DnsError> {
     match error.is_no_records_found() {
         true => Ok(Vec::new()),

@@ -83,7 +83,7 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
 /// mark.
 type Looked = (Option<Vec<Mark>>, Vec<GivenEngine>);
 
-/// Reads the engines of all files; `None` if all marks are as they were `seen`.
+/// Reads the engines of all files; `None` if the files' marks are the same as `seen`.
 fn look(path: &Path, defaults: &EngineDefaults, seen: Option<&[Mark]>) -> Result<Option<Looked>, FileError> {
     let marks = marks(path)?;
     if seen == Some(&marks) {

@@ -12,7 +12,7 @@ const VALUE_BYTES_MAX: usize = 63;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodLabels(Vec<String>);
 
-/// A text that names no labels, or too many of them.
+/// Error for a text that is no list of label keys, or names too many.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}; write KEY,KEY…, whose values may have {VALUE_BYTES_MAX} bytes each")]
 pub struct PodLabelsError {
@@ -35,7 +35,7 @@ impl FromStr for PodLabels {
 }
 
 impl PodLabels {
-    /// Returns the chosen ones of a pod's labels.
+    /// Returns the labels of a pod whose keys were chosen.
     pub fn of(&self, pod: &BTreeMap<String, String>) -> Labels {
         let chosen = self.0.iter().filter_map(|key| pod.get_key_value(key));
         let chosen = chosen.map(|(key, value)| (key.clone(), value.clone()));

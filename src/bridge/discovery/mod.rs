@@ -1,8 +1,9 @@
 //! Discovery: finds engines by DNS, in files that are watched, as pods of Kubernetes, and in the records of Dynamo.
 //!
-//! A source yields the whole set of engines that it knows, and again whenever the set changes. One function, [`Bridge::replace`], applies
-//! the difference. A new engine is followed, a changed one (also in its identity) begins anew, and an engine that is gone is forgotten at
-//! once. A source that cannot look just now yields nothing, and the engines that it has known stay.
+//! A source yields the whole set of engines that it knows, once at first and then after each change. One function,
+//! [`Bridge::replace`], applies the difference. A new engine is followed, a changed one (also in its identity) begins anew, and
+//! an engine that is gone is forgotten at once. A source that cannot look just now yields nothing, and the engines that it has
+//! known stay.
 //!
 //! | source | knows | is asked |
 //! |---|---|---|

@@ -55,7 +55,7 @@ pub(crate) struct Reports {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Engines that a source knows, each time these change; `None` before its first report.
+/// Receiver of the engines that a source knows, which follows their changes; `None` before the source's first report.
 pub(super) type KnownEngines = watch::Receiver<Option<Vec<GivenEngine>>>;
 
 impl Reports {

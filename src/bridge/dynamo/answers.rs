@@ -76,7 +76,8 @@ enum Answer {
     TooNew(u64),
 }
 
-/// Asks a worker for its events from event `start` on, which it must have given already. Without `start`, asks for everything.
+/// Asks a worker for its events from event `start` on. The worker must have given that event before. Without `start`, asks for
+/// everything.
 pub(super) async fn catch_up(
     asker: &Asker,
     record: &SourceRecord,
@@ -112,7 +113,7 @@ pub(super) async fn catch_up(
     Err(AnswerError::TooFast)
 }
 
-/// Decodes events, and refuses events of any other worker than the one that was asked.
+/// Decodes events, and refuses them if one is of another worker or rank than `record`'s.
 async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<Part, AnswerError> {
     let decoding = spawn_blocking(move || {
         let limits = DecodeLimits {

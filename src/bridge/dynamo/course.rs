@@ -56,7 +56,7 @@ impl Pace {
         self.interval * (QUIET_INTERVALS + 1) + self.silent_after
     }
 
-    /// Returns the time from which a connection made now counts as heard, even if no message has come over it.
+    /// Returns the time from which a connection that is made now counts as heard, even if no message has come over it.
     pub(super) fn settled_at(&self) -> Instant {
         Instant::now() + self.interval
     }
@@ -129,8 +129,8 @@ impl Course {
         self.ask_at = Instant::now();
     }
 
-    /// Begins the question number `name` and returns its first event; `None` if it is not time to ask. The first event is the last known
-    /// one, so that it exists; the inner `None` asks for everything.
+    /// Begins the question number `name`, and returns the number of the first event to ask for; `None` if it is not time to ask.
+    /// That event is the last known one, so the worker has it. An inner `None` asks for everything.
     pub(super) fn question(&mut self, name: u64) -> Option<Option<u64>> {
         if self.asked.is_some() || self.ask_at > Instant::now() {
             return None;
@@ -139,8 +139,8 @@ impl Course {
         Some(self.due.map(|due| due.saturating_sub(1)))
     }
 
-    /// Returns the number behind the events of `batch`, if they go on from `due`; `None` if an event is missing. With `clears_all`, events
-    /// before a clear at the beginning of the batch may be missing.
+    /// Returns the number that is due after the events of `batch`, if they go on from `due`; `None` if an event is missing or has
+    /// no number. With `clears_all`, events before a clear at the beginning of the batch may be missing.
     pub(super) fn next_due(&self, due: u64, batch: &EngineBatch, clears_all: bool) -> Option<u64> {
         if batch.events().iter().any(|event| event.id.is_none()) {
             return None;
@@ -197,7 +197,8 @@ impl Course {
         self.trouble = Some(trouble);
     }
 
-    /// Notes that a message has come that goes on. If no more come, a question shows whether it was the last that was sent.
+    /// Notes a message that continues the known events. If no other message follows, a question will show whether the worker has
+    /// sent more.
     pub(super) fn is_alive(&mut self, pace: &Pace) {
         self.alive_at = Instant::now();
         self.ask_at = self.alive_at + pace.interval;

@@ -1,9 +1,10 @@
-//! Courses: follows the workers of an event plane that can be asked. The bridge asks them for events that it missed by a hole, a doubt or a
-//! late start.
+//! Courses: follows those workers of an event plane that the bridge can ask for events. It asks for the events that it has missed
+//! because of a hole, a doubt or a late start.
 //!
-//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages wait, until an
-//! answer together with the waiting messages reaches the last number that was heard of. A silent worker is asked now and then: the answer
-//! shows that it lives, and brings events that were lost last. A worker whose record is taken away is gone.
+//! Such a worker is exact while its own event numbers continue without a gap. Otherwise it is out of sight, and its messages
+//! wait. That ends once an answer and the waiting messages together reach the last number that was heard of. A silent worker is
+//! asked now and then: the answer shows that it lives, and brings events that were lost last. A worker whose record is taken away
+//! is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -302,8 +303,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Takes in the answer to a question. `is_news` tells, by the look that began with the question, whether the answer still shows the
-    /// present.
+    /// Takes in the answer to a question. `is_news` tells whether the answer still counts: the bridge has not stood still since
+    /// the question.
     pub(in super::super) async fn answered(
         &mut self,
         asked: Asked,
@@ -366,7 +367,9 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Decides after an answer whether a worker is in sight again.
+    /// Decides after an answer whether a worker is in sight again. `goes_on` tells whether the answer continued the known events
+    /// without a gap. `proves` tells whether a complete answer puts the worker in sight. That needs a connection that was heard
+    /// when the question was asked, and no stall since.
     async fn settle(&mut self, publisher: u64, goes_on: bool, proves: bool) -> Result<(), PublisherError> {
         let pace = &self.courses.pace;
         let Some(course) = self.courses.all.get_mut(&publisher) else {
@@ -423,7 +426,7 @@ async fn apply(
     Ok(true)
 }
 
-/// Applies an answer. Returns whether it goes on from the known events and reaches its own last number.
+/// Applies an answer. Returns whether its events go on from the known events, up to the last number that the answer names.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
     if let Some(Part { batch, last }) = &caught.base {
         // The worker is out of sight until its state is whole.

@@ -1,10 +1,10 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
-//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is asked for
-//! missing events; for it, its own event numbers count (`courses`). The other workers cannot be asked again. For them, a publisher's count
-//! without a hole proves that nothing is missing. A hole puts the publisher's workers in doubt until they clear. So does a count that runs
-//! backwards, which shows another process. If a publisher was heard late, its earlier messages are missing. The plane carries no
-//! heartbeats, so that a message shows its workers alive only at its own time.
+//! Each message is an envelope with its publisher and the publisher's count. A worker with a record in Dynamo's discovery is
+//! asked for missing events, which its own event numbers show (`courses`). The other workers cannot be asked again. For them, a
+//! publisher's count without a hole proves that nothing is missing. A hole puts the publisher's workers in doubt until they
+//! clear. So does a count that runs backwards, which shows another process. If a publisher was heard late, its earlier messages
+//! are missing. The plane carries no heartbeats. So a message shows that its workers were alive when it came, and nothing later.
 //!
 //! | file | content |
 //! |---|---|
@@ -54,7 +54,7 @@ const PUBLISHERS_MAX: usize = 4096;
 const FRAME_HEAD_BYTES: usize = 5;
 const FRAME_VERSION: u8 = 1;
 
-/// Fault of a message over ZeroMQ that is none of the event plane.
+/// Fault of a ZeroMQ message that does not have the form of the event plane's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum PlaneFrameError {
     /// The message has a wrong number of frames.
@@ -258,8 +258,8 @@ impl PlaneEvents {
         Ok(())
     }
 
-    /// Puts the holders in doubt that an unfollowed publisher reports. If another publisher reported such a holder before, the holder is
-    /// another process by now, and the earlier reports are outdated.
+    /// Puts the holders in doubt that `named` lists: an unfollowed publisher reports them. If another publisher reported such a
+    /// holder before, the holder is another process by now, and the earlier reports are outdated.
     async fn doubt(
         &mut self,
         publisher: u64,

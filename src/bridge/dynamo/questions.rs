@@ -60,10 +60,10 @@ pub(in super::super) enum QuestionError {
     /// A message is larger than the bound.
     #[error("the answer has more than {ANSWER_BYTES_MAX} bytes")]
     TooLarge,
-    /// The checksum is not that of the message.
+    /// The checksum does not match the message.
     #[error("the checksum of the answer is another")]
     Checksum,
-    /// A message has another form than those of an answer.
+    /// A message does not have the form of a part of an answer.
     #[error("the answer is of another form")]
     Form,
     /// The worker's runtime has refused the question.
@@ -166,7 +166,8 @@ impl Asker {
         self.read_answer(stream, room).await
     }
 
-    /// Reads the messages behind the greeting: the prologue that tells no failure, one answer, and its end.
+    /// Reads the messages after the greeting: the prologue, the answer, and the end message. An error in the prologue is a
+    /// refusal.
     async fn read_answer(&self, mut stream: TcpStream, room: &mut Room) -> Result<Bytes, QuestionError> {
         let (prologue, _) = read_message(&mut stream, HEADER_BYTES_MAX).await?;
         let prologue: Prologue = serde_json::from_slice(&prologue).map_err(|_| QuestionError::Form)?;
@@ -286,7 +287,7 @@ struct Body<'a> {
     complete_final: bool,
 }
 
-/// The first message behind the greeting.
+/// The first message after the greeting, which may tell an error.
 #[derive(Deserialize)]
 struct Prologue {
     error: Option<String>,

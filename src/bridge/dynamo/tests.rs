@@ -63,7 +63,7 @@ fn a_publishers_count_proves_what_is_missing() {
     assert_eq!(publisher.note(1, 21), Number::Next);
 }
 
-/// The events of a publisher: each worker has stored a block.
+/// Returns a message of a publisher in which each of `workers` has stored a block.
 fn message(publisher: u64, sequence: u64, workers: std::ops::Range<u64>) -> Bytes {
     let block = json!({"block_hash": 1, "tokens_hash": 2});
     let stored = json!({"stored": {"parent_hash": null, "blocks": [block]}});

@@ -1,5 +1,5 @@
-//! Engines that flags, files and discovery give. Each of these sources reports all engines that it knows now; this module makes the
-//! difference to its report before.
+//! Engines that flags, files and discovery give. Each of these sources reports all engines that it knows now. This module applies
+//! the difference to the source's last report.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ impl Bridge {
         self.inner.options.state.as_ref()?.shared()
     }
 
-    /// Has the other bridges know what was registered or unregistered here.
+    /// Tells the other bridges that `engine` was registered here, or unregistered. Does nothing if no registrations are shared.
     fn share(&self, engine: GivenEngine, is_registered: bool) {
         if let Some(shared) = self.shared_registrations() {
             let registration = Registration {
@@ -43,7 +43,8 @@ impl Bridge {
         }
     }
 
-    /// Follows an engine that was registered with another bridge, or ends to follow it. Its host was checked there.
+    /// Applies a registration that another bridge has taken: follows the engine, or stops following it. The other bridge has
+    /// checked the engine's host.
     pub(super) fn apply(&self, registration: Registration) {
         let Registration {
             engine,
@@ -68,7 +69,7 @@ impl Bridge {
         }
     }
 
-    /// Ends to follow an engine that was registered. One that a source gives is followed on.
+    /// Stops following an engine that was registered. An engine that a source gives, too, is still followed.
     fn drop_registered(&self, engine: &GivenEngine) {
         let mut state = self.inner.state.lock();
         if state.given.has(engine) {

@@ -6,21 +6,22 @@ use super::super::republish::{RouterQuestion, SocketPair, router_flags};
 use super::Bridge;
 
 impl Bridge {
-    /// Assigns addresses at which events are published once more: each of `engines` that has none gets the next address, in their order.
+    /// Assigns addresses at which events are published once more. Each of `engines` without an address gets the next one, in the
+    /// order of the list.
     pub fn assign_republished(&self, engines: &[GivenEngine]) {
         if let Some(republisher) = &self.inner.republisher {
             republisher.assign(engines);
         }
     }
 
-    /// Returns the sockets at which an engine's events are published once more, or what keeps the engine from having some, in words; `None`
-    /// if they are not.
+    /// Returns the sockets at which an engine's events are published once more, or in words why the engine has no sockets. `None`
+    /// if its events are not published once more.
     pub fn republished_at(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
         self.inner.republisher.as_ref()?.sockets_of(engine)
     }
 
-    /// Returns the flags of vLLM's router for the engines that are republished and have an address, on one line; `None` if no engine is
-    /// republished.
+    /// Returns the flags of vLLM's router for the engines that are republished and have an address, on one line. `None` if this
+    /// bridge republishes nothing.
     pub fn router_flags(&self, question: &RouterQuestion) -> Option<String> {
         let republisher = self.inner.republisher.as_ref()?;
         let state = self.inner.state.lock();

@@ -86,7 +86,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Stops following the engine of the server with this `key`, if that server is asked as `server` says.
+    /// Stops following the engine of the server with this `key`, if that server is asked in the same way as `server`.
     pub(super) fn remove_server(&self, state: &mut State, key: &ServerKey, server: &NewServer) {
         let is_it = |asked: &AskedServer| asked.handle.server.is_asked_like(server);
         if state.servers.get(key).is_some_and(is_it) {
@@ -95,7 +95,8 @@ impl Bridge {
         }
     }
 
-    /// Stops following the engines of each server that has at least one meant engine. Returns the keys of those engines.
+    /// Stops following all engines of each server with at least one engine for which `is_meant` holds. Returns the keys of those
+    /// engines.
     pub(super) fn remove_servers(
         &self,
         state: &mut State,
@@ -111,7 +112,8 @@ impl Bridge {
         removed
     }
 
-    /// Follows the publishers that a server tells of now. Publishers that it no longer tells of, or tells of otherwise, are forgotten.
+    /// Follows the publishers that a server tells of now. Publishers that the server no longer tells of, or now describes in
+    /// another way, are forgotten.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ pub(super) enum Verified {
     Stranger,
     /// The answer has a hole. The batches before the hole have been applied.
     Torn,
-    /// The answer begins behind the batches that have been applied. On an unbroken connection no published batch is lost by that.
+    /// The answer begins after the last applied batch. As long as the connection is unbroken, no published batch is lost by that.
     Beyond,
     /// The socket has no batch, and has never given one, although batches have been applied.
     Empty,
@@ -40,7 +40,8 @@ impl Follower {
         ))
     }
 
-    /// Asks the replay socket, and again while answers have holes: engines drop batches that a slow reader does not take.
+    /// Asks the replay socket, and asks again as long as answers have holes, [`ASK_ATTEMPTS`] times without progress. Holes come
+    /// from engines that drop batches for a slow reader.
     pub(super) async fn ask(&mut self) -> Result<Verified, FollowError> {
         self.relay.tell().await?;
         let mut attempts = ASK_ATTEMPTS;
@@ -55,8 +56,8 @@ impl Follower {
         }
     }
 
-    /// Asks the replay socket once. Nothing behind a hole in the answer is applied, unless `is_last`: the missing batches then count as
-    /// lost.
+    /// Asks the replay socket once. Batches after a hole in the answer are applied only if `is_last`: the missing batches then
+    /// count as lost.
     async fn ask_once(&mut self, is_last: bool) -> Result<Verified, FollowError> {
         let from = self.continuity.replay_from();
         let mut replay = self.question(from).await?;
@@ -99,8 +100,8 @@ impl Follower {
         }
     }
 
-    /// Logs that an answer begins at `begins`, behind the number that is needed. Does nothing on a verified connection, which may still
-    /// bring the missing batches.
+    /// Logs that an answer begins at `begins`, after the number that is needed. Does nothing on a verified connection, which may
+    /// still bring the missing batches.
     fn note_short_replay(&mut self, begins: u64) {
         let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
         if self.connection.is_verified() || is_told {

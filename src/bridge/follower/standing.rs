@@ -44,7 +44,7 @@ pub(super) enum ConnectionChange {
     Reconnected,
     /// The replay socket has other batches than the connection.
     Contradicted,
-    /// A batch of the connection was taken: what follows continues it.
+    /// A batch of the connection was taken, so that later batches continue the applied batches.
     Continued,
     /// The replay socket has given all that was missing.
     Checked,
@@ -95,7 +95,7 @@ pub(super) enum ReplayState {
 /// News of a replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReplayChange {
-    /// The socket is asked for everything: that decides.
+    /// The socket is about to be asked for everything. The answer decides the next state.
     Asked,
     /// The socket did not answer, too often in a row.
     Unanswered(Useless),
@@ -128,7 +128,7 @@ impl ReplayState {
         matches!(self, Self::Silent(useless) if useless.ask_at <= now)
     }
 
-    /// Whether a socket that contradicts the published batches is to be asked for the next one at `now`.
+    /// Whether a socket that contradicts the published batches is to be asked for the next published batch at `now`.
     pub(super) fn is_contradiction_due(&self, now: Instant) -> bool {
         matches!(self, Self::Contradicting(useless) if useless.ask_at <= now)
     }
@@ -155,15 +155,15 @@ impl ReplayState {
 pub(super) enum Hearing {
     /// The last batch was published on the connection.
     Heard,
-    /// Looks have found batches since this time that are not published on the connection.
+    /// Since this time, looks have found batches at the replay socket that were not published on the connection.
     Since(Instant),
-    /// Such batches have been found for too long.
+    /// For too long, looks have found batches at the replay socket that were not published on the connection.
     Unheard,
 }
 
 impl Hearing {
-    /// The state after a look, begun at `begun`, has found a batch that is not published on the connection. `now` is the time after the
-    /// look, and `max` how long that may go on.
+    /// Returns the state after a look that found a batch which is not published on the connection. The look began at `begun` and
+    /// ended at `now`. `max` is the longest time for which such looks may go on.
     #[must_use]
     pub(super) fn after_unpublished(self, begun: Instant, now: Instant, max: Duration) -> Self {
         let since = match self {

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | the socket, on a connection that stands | the socket is asked for the last published batch; if it lacks that batch, the next batch decides |
 //! | a batch that is published | the socket is asked for that batch |
-//! | a socket that has no batch at all | it is asked again, as the batch may be on its way there; then it counts as one that keeps nothing |
+//! | a socket that has no batch at all | it is asked again, as the batch may be on its way; then it counts as keeping nothing |
 //!
-//! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise the engine
-//! is followed without the socket, which is asked again behind later batches, with growing pauses.
+//! If the socket has the batch with the same bytes, both are a new process, and everything is taken from the socket. Otherwise
+//! the engine is followed without the socket. The socket is asked again after later batches, with growing pauses.
 
 use std::time::Instant;
 
@@ -20,12 +20,14 @@ use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
 
-/// Number of answers without a batch, on a connection that stands, from which on the socket keeps nothing to replay.
+/// Number of answers without a batch, on a connection that stands, after which the socket counts as one that keeps nothing to
+/// replay.
 const EMPTY_ANSWERS_MAX: u32 = 3;
 
 impl Follower {
-    /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either both are
-    /// another process by now, or the socket is of another engine. The batch that was published last shows which, or else the next one.
+    /// Settles a contradiction between the replay socket and the applied batches, on a connection that has not broken. Either
+    /// both are another process by now, or the socket is of another engine. The replay socket is asked for the batch that was
+    /// published last. If it lacks that batch, the next batch decides.
     pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
         self.relay.lost().await?;
         let Some(heard) = self.continuity.heard() else {
@@ -63,8 +65,8 @@ impl Follower {
         }
     }
 
-    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither what is
-    /// missing, nor whether the process behind a new connection is the same.
+    /// Notes that the replay socket has no batch, although batches have been applied. A socket that keeps nothing shows neither
+    /// what is missing, nor whether a new connection is to the same process.
     pub(super) async fn note_empty_answer(&mut self) -> Result<(), FollowError> {
         self.empty_answers = self.empty_answers.saturating_add(1);
         let is_verified = self.connection.is_verified();
@@ -93,8 +95,8 @@ impl Follower {
         self.note_replay(ReplayChange::Contradicted(useless));
     }
 
-    /// Asks a contradicted replay socket for `heard`, which was just published. If the socket has the same bytes it is the same process,
-    /// and everything is taken from it.
+    /// Asks a replay socket that is not believed for `heard`, which was just published. If the socket has the same bytes, it is
+    /// of the same process, and everything is taken from it.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
         match self.agrees(Heard::new(heard.seq, &heard.payload)).await {
             Ok(true) => self.take_all().await,

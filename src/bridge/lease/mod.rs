@@ -43,7 +43,8 @@ pub struct LeaseOptions {
     pub times: Times,
 }
 
-/// How well a bridge sees a holder. The bridge that sees it better speaks. The numbers go over the wire and must stay stable.
+/// How well a bridge sees a holder. Of several bridges, the one that sees the holder best speaks for it. The numbers go over the
+/// wire and must stay stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sight {
     /// The bridge does not see the holder.

@@ -3,10 +3,10 @@
 //! | event or state | time |
 //! |---|---|
 //! | a bridge sends a beat | every [`Times::beat`], and at once when it begins or ends to speak |
-//! | its term, for which it may speak | [`Times::term`] from the sending of the last of its own beats that it has heard |
-//! | other bridges count it as alive | [`Times::silence`] from the last of its beats that they have heard |
+//! | a bridge's term, for which it may speak | [`Times::term`] from the sending of the last own beat that it has heard |
+//! | other bridges count a bridge as alive | [`Times::silence`] from its last beat that they have heard |
 //! | a bridge that has begun, or was cut off, only listens | [`Times::silence`] from the first own beat that it has heard |
-//! | …, if it was the last to speak | [`Times::listen`] |
+//! | the same, if the bridge was the last to speak | [`Times::listen`] from the first own beat that it has heard |
 //!
 //! The term is shorter than the silence, and begins earlier. So a bridge that is cut off from NATS, or stands still, falls silent before
 //! another speaks. This is no proof, as clocks and messages may be late. Epochs keep answers right. A bridge that begins to speak takes an
@@ -33,12 +33,12 @@ const SENT_MAX: usize = 64;
 pub struct Times {
     /// Time between two beats.
     pub beat: Duration,
-    /// Time for which a beat that came back lets its own bridge speak, from its sending.
+    /// Time for which a bridge may speak, from the sending of its last beat that came back over NATS.
     pub term: Duration,
     /// Time for which a beat that was heard keeps other bridges from speaking.
     pub silence: Duration,
-    /// Time for which the last bridge that spoke listens before it speaks again, if it was cut off: two beats of another that speaks. Bridges
-    /// that are back together then do not begin together.
+    /// Time for which the bridge that spoke last listens before it speaks again, if it was cut off. In that time it hears two
+    /// beats of a bridge that speaks, so that bridges which come back together do not begin together.
     pub listen: Duration,
     /// Extra time that each bridge waits for every bridge that is to speak before it.
     pub step: Duration,
@@ -119,7 +119,7 @@ pub(super) struct Table {
     sent: VecDeque<(u64, Instant)>,
     beats: u64,
     shares: u64,
-    /// Time since which own beats come back without a break; `None` if they do not.
+    /// Start of the time in which own beats come back without a break; `None` if they do not come back.
     listening_since: Option<Instant>,
     /// Whether something has changed that other bridges must hear at once.
     is_news: bool,

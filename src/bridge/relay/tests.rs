@@ -229,7 +229,8 @@ async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
     assert!(!relay.is_exact());
 }
 
-/// A field that an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
+/// An old form of events has no room for some fields. This puts the holder as a whole in no doubt, and daemons hear of the fields
+/// before the first block.
 #[tokio::test]
 async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
     let (_broker, mut relay, mut batches) = heard_relay().await;

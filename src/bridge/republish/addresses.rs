@@ -21,7 +21,7 @@ pub struct RepublishAddress {
     /// Engine of the address; `None` for all engines without an address of their own.
     instance: Option<String>,
     first: SocketPair,
-    /// Number of pairs of a range; `None` for an address without an end.
+    /// Number of port pairs of a range; `None` for an address that is no range.
     pairs: Option<usize>,
 }
 
@@ -36,12 +36,12 @@ impl RepublishAddress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PortRange {
     first: SocketPair,
-    /// Number of pairs.
+    /// Number of port pairs in the range.
     pub(super) pairs: usize,
 }
 
 impl PortRange {
-    /// Returns the pair of this number, counted from 0; `None` beyond the range.
+    /// Returns the sockets of the port pair `number`, counted from 0; `None` beyond the range.
     pub(super) fn pair(&self, number: usize) -> Option<SocketPair> {
         (number < self.pairs).then(|| self.first.behind(number))?
     }
@@ -84,7 +84,7 @@ impl SocketPair {
         }
     }
 
-    /// Returns the pair that comes `pairs` pairs behind this one; `None` if there are no such ports.
+    /// Returns the pair of ports that comes `pairs` pairs after this pair; `None` if there are no such ports.
     fn behind(&self, pairs: usize) -> Option<Self> {
         let port = usize::from(self.port).checked_add(pairs.checked_mul(2)?)?;
         let port = u16::try_from(port).ok().filter(|port| *port < u16::MAX)?;

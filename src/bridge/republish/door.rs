@@ -218,7 +218,8 @@ async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Resu
     }
 }
 
-/// Answers a question from number `start` on: sends the state from that number on, and empty batches for the numbers behind it.
+/// Answers a question for the batches from number `start` on. Sends the engine's whole state under the numbers from `start` on,
+/// and then an empty batch for each later number.
 async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Result<(), Ended> {
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
@@ -245,7 +246,8 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
     send(client, &bytes).await
 }
 
-/// Returns a state with at least as many numbers from `start` on as it has lists, unless it ends before `start`.
+/// Returns a state for an answer from `start` on. Each list of a state takes one number, so the last number is raised if fewer
+/// numbers are left. A state whose number is below `start` is returned as it is.
 async fn state_for(start: u64, stream: &Stream) -> Arc<State> {
     let state = stream.state().await;
     let last = last_number(start, &state);

@@ -93,7 +93,7 @@ fn url_of(address: &Address) -> String {
     }
 }
 
-/// Tells whether a shell takes the URL for one plain word, also where nobody quotes it.
+/// Tells whether a shell takes the URL for one plain word even without quotes.
 fn is_word(url: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/[]%~@".contains(&byte);
     url.bytes().all(is_plain)

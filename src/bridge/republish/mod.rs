@@ -18,9 +18,9 @@
 //!    [`NUMBERS_MAX`] numbers.
 //! 4. Clients can harm nobody. Their messages are bounded to a few bytes, the messages that wait for them are bounded in bytes and time,
 //!    and their number is bounded. Each connection that is ended for such a bound is counted (`door`).
-//! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse connections, and
-//!    end those that they have when another one begins to speak. A bridge that has just begun offers nothing.
-//!    A router may take the stream of one bridge and the replays of another, but only while both believe to speak. Test:
+//! 5. Of several bridges that share a lease, the one that speaks for an engine listens at its sockets. The others refuse
+//!    connections, and end those that they have when another one begins to speak. A bridge that has just begun offers nothing. A
+//!    router may take the stream of one bridge and the replays of another, but only while both believe that they speak. Test:
 //!    `republish_lease::the_bridge_that_speaks_publishes`.
 //!
 //! An engine has its ports by its name, by its order among flags and file (`addresses`), or out of a range (`ports`, `places`).
@@ -138,7 +138,8 @@ impl Republisher {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or what keeps it from having some, in words; `None` if it is not republished.
+    /// Returns the sockets of an engine that is followed, or in words why the engine has no sockets. `None` if the engine is not
+    /// republished.
     pub(super) fn sockets_of(&self, engine: &NewEngine) -> Option<Result<SocketPair, String>> {
         if !is_republished(engine) {
             return None;
@@ -172,8 +173,8 @@ impl Republisher {
         None
     }
 
-    /// Begins to publish the events of an engine whose blocks are translated with `settings`, from the `kept` blocks on, in the given turns.
-    /// Returns the tap for its relay; `None` if the engine is not republished.
+    /// Begins to publish the events of an engine once more, during the given turns. The stream begins with the `kept` blocks, and
+    /// `settings` are those of the engine's translator. Returns the tap for the relay; `None` if the engine is not republished.
     pub(super) async fn tap(
         &self,
         engine: &NewEngine,

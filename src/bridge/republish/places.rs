@@ -1,8 +1,8 @@
 //! Places of engines in a range of ports. Each place is a pair of ports, counted from the beginning of the range.
 //!
-//! An engine keeps its place as long as the table does. Places that nobody has had are given first. Once all have been given, the place that
-//! was given longest ago goes to another engine, among the places whose engines are not known any more. So a router that still has the
-//! ports of an engine which is gone hears of no other one, as long as the range is wide enough.
+//! An engine keeps its place as long as the table is kept. Unused places are given first. After that, a new engine takes over a
+//! place whose engine is no longer followed: of several, the one that was given longest ago. A router may still have the ports of
+//! an engine that is gone. As long as the range is wide enough, no other engine appears at those ports.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub(super) const PLACES_MAX: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     engine: String,
-    /// Number of the giving: places that were given later have higher numbers.
+    /// Serial number of the assignment: places that were given later have higher numbers.
     given: u64,
 }
 
@@ -22,7 +22,7 @@ struct Place {
 pub(in super::super) struct Places {
     /// The given places, by their numbers from 0 on.
     places: Vec<Place>,
-    /// Number of givings so far.
+    /// Number of assignments so far.
     givings: u64,
 }
 

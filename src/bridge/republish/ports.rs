@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 struct Known {
     /// Number of taps that are for the engine: an engine that begins anew may have two for a moment.
     taps: usize,
-    /// Trouble that keeps the engine from having ports; `None` if it has some, or is about to.
+    /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
     trouble: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl Ports {
         }
     }
 
-    /// Returns the sockets of an engine that is followed, or what keeps it from having some; `None` for other engines.
+    /// Returns the sockets of an engine that is followed, or in words why it has no sockets; `None` for other engines.
     pub(super) fn of(&self, engine: &str) -> Option<Result<SocketPair, String>> {
         let trouble = self.known.lock().get(engine)?.trouble.clone();
         let place = self.places.borrow().1.of(engine);

@@ -138,7 +138,8 @@ impl Stream {
         bytes.into()
     }
 
-    /// Makes the two messages that tell a subscriber that it knows nothing: a restart, and a gap behind it.
+    /// Makes the two messages that a new subscriber gets first: a restart, and then a gap, which makes the subscriber ask for a
+    /// replay.
     fn beginning(&self, number: u64) -> [Bytes; 2] {
         [
             self.message(0, &EventList::cleared()),
@@ -199,8 +200,8 @@ impl Stream {
         }
     }
 
-    /// Sends an empty batch, by which subscribers see that nothing is missing. Puts an engine in doubt that is out of sight for
-    /// [`UNSEEN_MAX`].
+    /// Sends an empty batch, by which subscribers see that nothing is missing. Puts the engine in doubt if it has been out of
+    /// sight for [`UNSEEN_MAX`].
     pub(super) fn beat(&self) {
         let mut inner = self.inner.lock();
         if inner

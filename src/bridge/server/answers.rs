@@ -75,7 +75,8 @@ pub(super) struct Sockets {
     pub(super) endpoint: String,
     pub(super) replay: Option<String>,
     pub(super) topic: String,
-    /// Hint with the flag to set if nobody listens at the endpoint, as the publisher then connects there; `None` if it listens for sure.
+    /// Hint with the flag to set if nobody listens at the endpoint, because the publisher then connects to it instead. `None` if
+    /// the publisher listens for sure.
     pub(super) refused_hint: Option<&'static str>,
 }
 
@@ -106,7 +107,7 @@ pub(super) struct VllmSource {
     pub(super) topic: Option<String>,
 }
 
-/// Reads vLLM's answer to `GET /kv_event_sources`; `host` is that of the server's URL.
+/// Reads vLLM's answer to `GET /kv_event_sources`. `host` is the host in the server's URL.
 pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
         path: "GET /kv_event_sources",
@@ -149,9 +150,9 @@ pub(super) fn vllm_publishers(
     }
 }
 
-/// Returns the sockets of one publisher of vLLM. Its publisher listens at addresses with `*` or `::`, and connects to all others. The
-/// exception is an address that vLLM has chosen itself, behind `tcp://*:0`: for it, the answer does not show whether the publisher listens
-/// or connects.
+/// Returns the sockets of one publisher of vLLM. vLLM's publisher listens at addresses with `*` or `::`, and connects to all
+/// others. There is one exception: for `tcp://*:0`, vLLM tells an address that it has chosen itself. The answer then does not
+/// show whether the publisher listens or connects.
 fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> Result<Sockets, AnswerError> {
     let connects = || AnswerError::Connects {
         endpoint: endpoint.to_owned(),
@@ -214,7 +215,7 @@ struct SglangEvents {
     replay_endpoint_port_base: Option<u16>,
 }
 
-/// Reads SGLang's answer to `GET /server_info`; `host` is that of the server's URL.
+/// Reads SGLang's answer to `GET /server_info`. `host` is the host in the server's URL.
 pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
         path: "GET /server_info",

@@ -28,7 +28,7 @@ pub(super) enum AskError {
     /// The server was silent for too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// The status of the answer is none that an engine's server gives.
+    /// The answer's status is not one that an engine's server gives.
     #[error("status {status} for GET {path}")]
     Status {
         /// The path that was asked for.
@@ -62,7 +62,7 @@ pub(super) enum AskError {
 }
 
 impl AskError {
-    /// Tells whether the server is that of another engine than the given one.
+    /// Tells whether the error means that the server belongs to another engine: it serves another model than the given one.
     pub(super) fn is_other_engine(&self) -> bool {
         matches!(self, Self::Answer(AnswerError::OtherModel { .. }))
     }
@@ -77,7 +77,8 @@ pub(super) struct Described {
     pub(super) peers: Vec<IpAddr>,
     /// Name of the engine's process, which differs between processes; `None` if the server tells none.
     pub(super) process: Option<String>,
-    /// Number of ranks of whose events one publisher tells; `None` if the server does not tell the number, or has a publisher for each rank.
+    /// Number of ranks whose events come from one publisher; `None` if the server does not tell the number, or has a publisher
+    /// for each rank.
     pub(super) ranks: Option<u32>,
 }
 
@@ -126,7 +127,7 @@ impl Questions<'_> {
         self.connection.ask(Method::GET, path).await
     }
 
-    /// Returns the publishers. Asks first as servers of the `first` format answer, and then as the others do.
+    /// Returns the publishers. Asks first at the path of servers of the `first` format, and then at the other path.
     async fn publishers(&mut self, first: Format) -> Result<Publishers, AskError> {
         let order = match first {
             Format::Sglang => [SGLANG_PATH, VLLM_PATH],

@@ -3,7 +3,7 @@
 //!
 //! | server | question | answer |
 //! |---|---|---|
-//! | a server that hands on events | `SubscribeKvEvents`, behind a batch that no server has seen | a refusal of the number shows the method |
+//! | a server that hands on events | `SubscribeKvEvents` after a batch nobody has seen | refusing the number shows the method |
 //! | the same | `GetModelInfo`, and of vLLM's `GetServerInfo` | the model, and the block size |
 //! | vLLM's own front end | `vllm.Control/GetKvEventSources` | by rank, its publisher's sockets and topic; none where events are off |
 //! | the same | `GetModelInfo`, `GetServerInfo` | the model; the block size, and a name of the process |
@@ -84,8 +84,8 @@ fn present<Answer>(asked: Result<Answer, GrpcError>) -> Result<Option<Answer>, G
     }
 }
 
-/// Returns the one publisher of a server that hands on events itself, which is its stream over gRPC, and the number of ranks if it tells
-/// that.
+/// Returns the publisher of a server that hands on events itself: its one stream over gRPC. Also returns the number of ranks, if
+/// the server tells it.
 async fn serviced(
     channel: &Channel,
     format: Format,
@@ -145,7 +145,7 @@ async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) 
     }
 }
 
-/// Reads vLLM's answer to `GetKvEventSources`; `host` is that of the server's URL.
+/// Reads vLLM's answer to `GetKvEventSources`. `host` is the host in the server's URL.
 fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerError> {
     let failed = |reason: String| AnswerError::Form {
         path: SOURCES_PATH,

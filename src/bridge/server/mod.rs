@@ -11,9 +11,10 @@
 //!
 //! A server over HTTP tells of ZeroMQ publishers. A server over gRPC either hands on events itself, or tells of ZeroMQ publishers, too.
 //!
-//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is believed
-//! before the server behind it has shown that it is the same engine. The same engine means the same model, topics, block size and sockets.
-//! Two engines may be alike in all of that. Only the source that found them can tell them apart, so that the source is asked, too.
+//! An answer counts for the connections that stood when the question was sent. So nothing that comes over a new connection is
+//! believed before the server has shown that it is the same engine. The same engine means the same model, topics, block size and
+//! sockets. Two engines may be alike in all of these. Only the source that found the engines can tell them apart, so the source
+//! is asked, too.
 //!
 //! | file | subject |
 //! |---|---|

@@ -83,7 +83,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Reads the replay socket until a batch shows the block size; `None` if it has no block.
+    /// Reads the replay socket until a batch shows the block size; `None` if no batch of the socket has a block.
     async fn replayed(
         &mut self,
         endpoint: &str,

@@ -7,9 +7,9 @@
 //! | key `SET.registered.DIGEST` | an engine that was registered or unregistered over HTTP; see `shared` |
 //! | key `SET.ports` | the ports at which engines are republished; see `places` |
 //!
-//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Of other bridges the one that has opened the
-//! set last has it: each write of another one is refused (fenced). A file that passes that check late does no harm, as no file makes a
-//! holder exact.
+//! The objects and the keys are in two buckets of one name. Bridges of one lease share a set. Among other bridges, a set belongs
+//! to the bridge that opened it last, and writes of all others are refused (fenced). A file that is written late in spite of that
+//! does no harm, because no file makes a holder exact.
 //!
 //! JetStream may be away. Reading waits for it until [`OPEN_PATIENCE`] after the start, and then fails. Writing fails at once.
 
@@ -106,7 +106,7 @@ impl Bucket {
         format!("{}.owner", self.set)
     }
 
-    /// Opens the buckets, and makes those that are missing. The first call takes the set from whoever has it.
+    /// Opens the buckets, and makes those that are missing. The first call takes the set from its present owner.
     pub(super) async fn open(&self, jetstream: &Context) -> io::Result<Stores> {
         let name = &self.name;
         let objects = match jetstream.get_object_store(name).await {
@@ -152,7 +152,7 @@ impl Bucket {
         owner == self.owner.as_bytes()
     }
 
-    /// Returns the error of whoever no longer has the set.
+    /// Returns the error for a bridge that no longer owns the set; `owner` is the set's new owner.
     pub(super) fn fenced(&self, owner: &[u8]) -> io::Error {
         let owner = shown(&String::from_utf8_lossy(owner));
         io::Error::other(format!(
@@ -160,7 +160,7 @@ impl Bucket {
         ))
     }
 
-    /// Returns the name of another owner that has the set; `None` if it is this one's.
+    /// Returns the name of the set's owner, if it is another one; `None` if the set belongs to this bridge or its group.
     pub(super) async fn other_owner(&self, keys: &Store) -> io::Result<Option<Bytes>> {
         let owner = keys.get(self.owner_key()).await.map_err(io::Error::other)?;
         if owner.is_none() {
@@ -178,7 +178,7 @@ impl Bucket {
         }
     }
 
-    /// Returns the buckets for reading, as soon as they are open.
+    /// Waits until the buckets are open, for at most [`OPEN_PATIENCE`] from the start, and returns them. Blocks.
     fn awaited(&self) -> io::Result<Stores> {
         let due_at = *self.due_at.get_or_init(|| Instant::now() + OPEN_PATIENCE);
         let mut stores = self.stores.subscribe();
@@ -217,7 +217,8 @@ impl Bucket {
     }
 }
 
-/// Returns the stream behind a key-value bucket. The client's own call for that cannot read an answer of servers before 2.10.
+/// Returns the settings of the stream that stores a key-value bucket. The client's own call for making a bucket is not used,
+/// because it cannot read an answer of servers before 2.10.
 fn keys_config(name: &str) -> stream::Config {
     stream::Config {
         name: format!("KV_{name}"),
@@ -234,7 +235,7 @@ fn keys_config(name: &str) -> stream::Config {
     }
 }
 
-/// Returns the kind of an error of JetStream about one object.
+/// Returns the I/O kind of a JetStream error about one object: not found if the object `is_missing`.
 fn kind_of(is_missing: bool) -> io::ErrorKind {
     match is_missing {
         true => io::ErrorKind::NotFound,

@@ -46,7 +46,7 @@ pub(super) enum FileError {
     OtherVersion(u32),
     #[error("it is damaged")]
     Damaged,
-    /// The checksum is right, and the value cannot be decoded nevertheless.
+    /// The checksum is right, but the value cannot be decoded.
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] rmp_serde::decode::Error),
     #[error("it cannot be written: {0}")]

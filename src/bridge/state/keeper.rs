@@ -12,7 +12,7 @@ use kvatlas_telemetry::BridgeMetrics;
 
 use super::{KeptEngine, StateDirectory};
 
-/// Writing takes at most one part in this many of the time.
+/// Least ratio of all time to the time spent on writing: writing takes at most a twentieth.
 const SHARE: u32 = 20;
 
 /// Right to write a file. One engine of a bridge has it at a time.
@@ -27,7 +27,7 @@ pub(in super::super) struct Keeper {
     holder: PublishedHolder,
     bytes_max: u64,
     metrics: Arc<BridgeMetrics>,
-    /// Number of changes that the file contains which was written last and with success.
+    /// Number of changes in the file that was last written successfully.
     written: Arc<AtomicU64>,
     due_at: Instant,
     writing: Option<JoinHandle<()>>,
@@ -54,8 +54,8 @@ impl Keeper {
         }
     }
 
-    /// Returns the right to write; `None` unless there is something new by the number of `changes` so far, it is time, and no other file is
-    /// being written.
+    /// Returns the right to write. `None` if the file already contains all `changes` so far, the next writing is not due yet, or
+    /// another file is being written.
     pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
         if self.contains(changes) || Instant::now() < self.due_at {
             return None;
@@ -98,7 +98,7 @@ impl Keeper {
         }));
     }
 
-    /// Tells whether the file contains so many `changes`.
+    /// Tells whether the last written file contains all `changes` so far.
     fn contains(&self, changes: u64) -> bool {
         self.written.load(Ordering::Acquire) == changes
     }

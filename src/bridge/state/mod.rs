@@ -1,4 +1,4 @@
-//! State that a bridge keeps on disk or in JetStream, so that the next bridge continues where this one has ended, in whatever way it ended.
+//! State that a bridge keeps on disk or in JetStream. The next bridge continues from there, however this bridge ended.
 //!
 //! | file | content |
 //! |---|---|
@@ -80,7 +80,7 @@ pub enum StateError {
         /// Name that the other bridge gives itself.
         owner: String,
     },
-    /// The name of the lease cannot be that of a set.
+    /// The lease's name cannot be the name of a set.
     #[error(transparent)]
     Place(#[from] PlaceError),
 }
@@ -177,8 +177,8 @@ impl StateDirectory {
         })
     }
 
-    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files, and one without a lease has it alone. Nothing is
-    /// asked of JetStream before [`super::Bridge::start`]. Needs the current tokio runtime.
+    /// Opens `place`. In JetStream, the bridges of the lease `group` share a set of files; a bridge without a lease has a set of
+    /// its own. Nothing is asked of JetStream before [`super::Bridge::start`]. Needs the current tokio runtime.
     ///
     /// # Errors
     ///
@@ -284,7 +284,7 @@ impl StateDirectory {
 }
 
 /// Returns the most bytes of a file of an engine with at most `names_max` names. Blocks that are published once more take at most
-/// `republished_max` bytes of memory. In a file, a token takes a byte more at most.
+/// `republished_max` bytes of memory. A token takes 4 bytes of memory, and at most 5 in a file.
 pub(super) fn engine_bytes_max(names_max: usize, republished_max: usize) -> u64 {
     let (names, republished) = (names_max as u64, republished_max as u64);
     NAME_BYTES_MAX

@@ -3,7 +3,7 @@
 //! | state | place of the table |
 //! |---|---|
 //! | a directory | the file `ports` |
-//! | JetStream | the key `SET.ports`. A bridge that changes it names the revision that it has changed, so no two give one place to two engines |
+//! | JetStream | the key `SET.ports`. A bridge names the revision that it changes, so no two give one place to two engines |
 //! | none | memory |
 
 use std::io;
@@ -69,8 +69,9 @@ impl KeptPlaces {
         read.ok().flatten().unwrap_or_default()
     }
 
-    /// Applies `change` to the table, and writes it. The table is `known`, with its revision, or as others have written it since. Returns
-    /// the new revision, and the table. A file that cannot be written is counted, and the change counts nevertheless.
+    /// Applies `change` to the table, and writes the table. The table is `known`, with its revision, or a newer one if other
+    /// bridges have written since. Returns the new revision, and the table. If a file cannot be written, the failure is counted,
+    /// but the change still applies.
     pub(in super::super) async fn change(
         &self,
         (revision, known): (u64, Places),
@@ -136,7 +137,7 @@ async fn change_shared(
     Err(PlacesError::Busy)
 }
 
-/// Writes the table in the place of its `revision`. Returns its new revision; `None` if another bridge has written meanwhile.
+/// Replaces the table's `revision` by `places`. Returns the new revision; `None` if another bridge has written meanwhile.
 async fn write(
     bucket: &Bucket,
     keys: &Store,

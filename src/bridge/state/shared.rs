@@ -30,7 +30,7 @@ use crate::republish::Places;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most registrations that wait to be written.
 const NOTED_MAX: usize = 4096;
-/// Part of a key that says that it is of a registration.
+/// Part of a key that marks a registration.
 const REGISTERED: &str = "registered.";
 
 static AWAY_GATE: LogGate = LogGate::new();
@@ -78,8 +78,9 @@ impl SharedRegistrations {
         self.news.notify_one();
     }
 
-    /// Opens the set, writes what is noted and the `registered` engines that it lacks. Gives `apply` the registrations of all bridges, and
-    /// `ports` each revision of the table of ports. Returns when another owner has the set.
+    /// Opens the set, and writes the noted registrations and the `registered` engines that the set lacks. Calls `apply` with the
+    /// registrations of all bridges, and `ports` with each revision of the table of ports. Returns when another owner has the
+    /// set.
     pub(in super::super) async fn run(
         self,
         nats: Client,
@@ -187,7 +188,8 @@ impl SharedRegistrations {
         is_outdated
     }
 
-    /// Takes over what a bridge has written.
+    /// Applies an entry that a bridge has written. Purges the entry of an engine that was unregistered longer than
+    /// [`FORGOTTEN_AFTER`] ago.
     async fn heard(&self, keys: &Store, entry: &Entry, apply: &impl Fn(Registration)) -> io::Result<()> {
         if entry.operation != Operation::Put {
             return Ok(());

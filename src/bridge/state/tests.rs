@@ -88,7 +88,7 @@ fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
     assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
 }
 
-/// The disk, which notes the modes of files as they are given their names.
+/// Storage on the disk that records the mode of each file when the file gets its final name.
 #[cfg(unix)]
 #[derive(Debug, Default)]
 struct Modes(parking_lot::Mutex<Vec<u32>>);

@@ -11,7 +11,7 @@ use super::decoder::Received;
 use super::reader::{ReadError, Reader};
 use super::{Role, greeting, pong, ready};
 
-/// Bytes of answers to heartbeats from which on more are left out: a peer that takes none has no use for them.
+/// Bytes of unsent answers to heartbeats, above which further answers are left out: a peer that reads none has no use for them.
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A connection, until it breaks.

@@ -22,7 +22,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The bounds of an engine: far above what decoders take, which is 16 MiB in at most four frames.
+    /// The bounds of an engine's messages. They are far above the decoders' own bounds, 16 MiB in at most four frames.
     pub(super) const ENGINE: Self = Self {
         frame_bytes_max: 32 << 20,
         message_bytes_max: 64 << 20,
@@ -56,7 +56,7 @@ pub(in super::super) enum Mismatch {
     /// The peer speaks something else, or an older version.
     #[error("it does not speak ZMTP 3")]
     Protocol,
-    /// The peer wants to know who asks.
+    /// The peer wants a security mechanism other than NULL.
     #[error("it wants a security mechanism (CURVE or another one); only NULL is spoken")]
     Mechanism,
     /// The peer ended the connection within the greeting.
@@ -73,7 +73,7 @@ pub(in super::super) enum Mismatch {
     /// The peer refuses the connection, as its own rules say.
     #[error("it refuses the connection")]
     Refused,
-    /// The peer is a socket of another type, as behind a wrong port.
+    /// The peer is a socket of another type, for example because the port is wrong.
     #[error("it is a ZeroMQ socket of another type than {0}")]
     Type(&'static str),
 }

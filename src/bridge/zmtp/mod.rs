@@ -96,7 +96,8 @@ pub(super) fn push_message(out: &mut Vec<u8>, frames: &[&[u8]]) {
     }
 }
 
-/// Returns the answer to a command if that is a heartbeat: `PING` with a time to live and a context, which comes back.
+/// Returns the answer to a heartbeat; `None` for any other command. A heartbeat is `PING` with a time to live and a context,
+/// which the answer repeats.
 fn pong(command: &[u8]) -> Option<Vec<u8>> {
     let context = command.strip_prefix(b"\x04PING")?.get(2..)?;
     let mut bytes = Vec::new();

@@ -66,8 +66,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// Reads the next message or command. Whole ones come before the error that ends the connection. Nothing is lost if the future is
-    /// dropped.
+    /// Reads the next message or command. Messages that arrived whole are returned before the error that ends the connection.
+    /// Nothing is lost if the future is dropped.
     pub(super) async fn next(&mut self) -> Result<Received, ReadError> {
         loop {
             // A peer's bytes may be many short commands: other tasks have their turn between them.

@@ -1,4 +1,4 @@
-//! SGLang's components: the parts of its cache, full attention, windows and states, that an event is about.
+//! SGLang's components: the parts of its cache that an event is about. They are full attention, windows and states.
 //!
 //! With `--enable-kv-events-component-types` the tree of a model with windows or states tells the blocks of each component.
 //! There are two forms:
@@ -15,7 +15,7 @@ use crate::limits::DecodeLimits;
 
 /// Most components in a list.
 const COMPONENTS_MAX: usize = 16;
-/// All components, main attention first: its blocks show where the blocks of the others stand.
+/// All components. Main attention is first, because its blocks show where the other components' blocks stand.
 const ALL: [Component; 4] = [
     Component::Full,
     Component::Window,

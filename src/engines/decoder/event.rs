@@ -118,7 +118,7 @@ impl Key {
     }
 }
 
-/// The kinds of main attention, of which a request needs all blocks of a prefix.
+/// The kinds of layer groups that are main attention: a request needs all blocks of a prefix in such a group.
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
 /// The group of an event, from the group's number, kind and window.
@@ -141,7 +141,8 @@ pub(super) struct Fields<'a> {
     names: Option<Span>,
     /// Mooncake's names, which are the contract's hashes. They take precedence over the engine's names.
     sequence_names: Option<Span>,
-    /// The outer option tells whether the field was there. Only a field that is nil says that a block has no parent.
+    /// The parent's name. The outer option tells whether the field was there, the inner option is `None` for nil. Only nil means
+    /// that the block has no parent.
     parent: Option<Option<u64>>,
     position: Option<u64>,
     tokens: Option<TokenList<'a>>,
@@ -157,7 +158,7 @@ pub(super) struct Fields<'a> {
     group_kind: Option<&'a str>,
     group_window: Option<u32>,
     components: Option<Components>,
-    /// Read when the names, the adapter and the place in the sequence are known.
+    /// Extra keys, which are read only when the names, the adapter and the place in the sequence are known.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
     image_keys: Option<Reader<'a>>,
@@ -452,7 +453,7 @@ impl<'a> Fields<'a> {
         }))
     }
 
-    /// Appends the objects that tell blocks with the same tokens apart, beside adapter and salt. Returns the salt, if it is
+    /// Appends the objects. Like adapter and salt, objects tell blocks with the same tokens apart. Returns the salt, if it is
     /// among the extra keys.
     fn read_objects(
         &self,

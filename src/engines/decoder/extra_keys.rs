@@ -139,8 +139,8 @@ fn identifier<'a>(
     }
 }
 
-/// The object hash of an identifier, as Dynamo computes it: the first 16 of 64 hexadecimal digits as a number, else the hash
-/// of the text.
+/// The object hash of an identifier, as Dynamo computes it. For 64 hexadecimal digits it is the number in the first 16 digits,
+/// for any other text the text's hash.
 pub(crate) fn identifier_hash(identifier: &str) -> u64 {
     digest_head(identifier).unwrap_or_else(|| object_hash(identifier.as_bytes()))
 }
@@ -152,8 +152,8 @@ fn digest_head(identifier: &str) -> Option<u64> {
     u64::from_str_radix(head, 16).ok()
 }
 
-/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write images as 64 hexadecimal digits
-/// alone. Dynamo marks its images: the digits behind the first 16 are zeros.
+/// Whether a bare text, at a place where a salt may stand, is an image. Old versions write images as 64 hexadecimal digits alone.
+/// Dynamo marks its images: all digits after the first 16 are zeros.
 fn is_image(text: &str, images_are_pairs: bool) -> bool {
     let is_marked = || text.bytes().skip(HASH_DIGITS).all(|byte| byte == b'0');
     digest_head(text).is_some() && (!images_are_pairs || is_marked())

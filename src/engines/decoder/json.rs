@@ -14,8 +14,8 @@ pub(super) fn is_json(payload: &[u8]) -> bool {
 
 /// Writes the JSON `text` as MessagePack to `output`, which is emptied first.
 ///
-/// Takes memory for at most four bytes a byte of text: the shortest values that grow, `[]` and `1e1`, become five and nine
-/// bytes. Nesting is refused beyond 128 levels.
+/// The output takes at most four bytes for each byte of text, because short values grow: `[]` becomes five bytes, and `1e1` nine.
+/// Nesting is refused beyond 128 levels.
 pub(super) fn transcode(text: &[u8], bytes_max: usize, output: &mut Vec<u8>) -> Result<(), BatchError> {
     output.clear();
     if text.len() > bytes_max {
@@ -35,7 +35,7 @@ pub(super) fn transcode(text: &[u8], bytes_max: usize, output: &mut Vec<u8>) -> 
         })
 }
 
-/// Appends each value that it is given as MessagePack.
+/// Serde visitor that appends each JSON value to the list, as MessagePack.
 struct Transcode<'a>(&'a mut Vec<u8>);
 
 const ARRAY_32: u8 = 0xdd;

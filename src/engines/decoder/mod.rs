@@ -58,7 +58,7 @@ pub enum BatchError {
 pub struct Decoder {
     format: Format,
     limits: DecodeLimits,
-    /// A payload that came as JSON, as MessagePack.
+    /// MessagePack form of a payload that came as JSON.
     transcoded: Vec<u8>,
     /// The content of an envelope that came as a list of numbers.
     enveloped: Vec<u8>,
@@ -186,8 +186,8 @@ fn decode_each<'a>(
     Ok(())
 }
 
-/// Whether a block of `tokens` tokens, behind blocks of `size` tokens, is the incomplete block that ends their sequence. Only
-/// the last block can be incomplete. Anywhere else, another size is an error.
+/// Whether a block of `tokens` tokens, after blocks of `size` tokens, is the incomplete block that ends their sequence. Only the
+/// last block can be incomplete. Anywhere else, another size is an error.
 pub(crate) fn ends_sequence(tokens: usize, size: usize, is_last: bool) -> bool {
     is_last && (1..size).contains(&tokens)
 }

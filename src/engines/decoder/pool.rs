@@ -15,7 +15,7 @@ pub(super) struct Object<'a> {
 }
 
 impl Object<'_> {
-    /// The reason why the object can't be matched to a block of the contract, though it has a name; `None` if it can.
+    /// The reason why an object with a name can't be matched to a block of the contract; `None` if it can.
     pub(super) fn trouble(&self, lora_name: Option<&str>) -> Option<Reason> {
         if self.shard.is_some() {
             return Some(Reason::Unjoined);

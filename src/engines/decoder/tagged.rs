@@ -43,11 +43,12 @@ const STORED_HEAD: [Key; 6] = [
 const MEDIUM_SLOT: usize = 6;
 /// The slot of the adapter's name.
 const LORA_NAME_SLOT: usize = 7;
-/// The slots where a removal can have its owner: behind the locality. The group's kind and window may come before the locality.
+/// The slots where a removal can have its owner, right after the locality. There are two, because the group's kind and window may
+/// come before the locality.
 const OWNER_SLOTS: [usize; 2] = [5, 7];
 /// The slot of the extra keys, with the salt among them.
 const EXTRA_KEYS_SLOT: usize = 8;
-/// The slot of the group's number. Dynamo's older forks of vLLM have images there, and the group behind them.
+/// The slot of the group's number. Dynamo's older forks of vLLM have images in this slot, and the group in the next.
 const GROUP_SLOT: usize = 9;
 
 /// Decodes one batch.
@@ -211,7 +212,7 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
-/// The field in one of SGLang's slots, if it is not the field that vLLM has there. The value shows whether it is a medium, a
+/// The field in one of SGLang's slots; `None` if it is the same field as vLLM's. The value shows whether the slot has a medium, a
 /// component or a list of components.
 fn sglang_key(slot: usize, value: &Value<'_>) -> Option<Key> {
     match value {

@@ -93,7 +93,8 @@ fn decode_event<'a>(
 #[derive(Default)]
 struct Data<'a> {
     kind: Option<&'a str>,
-    /// The outer option tells whether the field was there.
+    /// The parent's name. The outer option tells whether the field was there, the inner option is `None` if the block has no
+    /// parent.
     parent: Option<Option<u64>>,
     blocks: Option<Reader<'a>>,
     names: Option<Span>,
@@ -214,14 +215,14 @@ struct Block {
     cache_salt: Option<Span>,
 }
 
-/// A stored event while it is read. Consecutive blocks of one level, adapter and salt make one change; another level, adapter
-/// or salt begins the next. A block without a salt has that of the block before it.
+/// A stored event while it is read. Consecutive blocks of one level, adapter and salt make one change; another level, adapter or
+/// salt begins the next. A block without a salt has the salt of the block before it.
 struct StoredEvent<'a> {
     head: &'a Head,
     parent: Option<u64>,
     /// Tokens in a block, as the first block has them.
     size: Option<usize>,
-    /// The values that all blocks of the current change have in common.
+    /// The cache level of all blocks of the current change. They also share the adapter and the salt.
     level: u64,
     lora_id: Option<u64>,
     cache_salt: Option<Span>,
@@ -292,7 +293,7 @@ impl<'a> StoredEvent<'a> {
         Ok(Verdict::Taken)
     }
 
-    /// Finishes the change of the blocks before `start`, and begins a change with the block from there on.
+    /// Finishes the change of the blocks before `start`, and begins another change at `start`.
     fn begin_next(&mut self, start: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
         self.finish(start, batch)?;
         self.parent = start

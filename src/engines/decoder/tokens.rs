@@ -11,7 +11,7 @@ use super::extra_keys::identifier_hash;
 /// The token that stands for a text; the text itself is an object of the block.
 pub(super) const TEXT_TOKEN: Token = 0;
 
-/// Tokens as a list, or as overlapping pairs, the way engines with speculative decoding by bigrams write them.
+/// Tokens of an event, which came as a list or as overlapping pairs. Engines with speculative decoding by bigrams write pairs.
 #[derive(Debug, Clone)]
 pub(super) struct TokenList<'a> {
     pub(super) tokens: Span,
@@ -20,7 +20,7 @@ pub(super) struct TokenList<'a> {
     pub(super) with_texts: Option<(usize, Reader<'a>)>,
 }
 
-/// Reads tokens one by one, or pairs of tokens, each of which begins with the second token of the pair before. `None` for nil.
+/// Reads single tokens, or overlapping pairs: each pair begins with the second token of the pair before. `None` for nil.
 pub(super) fn read_tokens<'a>(
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
@@ -85,7 +85,7 @@ pub(super) fn read_text_tokens(
     Ok(())
 }
 
-/// Whether the first name is Python's hash of its page's tokens alone. Such a name stands for the page, whatever comes before it.
+/// Whether the first name is Python's hash of its page's tokens alone. Such a name stands for the page after any prefix.
 pub(super) fn names_one_page(names: Span, content: Content, batch: &EngineBatch) -> bool {
     let Content::Tokens { tokens, step, .. } = content else {
         return false;
@@ -94,7 +94,7 @@ pub(super) fn names_one_page(names: Span, content: Content, batch: &EngineBatch)
     page.is_some_and(|page| batch.hashes(names).first() == Some(&python_hash(page)))
 }
 
-/// Python's hash of a tuple of small integers: xxHash's steps over them.
+/// Python's hash of a tuple of small integers, which is computed with xxHash's steps.
 fn python_hash(tuple: &[Token]) -> u64 {
     const PRIMES: [u64; 3] = [
         11_400_714_785_074_694_791,

@@ -21,7 +21,7 @@ pub(super) struct MirrorBlock<'a> {
     pub(super) lora_name: Option<&'a str>,
 }
 
-/// Events of vLLM, for one batch.
+/// Encoded events of vLLM, for one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EventList {
     count: u32,
@@ -29,7 +29,7 @@ pub struct EventList {
 }
 
 impl EventList {
-    /// The list whose only event says that there are no blocks any more.
+    /// The list whose only event is a clear: all blocks are gone.
     pub fn cleared() -> Self {
         let mut list = Self::default();
         list.begin(1, "AllBlocksCleared");
@@ -98,7 +98,7 @@ impl ListWriter {
         self.finished
     }
 
-    /// Appends the event that there are no blocks any more.
+    /// Appends a clear: an event by which all blocks are gone.
     pub(super) fn clear(&mut self) {
         self.begin(1, "AllBlocksCleared");
     }
@@ -120,7 +120,7 @@ impl ListWriter {
         self.run.tokens.extend_from_slice(block.tokens);
     }
 
-    /// Appends that a block is gone, if `sequence` names one.
+    /// Appends the removal of the block `sequence`; nothing if that is `None`.
     pub(super) fn remove(&mut self, sequence: Option<SequenceHash>) {
         self.end_run();
         self.removed.extend(sequence);

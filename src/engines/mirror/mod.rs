@@ -49,7 +49,7 @@ pub struct MirrorSettings {
 /// Counts of blocks that were left out, by the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorOmissions {
-    /// Blocks that found the memory for blocks full.
+    /// Blocks for which the memory had no room.
     pub full: u64,
     /// Blocks that have a salt, an adapter or an image.
     pub special: u64,
@@ -76,11 +76,11 @@ pub struct Mirror {
     names: HashMap<u64, SequenceHash>,
     /// Blocks that may have changed since the last [`Self::take_changes`].
     touched: Vec<Slot>,
-    /// True if everything was cleared since then.
+    /// True if everything was cleared since the last [`Self::take_changes`].
     has_cleared: bool,
     /// True if routers have to be given all blocks anew.
     is_all_due: bool,
-    /// True if blocks may be held that have not been seen since the engine was last in sight.
+    /// True if some blocks may be [`Held::Unseen`]: they were held when the engine was last in sight.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -237,9 +237,9 @@ impl Mirror {
         }
     }
 
-    /// Marks each block that the batch has stored as held, if the translator holds it: the translator emits no event for a
-    /// block that it held before. If the engine proves ancestors, also marks the doubted blocks before an event's first
-    /// block.
+    /// Marks each block that the batch has stored as held, if the translator holds it. This is needed because the translator
+    /// emits no event for a block that it held before. If the engine proves ancestors, also marks the doubted blocks before an
+    /// event's first block.
     fn confirm(&mut self, translator: &Translator) {
         for Named { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
@@ -287,7 +287,7 @@ impl Mirror {
         }
     }
 
-    /// Returns the changes since the last call, for routers that know everything from before. `None` if routers have to be
+    /// Returns the changes since the last call, for routers that were given all earlier changes. `None` if routers have to be
     /// given [`Self::all`] anew.
     pub fn take_changes(&mut self) -> Option<Vec<EventList>> {
         let is_all_due = std::mem::take(&mut self.is_all_due);
@@ -330,8 +330,8 @@ impl Mirror {
         writer.finish()
     }
 
-    /// Writes that a block is held, behind the blocks before it that routers don't know yet. Blocks among them that are not
-    /// held go to `gone`.
+    /// Writes that a block is held. Writes the blocks before it first, as far as routers don't know them yet. Those among them
+    /// that are not held also go to `gone`, to be removed again.
     fn tell(&mut self, slot: Slot, gone: &mut Vec<Option<SequenceHash>>, writer: &mut ListWriter) {
         let mut path = vec![slot];
         let mut at = self.nodes.parent(slot);
@@ -351,7 +351,7 @@ impl Mirror {
         }
     }
 
-    /// Returns all blocks, for routers that know nothing, or something outdated. Call it when no changes wait.
+    /// Returns all held blocks, after a clear, for routers whose knowledge is empty or outdated. Call it when no changes wait.
     pub fn all(&self) -> Vec<EventList> {
         let mut writer = ListWriter::new(self.settings.block_size);
         writer.clear();

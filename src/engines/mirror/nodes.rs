@@ -13,7 +13,8 @@ use super::list::MirrorBlock;
 const NONE: u32 = u32::MAX;
 /// Largest number of salts and adapters that are told apart.
 const CACHES_MAX: usize = 4096;
-/// Bytes of a block in the table of slots: five in a bucket, of which seven in sixteen at least are taken once the table has grown.
+/// Bytes of a block in the table of slots. A bucket takes five bytes, and at least seven of sixteen buckets are in use once the
+/// table has grown.
 const TABLE_BYTES: usize = 12;
 /// Bytes of a block beside its tokens: its node, and its place in the table.
 const OVERHEAD_BYTES: usize = size_of::<Node>() + TABLE_BYTES;
@@ -32,7 +33,7 @@ impl Slot {
 /// The state of a block on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Held {
-    /// Not held: kept for the blocks behind it.
+    /// Not held. The block is kept because other blocks follow it.
     No,
     /// Held.
     Yes,
@@ -43,7 +44,7 @@ pub(super) enum Held {
 }
 
 impl Held {
-    /// The same state as kept for the next process, which has not seen the engine yet.
+    /// The state of the block for the next process, which has not seen the engine yet: held becomes unseen.
     pub(super) fn once_kept(self) -> Self {
         match self {
             Self::Yes => Self::Unseen,
@@ -64,9 +65,9 @@ struct Node {
     children: u32,
     cache: u16,
     held: Held,
-    /// True if routers that follow the changes take the block for held.
+    /// True if routers have been told that the block is held.
     is_told: bool,
-    /// True if these routers know the block, held or not.
+    /// True if routers have been told of the block, held or not, since the last clear.
     is_known: bool,
     is_free: bool,
 }
@@ -87,7 +88,7 @@ pub(super) struct Nodes {
     /// The tokens of each block, at its slot.
     tokens: Vec<Token>,
     free: Vec<u32>,
-    /// Slots by the hashes of their blocks' sequences, which are in the nodes.
+    /// Slots by the sequence hashes of their blocks. The hashes themselves are in the nodes.
     slots: HashTable<u32>,
     hasher: DefaultHashBuilder,
     caches: Vec<Cache>,
@@ -185,7 +186,7 @@ impl Nodes {
         self.get(slot).is_some_and(|node| node.is_known)
     }
 
-    /// Notes that routers have been told of the block, and whether as held.
+    /// Notes that routers have been told of the block: as held, if `is_held`.
     pub(super) fn note_told(&mut self, slot: Slot, is_held: bool) {
         if let Some(node) = self.get_mut(slot) {
             (node.is_known, node.is_told) = (true, is_held);
@@ -303,7 +304,7 @@ impl Nodes {
             .any(|node| !node.is_free && node.held == Held::Yes)
     }
 
-    /// Notes that no block is held any more, and that routers that follow the changes know no block.
+    /// Notes that no block is held any more, and that routers know no block.
     pub(super) fn clear_held(&mut self) {
         for node in &mut self.nodes {
             (node.held, node.is_told, node.is_known) = (Held::No, false, false);
@@ -315,7 +316,7 @@ impl Nodes {
         self.change_held(&[Held::Yes, Held::Unseen], Held::InDoubt);
     }
 
-    /// Notes that the engine is out of sight: what it holds may be outdated.
+    /// Notes that the engine is out of sight. All held blocks become unseen.
     pub(super) fn lose_sight(&mut self) {
         self.change_held(&[Held::Yes], Held::Unseen);
     }
@@ -327,7 +328,7 @@ impl Nodes {
         }
     }
 
-    /// Notes that the engine is in sight again: the unseen blocks are held. Appends them to `touched`.
+    /// Notes that the engine is in sight again. All unseen blocks become held, and are appended to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
             if node.held == Held::Unseen && !node.is_free {
@@ -342,7 +343,7 @@ impl Nodes {
         self.slots.len() >= self.nodes_max - self.nodes_max / 8
     }
 
-    /// Takes all doubted blocks for gone. Returns whether there were any.
+    /// Marks all doubted blocks as not held. Returns whether there were any.
     pub(super) fn forget_doubted(&mut self) -> bool {
         let mut any = false;
         let doubted = |node: &&mut Node| !node.is_free && node.held.is_doubted();
@@ -381,7 +382,7 @@ impl Nodes {
         }
     }
 
-    /// Forgets all blocks that are not held and have only such blocks behind them.
+    /// Forgets all blocks that are not held, unless a held block follows them.
     pub(super) fn prune_all(&mut self) {
         (0..)
             .take(self.nodes.len())
@@ -393,7 +394,7 @@ impl Nodes {
         }
     }
 
-    /// Visits all blocks, each after its parent. Follows one sequence as far as it goes before it visits the next.
+    /// Visits all blocks depth-first, each after its parent.
     pub(super) fn walk(&self, mut visit: impl FnMut(Slot)) {
         // First children and next siblings are needed here alone.
         let mut first = vec![NONE; self.nodes.len()];

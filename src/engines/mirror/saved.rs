@@ -12,9 +12,9 @@ use super::{Mirror, MirrorSettings};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNode {
     sequence: u64,
-    /// Place in the form of the block before it, which comes earlier.
+    /// Index in `blocks` of the block before this one, which is smaller than this block's own; `None` at position 0.
     parent: Option<u32>,
-    /// Place of its salt and adapter.
+    /// Index in `caches` of the block's salt and adapter.
     cache: u16,
     held: Held,
 }
@@ -63,13 +63,13 @@ impl Mirror {
         saved
     }
 
-    /// A mirror with the blocks of `saved`. Those that were held count as held once the engine is in sight ([`Self::regain_sight`]). Blocks
-    /// without room are left out.
+    /// A mirror with the blocks of `saved`. Blocks that were held count as held again once the engine is in sight
+    /// ([`Self::regain_sight`]). Blocks without room are left out.
     ///
     /// # Errors
     ///
-    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings. The tokens of plain blocks have to give the blocks'
-    /// hashes; those of a form with salts, adapters and images are believed.
+    /// [`SavedError`] if the form contradicts itself, or doesn't fit these settings. The blocks' hashes are checked against their
+    /// tokens, unless the form may have blocks with salts, adapters or images.
     pub fn restore(settings: MirrorSettings, saved: &SavedMirror) -> Result<Self, SavedError> {
         let (found, expected) = (saved.block_size, settings.block_size.as_u32());
         if found != expected {
@@ -125,7 +125,7 @@ fn restore_nodes(nodes: &mut Nodes, saved: &SavedMirror) -> Result<(), SavedErro
     Ok(())
 }
 
-/// Tells whether a block behind `before` is of plain prompts, and has these `tokens`.
+/// Tells whether `sequence` is the hash of a block after `before` with these `tokens`, without a salt, an adapter or an image.
 fn is_plain(sequence: SequenceHash, before: Option<SequenceHash>, seed: HashSeed, tokens: &[Token]) -> bool {
     seed == HashSeed::default() && sequence == next_sequence_hash(before, block_hash(tokens, seed))
 }

@@ -33,7 +33,7 @@ impl Followed {
         }
     }
 
-    /// Has a batch translated. Returns the doubts of tiers; there is none of the whole.
+    /// Translates a batch. Returns the doubts about single tiers, and asserts that the holder as a whole is in no doubt.
     fn hear(&mut self, events: &[Value]) -> Vec<(u8, Reason)> {
         let batch = decode(self.format, json!([1.5, events, 0]).to_string().as_bytes());
         self.last.clear();
@@ -75,7 +75,7 @@ fn stored(names: &[u64], parent: Option<u64>, first: u32, medium: &str) -> Value
     })
 }
 
-/// As vLLM's offloading connector announces a block by default.
+/// A stored event without tokens and size, as vLLM's offloading connector announces a block by default.
 fn placeholder(name: u64) -> Value {
     with(
         stored(&[name], None, 0, "CPU"),
@@ -83,7 +83,7 @@ fn placeholder(name: u64) -> Value {
     )
 }
 
-/// One name for `count` tokens.
+/// A stored event with a single name for `count` tokens, which are several blocks.
 fn chunk(name: u64, parent: Option<u64>, first: u32, count: u32) -> Value {
     with(
         stored(&[name], parent, first, "CPU"),

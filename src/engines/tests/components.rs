@@ -18,7 +18,7 @@ struct Followed {
 }
 
 impl Followed {
-    /// An engine with groups of these kinds, as somebody states.
+    /// An engine whose configuration states groups of these kinds.
     fn new(kinds: &[&str]) -> Self {
         let groups = GroupFacts {
             kinds: GroupFacts::read_kinds(kinds.iter().copied()).unwrap(),
@@ -46,7 +46,7 @@ impl Followed {
         !self.translator.hides_groups()
     }
 
-    /// The ends of the blocks that are held on the device, and of those that are resumable.
+    /// Positions in tokens at which blocks end: of all blocks held on the device, and of those among them that are resumable.
     fn blocks(&self) -> (BTreeSet<u32>, BTreeSet<u32>) {
         let chain = contract_chain(&tokens(0, 400), SIZE, None, None);
         let held = self.naive.blocks(0);
@@ -79,7 +79,8 @@ fn set<const N: usize>(ends: [u32; N]) -> BTreeSet<u32> {
     BTreeSet::from(ends)
 }
 
-/// Pages from token `first` to `end`. The name of the prefix of n tokens is n. Of a root `first` is 0.
+/// A stored event of the pages from token `first` to `end`. A page that ends after n tokens of the sequence has the name n. With
+/// `first` 0, the event has no parent.
 fn pages(first: u32, end: u32, more: &Value) -> Value {
     let names: Vec<u32> = (first / SIZE + 1..=end / SIZE).map(|page| page * SIZE).collect();
     let mut event = json!({
@@ -99,7 +100,7 @@ fn parts(components: &Value, first: u32, end: u32) -> Value {
     pages(first, end, &json!({"component_types": components}))
 }
 
-/// A state: its page alone, without a parent.
+/// A stored event of the recurrent state that ends at token `end`: one page, without a parent.
 fn state(end: u32) -> Value {
     let mut event = part("mamba", end - SIZE, end);
     event["parent_block_hash"] = Value::Null;
@@ -114,7 +115,7 @@ fn removed(names: &[u32], component: Option<&str>) -> Value {
     event
 }
 
-/// The event as an array, with its component in front of the medium or behind it.
+/// The event as an array, with its component before the medium or after it.
 fn as_array(event: &Value, is_in_front: bool) -> Value {
     let fields: &[&str] = match event["type"] == "BlockStored" {
         true => &[

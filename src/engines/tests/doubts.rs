@@ -75,7 +75,7 @@ fn cleared() -> Value {
     json!({"type": "AllBlocksCleared"})
 }
 
-/// A payload that clears, and the events of each format that nobody can apply.
+/// For each format, checks payloads with a clear before or after events that cannot be applied.
 #[test]
 fn a_clear_ends_the_doubts_before_it_and_no_others() {
     let dynamo = |data: Value| json!({"worker_id": 7, "event": {"event_id": 0, "data": data, "dp_rank": 0}});
@@ -265,7 +265,7 @@ fn a_removal_with_a_text_that_nobody_knows_is_in_doubt() {
     );
 }
 
-/// TensorRT-LLM's stored event with blocks of so many tokens each.
+/// TensorRT-LLM's stored event of `blocks`, each with its name and its tokens.
 fn tensorrt_stored(parent: Option<&Value>, blocks: &[(Value, Vec<u32>)]) -> Value {
     let block = |(name, tokens): &(Value, Vec<u32>)| {
         let tokens: Vec<Value> = tokens
@@ -441,7 +441,8 @@ fn copies_are_counted_where_the_producer_has_not_counted_them() {
     assert!(!Format::Mooncake.counts_copies());
 }
 
-/// vLLM tells a request's prefix again where the request asks for that, as if it were stored: once the certain copies have gone, nobody knows.
+/// If a request asks for it, vLLM reports the request's prefix as if it were stored again. Once the certain copies are gone, it
+/// is unknown whether a copy is left.
 #[test]
 fn a_prefix_that_is_told_again_may_be_a_report() {
     let of_vllm = || Followed::with(Format::Vllm, of_format(Format::Vllm));

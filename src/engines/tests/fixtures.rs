@@ -30,7 +30,8 @@ pub(crate) fn shared_folder(path: &str) -> Option<PathBuf> {
     None
 }
 
-/// Says so though the test passes, where `eprintln!` would say nothing, and in the file whose lines `deploy/test.sh` counts.
+/// Reports that a test was skipped: on standard error, which the test harness would hide with `eprintln!`, and in the file whose
+/// lines `deploy/test.sh` counts.
 fn say_skipped(why: &str) {
     let line = format!("SKIPPED: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
@@ -221,7 +222,7 @@ fn size_of_blocks(fixture: &Fixture) -> u32 {
     }
 }
 
-/// The translation of one fixture after another of the same engine.
+/// Translates the fixtures of each engine one after another, with one translator for each format.
 #[test]
 fn translation_gives_the_hashes_of_the_manifest() {
     let mut engines: Vec<(Format, u32, Translator)> = Vec::new();

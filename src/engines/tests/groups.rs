@@ -20,7 +20,7 @@ struct Group {
     kind: GroupKind,
     /// Tokens in a block.
     block: u32,
-    /// The step before which it has no events.
+    /// Number of the first step in which the group has events.
     since: usize,
 }
 
@@ -33,7 +33,7 @@ impl Group {
         }
     }
 
-    /// How many blocks a request needs; none where it needs all.
+    /// How many of the group's blocks a request needs; `None` if it needs all of them.
     fn need(self) -> Option<u32> {
         match self.kind {
             GroupKind::Window(tokens) => Some((tokens - 1).div_ceil(self.block)),
@@ -43,25 +43,27 @@ impl Group {
     }
 }
 
-/// The blocks that a group keeps of those that a request has computed.
+/// The blocks that a group keeps, out of the blocks that a request has computed.
 #[derive(Debug, Clone, Copy)]
 enum Kept {
     All,
-    /// The blocks needed to go on behind each of these strides, counted from the request's first.
+    /// The blocks needed to go on after some of the strides. Set bit n stands for the prompt's strides whose number, modulo 8, is
+    /// n.
     Tails(u8),
 }
 
 /// One thing that happens in a step.
 #[derive(Debug, Clone)]
 enum Operation {
-    /// A request computes so many strides of a prompt, from one of them on.
+    /// A request computes `strides` strides of a prompt, from stride `from` on.
     Serve {
         prompt: Prompt,
         from: u32,
         strides: u32,
         kept: Kept,
     },
-    /// A request computes tokens of a prompt, which end anywhere in a block, and all blocks are kept that are whole by then.
+    /// A request computes the tokens `from..to` of a prompt, which may end within a block. All blocks that are then whole are
+    /// kept.
     Compute {
         prompt: Prompt,
         from: u32,
@@ -85,7 +87,7 @@ enum Operation {
     Clear,
 }
 
-/// One bit a part, so that prompts share prefixes.
+/// A prompt: one bit for each of its [`PARTS`], so that prompts share prefixes.
 type Prompt = u8;
 
 /// The beginnings of the parts of a prompt. Some lie within a block, so that blocks begin alike.
@@ -113,7 +115,8 @@ struct Cache {
     groups: Vec<Group>,
     /// Groups that have had an event.
     known: BTreeSet<usize>,
-    /// Whether a group with small blocks had its first event when there were blocks already. Nobody can know which small blocks these consist of.
+    /// Whether a group with small blocks had its first event after other blocks were stored. It is then unknown which small
+    /// blocks those blocks consist of.
     is_late: bool,
     /// The copies of each block of each group, by its name.
     copies: BTreeMap<(usize, u64), u32>,
@@ -172,7 +175,7 @@ impl Cache {
             .unwrap_or_default()
     }
 
-    /// Applies an operation of step number `step`, and gives it as the engine tells it.
+    /// Applies an operation of step number `step`, and returns the engine's events about it.
     fn apply(&mut self, operation: &Operation, step: usize) -> Vec<Change> {
         match *operation {
             Operation::Serve {
@@ -206,7 +209,8 @@ impl Cache {
         }
     }
 
-    /// Whether the block of a group before the first that is computed `from` that token on is there: the request holds it.
+    /// Whether the group has the block before the first block that a request computes from token `from` on. The request then
+    /// holds that block.
     fn has_parent(&self, group: usize, prompt: Prompt, from: u32) -> bool {
         let Group { block, .. } = self.groups[group];
         let parent = from / block * block;
@@ -256,7 +260,7 @@ impl Cache {
         changes
     }
 
-    /// Applies the operations of step number `step`, and gives them as the engine tells them.
+    /// Applies the operations of step number `step`, and returns the engine's events about them.
     fn apply_all(&mut self, operations: &[Operation], step: usize) -> Vec<Change> {
         let had_blocks = !self.copies.is_empty() || !self.host.is_empty();
         let known = self.known.clone();
@@ -355,7 +359,8 @@ fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// How many leading blocks of a prompt a daemon says are held on the device, and how many of them a request reuses.
+/// A daemon's answer for a prompt with this `chain`: the number of leading blocks on the device, and how many of them a request
+/// reuses.
 fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let held = naive.blocks(0);
     let matched = chain.iter().take_while(|hash| held.contains(hash)).count();
@@ -366,7 +371,8 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
-/// Whether all of a translator's answers are those of the cache; where it is in doubt, at most those.
+/// Checks a translator's answers against the cache, for all prompts. If the translator is in doubt, the reusable blocks may be
+/// fewer than the cache's.
 fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), TestCaseError> {
     for prompt in 0..=u8::MAX {
         let chain = contract_chain(&tokens(prompt), SIZE, None, None);

@@ -22,7 +22,7 @@ const BLOCK_BYTES: usize = 44;
 /// The tokens of all blocks of a prefix.
 type Path = Vec<Vec<u32>>;
 
-/// An event as such a router reads it: whatever it doesn't know is an error.
+/// An event as vLLM's router reads it: an unknown field is an error.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -43,7 +43,7 @@ struct Fields {
     lora_name: Option<String>,
 }
 
-/// A router as vLLM's is: it keeps prefixes by their tokens alone, and names that are never forgotten.
+/// A model of vLLM's router. It keeps prefixes by their tokens alone, and never forgets a name.
 #[derive(Debug, Default)]
 struct Router {
     names: HashMap<u64, Path>,
@@ -101,7 +101,7 @@ enum Kind {
     Plain,
     Salted,
     Adapter,
-    /// With an image in its block number 2.
+    /// A prompt with an image in its block number 2.
     Image,
 }
 
@@ -149,7 +149,8 @@ fn steps() -> impl Strategy<Value = Step> {
 /// A copy of a block: its medium, its group of layers, its name.
 type Copy = (bool, usize, u64);
 
-/// An engine that stores a block on the device only while it holds those before it there, as vLLM does, and counts copies.
+/// A model of an engine's cache that counts copies. Like vLLM, it stores a block on the device only while it holds all blocks
+/// before it there.
 #[derive(Debug, Default)]
 struct Cache {
     has_groups: bool,
@@ -172,7 +173,7 @@ impl Cache {
         !self.main_groups.is_empty() && self.main_groups.iter().all(has)
     }
 
-    /// The change that a step makes, if it is one.
+    /// The change that a step makes; `None` if it changes nothing.
     fn step(&mut self, step: &Step) -> Option<Change> {
         match step {
             Step::Store {
@@ -298,7 +299,7 @@ impl Sides {
         }
     }
 
-    /// Knowledge of the next process.
+    /// Both sides as the next process restores them from their saved forms, with room for `bytes_max` bytes.
     fn kept(&self, bytes_max: usize) -> Self {
         let written = rmp_serde::to_vec(&self.mirror.save()).unwrap();
         let read: SavedMirror = rmp_serde::from_slice(&written).unwrap();
@@ -319,7 +320,8 @@ impl Sides {
             .translate(&mut self.translator, &batch, &mut self.output);
     }
 
-    /// Tells a router that was told of everything before. Returns whether that needed all.
+    /// Gives a router the changes since the last call, or all blocks if the changes are not enough. Returns whether all blocks
+    /// were needed.
     fn tell(&mut self, router: &mut Router) -> bool {
         let changes = self.mirror.take_changes();
         let is_all = changes.is_none();
@@ -327,7 +329,7 @@ impl Sides {
         is_all
     }
 
-    /// The blocks of a router that asks for everything now.
+    /// The blocks of a new router, which is given all blocks now.
     fn joined(&self) -> BTreeSet<Path> {
         let mut router = Router::default();
         router.apply(&self.mirror.all());
@@ -387,7 +389,8 @@ proptest! {
     }
 }
 
-/// The blocks `from..to` of a prompt whose tokens begin with `first`, under the names `10 * first` on.
+/// A store of the blocks `from..to` of the prompt number `first`. Block n of the prompt has the tokens `[first, n]` and the name
+/// `10 * first + n`.
 fn stored(first: u32, from: u32, to: u32) -> Change {
     let names: Vec<u64> = (from..to).map(|place| u64::from(10 * first + place)).collect();
     let tokens: Vec<u32> = (from..to).flat_map(|place| [first, place]).collect();

@@ -29,7 +29,7 @@ fn settings() -> MirrorSettings {
     }
 }
 
-/// A mirror of so many prompts, in the form that is kept.
+/// The saved form of a mirror with `prompts` prompts.
 fn saved(prompts: u32) -> SavedMirror {
     let (mut mirror, mut translator) = (Mirror::new(settings()), translator(SIZE));
     let mut decoder = Decoder::new(Format::Vllm, DecodeLimits::default());

@@ -35,7 +35,8 @@ enum Operation {
     Clear,
 }
 
-/// A prompt: what each of its blocks has, out of very few, so that prompts share prefixes.
+/// A prompt: a number for the content of each block, a salt and an adapter. There are few values of each, so that prompts share
+/// prefixes.
 #[derive(Debug, Clone)]
 struct Prompt {
     blocks: [u8; DEPTH],
@@ -51,7 +52,7 @@ impl Prompt {
             .collect()
     }
 
-    /// The engine's names for the blocks: any function of the prefix, salt and adapter.
+    /// The engine's names for the blocks. A name is a function of the prefix, the salt and the adapter.
     fn names(&self) -> Vec<u64> {
         let mut name = 17_u64;
         for text in [self.salt, self.lora].into_iter().flatten() {
@@ -130,7 +131,8 @@ struct Cache {
     copies: BTreeMap<(usize, u64), (u32, SequenceHash)>,
     unknown_parents: u64,
     not_held: u64,
-    /// Names of blocks that were held since something came of a tier beyond the device. There they are known still.
+    /// Names of blocks that have gone since the first event about a tier beyond the device. Events about such tiers may still
+    /// name them.
     past: BTreeSet<u64>,
     is_beyond: bool,
     /// Blocks of a tier beyond the device that came before their parents.
@@ -147,7 +149,7 @@ impl Cache {
         self.has(name) || self.past.contains(&name)
     }
 
-    /// Whether it can be known where the blocks stand.
+    /// Whether events so far tell where in their sequence the blocks stand.
     fn is_placed(&self, blocks: &Blocks) -> bool {
         let names = blocks.prompt.names();
         let Some(parent) = blocks.from.checked_sub(1).map(|parent| names[parent]) else {
@@ -183,7 +185,7 @@ impl Cache {
         true
     }
 
-    /// Ends a batch.
+    /// Ends a batch: adds the late blocks whose place is known by now, drops the others, and then applies the late removals.
     fn settle(&mut self) {
         loop {
             let late = std::mem::take(&mut self.late);
@@ -205,7 +207,7 @@ impl Cache {
         }
     }
 
-    /// Applies the operation, and returns it as the engine tells it.
+    /// Applies the operation, and returns the engine's event about it.
     fn apply(&mut self, operation: &Operation) -> Change {
         match operation {
             Operation::Store {
@@ -319,7 +321,7 @@ proptest! {
     }
 }
 
-/// Whether each block comes after its parent, where the tier has that.
+/// Whether each block comes after its parent, if its tier has the parent.
 fn parents_come_first(full: &Translation, held: &Naive) -> bool {
     let mut seen = BTreeSet::new();
     full.parts.iter().all(|part| {

@@ -35,7 +35,7 @@ impl Store {
         }
     }
 
-    /// The reason why the tier is in doubt, and what was left out.
+    /// Translates a batch. Returns the reason why the host tier is in doubt, and the reasons for which events were left out.
     fn hear(&mut self, events: &[Value]) -> (Option<Reason>, Vec<Reason>) {
         let mut batch = EngineBatch::default();
         let payload = json!([1_795_580_032_112_u64, events, 0]).to_string();
@@ -85,7 +85,7 @@ fn event(kind: &str, hashes: &[SequenceHash], fields: &Value) -> Value {
     event
 }
 
-/// The first two blocks, placed.
+/// Stored events of the first two blocks of the chain, with their positions.
 fn placed() -> [Value; 2] {
     let chain = chain();
     [
@@ -98,7 +98,7 @@ fn placed() -> [Value; 2] {
     ]
 }
 
-/// The genuine publisher's events: none is about a block that anybody can place.
+/// The events of the genuine publisher name no block by its hash, so no block can be placed.
 #[test]
 fn an_object_under_a_key_alone_leaves_doubt() {
     let mut store = Store::new();
@@ -122,7 +122,7 @@ fn a_block_without_position_and_parent_is_no_root() {
     assert_eq!(store.blocks().len(), 0);
 }
 
-/// Evictions by the store go without a word: a block that it has stored is in doubt until a clear.
+/// The store does not report its evictions. So a block that it has stored is in doubt until a clear.
 #[test]
 fn stores_of_an_object_are_one_and_in_doubt() {
     let mut store = Store::new();

@@ -20,14 +20,14 @@ fn tokens(blocks: std::ops::Range<u32>) -> Vec<u32> {
     (blocks.start * SIZE..blocks.end * SIZE).collect()
 }
 
-/// Blocks of the sequence whose tokens count up. The block that ends at n blocks is called n.
+/// A store of blocks of the sequence with the tokens 0, 1, 2, and so on. The first block has the name 1, the next 2, and so on.
 fn stored(blocks: std::ops::Range<u32>) -> Change {
     let names: Vec<u64> = (blocks.start + 1..=blocks.end).map(u64::from).collect();
     let parent = (blocks.start > 0).then_some(u64::from(blocks.start));
     Change::Store(Store::new(&names, parent, &tokens(blocks), SIZE))
 }
 
-/// A block behind block `parent` of that sequence, of another request.
+/// A store of another request's block, which follows block `parent` of the sequence of [`stored`].
 fn branch(name: u64, parent: u64) -> Change {
     Change::Store(Store::new(&[name], Some(parent), &[900, 901], SIZE))
 }
@@ -46,7 +46,7 @@ fn prefix(blocks: u32) -> BTreeSet<SequenceHash> {
         .collect()
 }
 
-/// A translator that has forgotten six blocks but for their names.
+/// A translator that has forgotten six blocks, except for their names.
 fn forgetful(settings: TranslatorSettings) -> Translator {
     let mut translator = Translator::new(settings);
     feed(&mut translator, &[stored(0..6)]);
@@ -140,7 +140,7 @@ fn what_is_recalled_is_bounded() {
     assert!(translator.names() <= 6);
 }
 
-/// Has `change` translated after asking `other` for the names that are missing.
+/// Translates `change`, after asking `other` for the names that `translator` lacks.
 fn taught(translator: &mut Translator, other: &Translator, change: Change) -> Translation {
     let batch = decode(Format::Vllm, &Engine::PLAIN.payload(&[change]));
     for name in translator.strange_parents(&batch) {

@@ -350,7 +350,8 @@ fn trusted_names_are_sampled() {
     assert_eq!((unchecked.doubt(), unchecked.blocks()), (None, 6));
 }
 
-/// A Mooncake event names blocks by the contract's hashes and places them, whether or not their parent is held.
+/// A Mooncake event names blocks by the contract's hashes and tells their position, so the blocks are placed even if their parent
+/// is not held.
 #[test]
 fn a_pools_blocks_stand_where_it_says() {
     let chain = contract_chain(&tokens(0, 4), SIZE, None, None);

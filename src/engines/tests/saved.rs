@@ -1,4 +1,4 @@
-//! Saved forms that no translator can be restored from: each is refused, whatever is wrong with it.
+//! Saved forms with faults of every kind. Each is refused: no translator can be restored from such a form.
 
 use fastrand::Rng;
 use kvatlas_engines::{SavedError, SavedTranslator, Translation, Translator, TranslatorSettings};
@@ -85,7 +85,7 @@ fn what_is_of_other_settings_is_refused() {
     );
 }
 
-/// A form that somebody has made up may say nonsense. It ends in no panic, and in no endless loop.
+/// Restores forms with random damage. Using them must end neither in a panic nor in an endless loop.
 #[test]
 fn numbers_that_nobody_saved_do_no_harm() {
     let mut random = Rng::with_seed(7);

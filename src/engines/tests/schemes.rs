@@ -179,12 +179,12 @@ fn all_vectors_of_llm_d_are_met() {
     assert_eq!(met, 72);
 }
 
-/// Translates batches of SGLang, with its names taken for the hashes.
+/// Translates events of SGLang, one a batch. Its names are taken as the hashes of SGLang's scheme.
 fn translate_sglang(events: &[Value]) -> (Naive, Translator) {
     translate("sglang", Format::Sglang, events)
 }
 
-/// Translates batches of an engine, with its names taken for the hashes of a scheme.
+/// Translates events of an engine, one a batch. The engine's names are taken as the hashes of `scheme`.
 fn translate(scheme: &str, format: Format, events: &[Value]) -> (Naive, Translator) {
     let mut translator = Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),
@@ -204,7 +204,7 @@ fn translate(scheme: &str, format: Format, events: &[Value]) -> (Naive, Translat
     (naive, translator)
 }
 
-/// A stored event of SGLang: these names, which go on behind `parent`.
+/// A stored event of SGLang: pages with these names, after `parent`.
 fn pages(names: &[SequenceHash], parent: Option<SequenceHash>, tokens: &Value) -> Value {
     let signed = |hash: &SequenceHash| hash.as_u64().cast_signed();
     json!({

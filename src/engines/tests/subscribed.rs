@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::fixtures::shared_folder;
 
-/// The frames of a recording: each a u32, little-endian, and so many bytes.
+/// The frames of a recording. Each is stored as its length, a little-endian u32, and that many bytes.
 fn frames(name: &str) -> Vec<KvEventFrame> {
     let Some(folder) = shared_folder("partners/smg") else {
         return Vec::new();
@@ -80,7 +80,7 @@ fn settings(size: u32) -> TranslatorSettings {
     }
 }
 
-/// Plays a recording. Returns the state by rank, and how many frames reported load.
+/// Translates all frames of a recording. Returns the state of each rank, and how many frames reported load.
 fn play(name: &str, settings: &TranslatorSettings) -> (BTreeMap<Rank, RankState>, usize) {
     let (mut ranks, mut loads) = (BTreeMap::<Rank, RankState>::new(), 0);
     let mut batch = EngineBatch::default();
@@ -156,9 +156,10 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
 struct Hybrid {
     name: &'static str,
     block_size: u32,
-    /// Whether the server hands on full attention, and leaves out the other groups without a mark.
+    /// Whether the server hands on full attention's blocks. It then leaves out the other groups' blocks without saying so.
     has_main: bool,
-    /// Names that the engine's own pool held in the end, in the group that the server hands on: how many, and all of them by exclusive or.
+    /// Names that the engine's own pool held in the end, in the group that the server hands on: their number, and the exclusive
+    /// or of all of them.
     held: (usize, u64),
 }
 
@@ -245,7 +246,8 @@ struct OneFrame {
     events: Vec<OneEvent>,
 }
 
-/// The doubts that a translator has of tiers, after a block of `size` tokens in each medium, with its owner.
+/// The doubts of a translator about single tiers, after one stored block for each element of `told`. An element is the block's
+/// number of tokens, its medium and its owner; an empty owner is left out.
 fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
     let event = |(size, medium, owner): &(u32, &str, &str)| OneEvent {
         stored: Some(OneStored {

@@ -10,12 +10,12 @@ use crate::common::{Change, Naive, Store, contract_chain, feed, translator};
 
 const SIZE: u32 = 4;
 
-/// Tokens of a chain of so many tokens.
+/// The tokens of a chain of `count` tokens.
 fn tokens(count: u32) -> Vec<u32> {
     (0..count).collect()
 }
 
-/// Stored blocks of a group. The name of the prefix of n tokens is n.
+/// A store of a group's blocks, which end at the tokens `ends`. A block that ends after n tokens has the name n.
 fn stored(
     group: u32,
     kind: &'static str,
@@ -36,7 +36,7 @@ fn stored(
     Change::Store(store)
 }
 
-/// Main attention, group 0: all blocks of so many tokens.
+/// A store of all blocks of main attention, group 0, in this range of tokens.
 fn main(tokens_of: std::ops::Range<u32>) -> Change {
     let ends = (tokens_of.start / SIZE + 1..=tokens_of.end / SIZE).map(|block| u64::from(block * SIZE));
     stored(
@@ -49,7 +49,7 @@ fn main(tokens_of: std::ops::Range<u32>) -> Change {
     )
 }
 
-/// A window of nine tokens, group 1: it needs two blocks.
+/// A store of blocks of group 1, a window of nine tokens, which needs two blocks.
 fn window(tokens_of: std::ops::Range<u32>, ends: &[u64]) -> Change {
     stored(1, "sliding_window", Some(9), SIZE, tokens_of, ends)
 }
@@ -88,7 +88,7 @@ impl Told {
         self
     }
 
-    /// The blocks that are resumable, as their ends.
+    /// The positions in tokens at which resumable blocks end.
     fn resumable(&self) -> BTreeSet<u32> {
         let chain = contract_chain(&tokens(1000), SIZE, None, None);
         let is_resumable = |hash: &SequenceHash| {
@@ -165,7 +165,7 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     );
 }
 
-/// Stored blocks of group 1, a window that needs two blocks of two tokens: half as many as main attention's have.
+/// Stored blocks of group 1, a window that needs two blocks. Its blocks have two tokens, half as many as main attention's.
 fn halves(parent: Option<u64>, tokens: &[u32], names: &[u64]) -> Store {
     let mut store = Store::new(names, parent, tokens, SIZE / 2);
     store.group = Some((1, Some("sliding_window")));
@@ -180,7 +180,7 @@ fn block(name: u64, tokens: [u32; SIZE as usize]) -> Store {
     store
 }
 
-/// How many blocks are resumable, of how many, and whether that is all there is to know.
+/// The number of resumable blocks, the number of held blocks, and whether it is known how much a request can reuse.
 fn counts(told: &Told) -> (usize, usize, bool) {
     let held = told.naive.blocks(0).len();
     let is_known = !told.translator.hides_groups();

@@ -1,9 +1,9 @@
 //! Tiers beyond the device: host, disk, remote storage. Their events often come from another component than the device's
 //! events, and tell less:
 //!
-//! - A block may come by its name alone. The block of that name is known from the device, now or a while ago.
-//! - Events leave out everything but tokens that tells blocks apart. So the known block of a name takes precedence over the
-//!   event's tokens.
+//! - An event may tell a block by its name alone. The device's events tell, or have told, which block has that name.
+//! - Events tell only tokens, and leave out salts and objects, by which blocks differ, too. So the known block of a name takes
+//!   precedence over the event's tokens.
 //! - Children may come before their parents, within a batch.
 //! - One event, or one name, may stand for a chunk of several blocks, which can be loaded only as a whole.
 //!
@@ -26,12 +26,13 @@ use super::past::Past;
 use super::tiers::{TIERS, TierIndex, TierSet};
 use super::{HashMode, Start, Translator};
 
-/// The knowledge of tiers beyond the device, beside their blocks.
+/// Everything that is known of tiers beyond the device, except for their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Beyond {
     /// The reason why each tier's blocks are in doubt; `None` if they are certain.
     doubts: [Option<Reason>; TIERS],
-    /// For each tier, a multiple of the number of blocks in a chunk, as far as chunks have shown it. 0 before the first chunk.
+    /// For each tier, a multiple of the number of blocks in a chunk. It is the greatest common divisor of the counts that events
+    /// have shown; 0 before the first chunk.
     chunks: [u32; TIERS],
     late: Late,
     past: Past,
@@ -74,9 +75,9 @@ struct Named {
 
 /// Why an event can't be placed.
 enum Unplaced {
-    /// The block of this name is not known yet. If it never is, the event is left out for this reason.
+    /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
     Until(u64, Reason),
-    /// The event is left out for this reason, whatever comes.
+    /// The event is left out for this reason. Later events of the batch cannot change that.
     Ever(Reason),
 }
 
@@ -106,8 +107,8 @@ impl Beyond {
         }
     }
 
-    /// Notes that the engine has cleared the tiers up to `up_to`. A farther tier that `held` blocks may hold them still, so
-    /// it is in doubt.
+    /// Notes that the engine has cleared the tiers up to `up_to`. A farther tier may still hold blocks, so it is in doubt if
+    /// `held` is set for it.
     pub(super) fn clear(&mut self, mut held: [bool; TIERS], up_to: Tier) {
         for stored in &self.late.stored {
             if let Some(held) = TierIndex::of(stored.tier).and_then(|tier| held.get_mut(tier.place())) {
@@ -132,7 +133,7 @@ fn gcd(mut one: u32, mut other: u32) -> u32 {
     one
 }
 
-/// A made-up name for block number `part` of a chunk, whose only name is `name`. No engine uses it.
+/// A made-up name for block number `part` of the chunk `name`. No engine uses the made-up name.
 fn part_name(name: u64, part: u32) -> u64 {
     let part = BlockHash::from(u64::from(part));
     u64::from(next_sequence_hash(Some(SequenceHash::from(name)), part))
@@ -270,7 +271,7 @@ impl Translator {
         }
     }
 
-    /// Removes the blocks of a chunk that has a single name, except for the last block, which has that name itself.
+    /// Removes all blocks but the last one of a chunk that has a single name. The last block itself has that name.
     pub(super) fn remove_parts(
         &mut self,
         lane: Option<LaneId>,
@@ -308,7 +309,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Number of the contract's blocks in one block of the event, which is a chunk if there are several.
+    /// Number of the contract's blocks in one block of the event. If there are several, the event's block is a chunk.
     fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
         let size = u64::from(self.settings.block_size.as_u32());
         let told = match (stored.block_size, stored.content) {
@@ -384,7 +385,7 @@ impl Translator {
         self.beyond.named = named;
     }
 
-    /// Computes the blocks of an event that follow those in `named`, and appends them. `unknown` is the name of the first.
+    /// Computes the rest of an event's blocks, and appends them to `named`. `unknown` is the name of the first of these blocks.
     fn compute_named(
         &mut self,
         batch: &EngineBatch,
@@ -424,7 +425,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Refuses content that may be another block's: a connector's events leave out everything but tokens that tells blocks apart.
+    /// Refuses content by which a block cannot be told from others: a connector's events tell the tokens, but leave out salts,
+    /// objects and lookahead tokens.
     fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
         if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
             return Ok(());
@@ -542,7 +544,7 @@ impl Translator {
         Ok(())
     }
 
-    /// Emits the named blocks that are held and not published yet, and tells behind which of them a request can resume.
+    /// Emits the named blocks that are held and not published yet, and tells after which of these blocks a request can resume.
     fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
         let has_tree = self.chain.has_tree();
         let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);

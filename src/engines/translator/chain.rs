@@ -25,7 +25,7 @@ struct KeptBlock {
     names: u32,
     /// Bit set of the tiers in which the block was published as held.
     published: u8,
-    /// Bit set of the tiers among them in which the block was published as not resumable: no request can go on behind it.
+    /// Bit set of the tiers in which the block was published as held and not resumable: no request can go on after it.
     barred: u8,
     /// Bit set of the tiers in which the block lies within a chunk, before the chunk's end. A chunk can be loaded only as a whole.
     inner: u8,
@@ -292,7 +292,7 @@ impl Chain {
         self.fresh = list;
     }
 
-    /// Takes one of the slots that have become free, each only once. The slot may have another block by now.
+    /// Takes one of the slots that have become free; `None` if all were taken. The slot may have another block by now.
     pub(super) fn take_freed(&mut self) -> Option<Slot> {
         self.freed.pop()
     }
@@ -326,7 +326,8 @@ impl Chain {
         (kept.barred != before).then_some(kept.sequence)
     }
 
-    /// Whether the block lies within a chunk of `tier`, so that nothing can be loaded that ends with the block.
+    /// Whether the block lies within a chunk of `tier`, before the chunk's last block. No prefix that ends with the block can
+    /// then be loaded.
     pub(super) fn is_within_chunk(&self, slot: Slot, tier: TierIndex) -> bool {
         self.kept
             .get(slot.place())

@@ -124,7 +124,8 @@ impl Contents {
         self.chain.extend(names.iter().copied().map(SequenceHash::from));
     }
 
-    /// Checks every `sample`th block against its content, if the event has that. `unchecked` counts blocks since the last check.
+    /// Checks one block in every `sample` against its content, if the event has content. `unchecked` counts blocks since the last
+    /// check.
     pub(super) fn check(
         &self,
         batch: &EngineBatch,
@@ -159,7 +160,7 @@ impl Contents {
     }
 }
 
-/// The block hash of each block of a stored event, in the cache with the seed `seed`.
+/// The block hash of each block of a stored event, computed with `seed`, which stands for adapter and salt.
 ///
 /// # Errors
 ///

@@ -85,13 +85,13 @@ pub(super) struct SavedKept {
 /// All blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedChain {
-    /// By slot.
+    /// The kept blocks by slot; `None` for a free slot.
     pub(super) kept: Vec<Option<SavedKept>>,
     pub(super) has_tree: bool,
 }
 
-/// A name of main attention: the slot of its block, its copies in each tier, and how many of its copies on the device may be
-/// mere reports.
+/// A name of main attention. Fields: the name, the slot of its block, the number of copies in each tier, and how many copies on
+/// the device may be mere reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedName(
     pub(super) u64,
@@ -106,11 +106,13 @@ pub(super) struct SavedGroups {
     pub(super) others: Vec<u32>,
 }
 
-/// A name in another group, whose block ends with a block of the contract: the latter's slot, and the number of copies.
+/// A name in a group beside main attention. Its block ends where a block of the contract ends. Fields: the name, the slot of the
+/// contract's block, and the number of copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedEnd(pub(super) u64, pub(super) u32, pub(super) u16);
 
-/// A name of a small block: the block's spot, its copies, and how many small blocks follow it within a block of the contract.
+/// A name of a small block. Fields: the name, the block's spot, the number of copies, and how many small blocks follow in the
+/// block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSmall(
     pub(super) u64,
@@ -122,7 +124,7 @@ pub(super) struct SavedSmall(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSpots {
     pub(super) names: Vec<SavedSmall>,
-    /// The spots of small blocks, by slot, as many for each slot as matter.
+    /// The spots of the small blocks that matter, by slot: the same number for each slot.
     pub(super) cells: Vec<Option<NonZeroU64>>,
 }
 

@@ -98,12 +98,13 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
     }
 
-    /// As [`Self::aliases`], for names on the device only.
+    /// Number of names on the device beyond the first name of each block there, in each group.
     pub(super) fn device_aliases(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
 
-    /// Number of names whose copies on the device may all be mere reports, so that the block may have gone from there.
+    /// Number of names whose copies on the device may all be mere reports. The device may no longer have the blocks of these
+    /// names.
     pub(super) fn unclear(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
     }
@@ -192,7 +193,8 @@ impl Groups {
         (Ok(LaneId(self.lanes.len() - 1)), needs_more)
     }
 
-    /// The lane of a removed event's group; `None` if any lane may be meant: the event tells no group, or a group 0 that has no lane.
+    /// The lane of a removed event's group; `None` if any lane may be meant. That is so if the event tells no group, or tells
+    /// group 0 and group 0 has no lane.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<LaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
@@ -206,7 +208,8 @@ impl Groups {
         }
     }
 
-    /// The lane itself, if it is given. Else the lane without a number, if it has `name`; else all lanes that have `name`.
+    /// The lanes in which `name` is looked up. This is the given `lane`. Without one, it is the lane without a number if that has
+    /// the name, or else all lanes that have the name.
     pub(super) fn lanes_with(&self, lane: Option<LaneId>, name: u64) -> impl Iterator<Item = LaneId> + use<> {
         let has = |lane: &(Option<u32>, Lane)| lane.1.find(name).is_some();
         let ungrouped = || self.lanes.iter().position(|lane| lane.0.is_none() && has(lane));

@@ -58,7 +58,7 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     names: HashMap<u64, Name>,
-    /// By the place of a slot.
+    /// The names of each block, by the index of its slot.
     held: Vec<Held>,
     /// Number of names beyond the first name of each block.
     aliases: usize,
@@ -66,7 +66,7 @@ pub(super) struct Lane {
     device_aliases: usize,
     /// Number of names that have a copy in each tier.
     names_in: [usize; TIERS],
-    /// Number of names with copies on the device of which no copy is certain.
+    /// Number of names that have copies on the device, none of which is certain.
     unclear: usize,
 }
 
@@ -120,7 +120,8 @@ impl Lane {
         self.names_in = [0; TIERS];
     }
 
-    /// Number of names whose copies on the device may all be mere reports, so that the block may have gone from there.
+    /// Number of names whose copies on the device may all be mere reports. The device may no longer have the blocks of these
+    /// names.
     pub(super) fn unclear(&self) -> usize {
         self.unclear
     }
@@ -187,7 +188,7 @@ impl Lane {
         held.is_some_and(|held| *held > 0)
     }
 
-    /// A name of the block in `slot`; `None` if it has none, or has lost the one that was added last.
+    /// The name that was added last for the block in `slot`; `None` if that name is gone, or the block has none.
     pub(super) fn name_of(&self, slot: Slot) -> Option<u64> {
         let last = self.held.get(slot.place())?.last;
         (self.find(last)? == slot).then_some(last)

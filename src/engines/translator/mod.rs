@@ -3,8 +3,8 @@
 //! A translator computes the contract's sequence hash of each block and remembers the engine's name for it. Its events name
 //! blocks by the contract's hashes alone, so a daemon needs no table of names for the holder. Its promises:
 //!
-//! 1. In each tier its events tell the same as the engine's events, copies counted. A block is stored with its first copy and
-//!    removed with its last. Test: `oracle::events_add_up_to_the_cache`.
+//! 1. In each tier, its events add up to the same blocks as the engine's events, copies counted. A block is stored with its first
+//!    copy and removed with its last. Test: `oracle::events_add_up_to_the_cache`.
 //! 2. Its events never tell more than the engine's. An engine's event that contradicts itself or earlier events is left out
 //!    as a whole, and counted. Test: `rules::contradictions_are_left_out`.
 //! 3. The full state equals the sum of its events so far, parents before children. Test: `oracle::events_add_up_to_the_cache`.
@@ -77,7 +77,7 @@ pub struct Translator {
     sizes: Sizes,
     adapters: Adapters,
     untold: Untold,
-    /// Number of tokens behind a block that the block's name covers; `None` before the first block with tokens.
+    /// Number of tokens after a block that the block's name also covers; `None` before the first block with tokens.
     lookahead: Option<usize>,
     slots: Vec<Slot>,
     doubt: Option<Reason>,
@@ -109,9 +109,9 @@ impl Translator {
     }
 
     /// The reason why the holder's blocks are not known for certain; `None` while they are. The first reason stays until the
-    /// engine clears. Three doubts end earlier. The doubt about the block size ends with a block of the registered size. The
-    /// doubt about names ends when no block on the device has two. The doubt about reports ends when each block on the device
-    /// has a copy that is no mere report.
+    /// engine clears, with four exceptions. The doubt from [`TranslatorSettings::is_untold`] never ends. The doubt about the
+    /// block size ends with a block of the registered size. The doubt about names ends when no block on the device has two names.
+    /// The doubt about reports ends when each block on the device has a copy that is no mere report.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
@@ -129,7 +129,7 @@ impl Translator {
         })
     }
 
-    /// Whether the blocks are hashed with the token behind them.
+    /// Whether the hash of a block also covers tokens after the block.
     pub fn looks_ahead(&self) -> bool {
         self.lookahead.is_some_and(|tokens| tokens > 0)
     }
@@ -186,8 +186,8 @@ impl Translator {
         self.translate_some(batch, |_| true, output);
     }
 
-    /// Translates the events of `batch` for which `is_ours` holds, and appends their changes to `output`. Unread parts may be
-    /// about any holder, so all doubts of the batch apply, each at its place among the events.
+    /// Translates the events of `batch` for which `is_ours` holds, and appends their changes to `output`. All doubts of the batch
+    /// apply, each at its place among the events, because unread parts may be about any holder.
     pub fn translate_some(
         &mut self,
         batch: &EngineBatch,
@@ -214,7 +214,7 @@ impl Translator {
         self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Counts the reasons of a batch of which nothing is applied, and takes over their doubts.
+    /// Counts the reasons of a batch whose events are not applied, and takes over the doubts of these reasons.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
@@ -321,9 +321,9 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether the event may be a mere report, and its blocks no new copies. vLLM reports a request's whole prefix again as
-    /// stored, if the request asks for that. Genuine new copies of a held prefix are rare, unless another group of layers
-    /// lacks it.
+    /// Whether the event may be a mere report of blocks that are held already, without new copies. vLLM reports a request's whole
+    /// prefix as stored once more, if the request asks for that. Genuine new copies of a held prefix are rare, unless another
+    /// group of layers lacks it.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: LaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
@@ -342,7 +342,8 @@ impl Translator {
             .judge(size, registered, stored.names.len(), follows_unknown)
     }
 
-    /// Refuses names that cover more tokens behind a block than queries are hashed with, or not as many as earlier names.
+    /// Refuses names that cover more tokens after a block than the hashes of queries do, or another number of them than earlier
+    /// names.
     fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let Content::Tokens { window, .. } = stored.content else {
             return Ok(());
@@ -376,8 +377,8 @@ impl Translator {
         Ok(())
     }
 
-    /// The lane of a stored event's group, that is, the state of one group of main attention. If the group turns out to be
-    /// needed, or not to be, emits the changes to the held blocks.
+    /// The lane of a stored event's group, that is, the state of one group of main attention. The event may show that a prefix
+    /// needs a group, or no longer needs one. If so, emits the changes to the held blocks.
     fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<LaneId, Reason> {
         let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);

@@ -145,15 +145,15 @@ impl Translation {
             })
     }
 
-    /// The parts since `mark`, each with the number of its first event since then.
+    /// The parts since `mark`, each with the index of its first event since `mark`.
     fn since(&mut self, mark: Mark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
         let from = mark.parts.saturating_sub(1);
         let parts = self.parts.iter_mut().enumerate().skip(from);
         parts.map(move |(number, part)| (part, if number < mark.parts { mark.events } else { 0 }))
     }
 
-    /// Sets in each stored event since `mark` which of its blocks are resumable: behind such a block a request can go on.
-    /// Asks in the order in which the blocks were stored.
+    /// Sets in each stored event since `mark` which of its blocks are resumable: a request can go on after such a block. Calls
+    /// `is_resumable` in the order in which the blocks were stored.
     pub(super) fn set_resumable(
         &mut self,
         mark: Mark,
@@ -171,7 +171,8 @@ impl Translation {
         }
     }
 
-    /// Appends, or inserts at `mark`, an event that tells whether blocks that are held already are resumable.
+    /// Appends an event that tells whether held blocks are resumable. With a `mark`, inserts the event there, before later events
+    /// of the tier.
     pub(super) fn push_resumable(
         &mut self,
         tier: Tier,

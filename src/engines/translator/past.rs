@@ -1,5 +1,5 @@
-//! Blocks that the engine no longer has, for later events that name them: a copy beyond the device may be told of after the
-//! device's copy has gone.
+//! Blocks that the engine no longer has on the device. Later events may still name them, because a copy beyond the device may be
+//! told only after the device's copy has gone.
 
 use std::collections::VecDeque;
 

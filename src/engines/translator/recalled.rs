@@ -1,10 +1,10 @@
 //! Names from before batches were lost, and the held blocks that they prove.
 //!
-//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. Of such an
-//! engine, a stored block whose parent is known by name shows that all of the parent's ancestors are on the device at that
-//! moment. So a prefix of which no event is left comes back with the first block that is stored behind it. The number of
-//! copies stays unknown, and so do other held blocks. So the holder stays in doubt. Where engines name blocks by a hash of all
-//! that tells them apart, a name may as well come from another engine.
+//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. If such an
+//! engine stores a block whose parent is known by name, the parent and all blocks before it are on the device at that moment. So
+//! a prefix whose own events were lost comes back with the first block that is stored after it. The number of copies stays
+//! unknown, and so do other held blocks. So the holder stays in doubt. Engines that name blocks by a hash of all that tells them
+//! apart use the same names. So another engine can tell which block a name stands for.
 
 use hashbrown::HashMap;
 
@@ -58,7 +58,7 @@ impl Recalled {
         self.blocks.get(&name).map(|block| block.sequence)
     }
 
-    /// Adds blocks with their names, as long as no more than `blocks_max` are remembered.
+    /// Adds blocks with their names. Does nothing if more than `blocks_max` would be remembered.
     fn learn(&mut self, named: Vec<(u64, Block)>, blocks_max: usize) {
         if self.blocks.len() + named.len() > blocks_max {
             return;
@@ -70,14 +70,15 @@ impl Recalled {
     }
 }
 
-/// Blocks with an engine's names for them: whole prefixes, for the translator of another engine that names blocks alike.
+/// The blocks of a whole prefix, with an engine's names for them. They are for the translator of another engine that names blocks
+/// alike.
 #[derive(Debug)]
 pub struct NamedBlocks(Vec<(u64, Block)>);
 
 impl Translator {
-    /// Forgets the holder's blocks, as [`Self::reset`] does, but remembers the block of each name. For a holder that is in
-    /// doubt because batches were lost. If the engine's stored events prove nothing about the blocks before them, the names
-    /// are forgotten, too.
+    /// Forgets the holder's blocks, as [`Self::reset`] does, but remembers the block of each name. Call it for a holder that is
+    /// in doubt because batches were lost. The names are forgotten, too, if the engine's stored events prove nothing about
+    /// earlier blocks ([`crate::TranslatorSettings::proves_ancestors`]).
     pub fn reset_but_names(&mut self) {
         let earlier = std::mem::take(&mut self.recalled);
         let mut recalled = Recalled::default();
@@ -96,8 +97,9 @@ impl Translator {
         self.recalled = recalled;
     }
 
-    /// The names of the batch's parents that another engine may know: the engine's batches were lost, and blocks behind these
-    /// prove that it holds them. No name comes twice in a row.
+    /// The parents that stored events of the batch name and that are unknown here, because the engine's batches were lost. The
+    /// engine holds these parents, and another engine may know their names. At most 256 names, and none twice in a row. Empty
+    /// unless the state is in doubt.
     pub fn strange_parents(&self, batch: &EngineBatch) -> Vec<u64> {
         let mut strange = Vec::new();
         if self.doubt.is_none() || !self.settings.proves_ancestors {
@@ -169,8 +171,8 @@ impl Translator {
         Some(prefix)
     }
 
-    /// Adds `parent` and all blocks before it as held on the device: the `blocks` blocks that were just stored behind it
-    /// prove that. Returns whether `parent` is known now.
+    /// Adds `parent` and all blocks before it as held on the device. The event that stores `blocks` blocks after it proves that
+    /// they are. Returns whether `parent` is known now.
     pub(super) fn recall(
         &mut self,
         lane: LaneId,

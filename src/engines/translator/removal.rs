@@ -43,7 +43,8 @@ impl Translator {
         }
     }
 
-    /// Takes a copy of a block from each of `tiers` that has one, or as many copies as leave `left`. Returns whether a tier had a copy.
+    /// Takes a copy of a block away from each of `tiers` that has one. With `left`, takes so many copies away that `left` remain.
+    /// Returns whether a tier had a copy.
     pub(super) fn remove_one(
         &mut self,
         lane: Option<LaneId>,

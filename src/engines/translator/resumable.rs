@@ -1,11 +1,11 @@
-//! The end of a step: applies the changes of groups beside main attention, and tells behind which blocks a request can resume
-//! (go on) by now.
+//! The end of a step: applies the changes of groups beside main attention, and tells after which blocks a request can now resume
+//! (go on).
 //!
-//! A step is one batch of an engine. Events of windows and states come before or behind the event of main attention that
-//! tells where their names stand. So they wait for the end of the batch. The names of kept blocks are main attention's. If a
-//! group's blocks are smaller, some names are its own. An event that skips no block shows by its parent and its tokens where
-//! these names stand. In an event that skips blocks, the names before a name that main attention knows are the blocks just
-//! before that block, in a row.
+//! A step is one batch of an engine. An event of main attention tells where names stand in a sequence. Events of windows and
+//! states with the same names come before or after it, so they wait for the end of the batch. If a group's blocks are smaller
+//! than main attention's, some names are the group's own. An event that skips no block shows by its parent and its tokens where
+//! such names stand. In an event that skips blocks, some names may be known from main attention. The names just before a known
+//! name then stand for the blocks just before its block.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -39,7 +39,7 @@ pub(super) struct Step {
     gone: Vec<(u64, Slot)>,
     /// The list `gone` as a table by name, made when it is first needed: few steps need it.
     gone_by_name: OnceCell<HashMap<u64, Slot>>,
-    /// Whether a new group has changed the needs of requests, so that every block has to be looked at.
+    /// Whether a new group has changed the needs of requests, so that every block has to be checked again.
     has_new_rules: bool,
     /// Lists for the computation, kept for the next step.
     touched: Vec<(Reverse<u32>, Slot)>,
@@ -64,7 +64,8 @@ impl Step {
 }
 
 impl Translator {
-    /// The group of an event. If the event doesn't tell its kind, the settings may.
+    /// The group of an event, with its kind. The kind is the event's, or else the one that the settings state; `None` if neither
+    /// tells it.
     pub(super) fn stated(&self, group: Group) -> Group {
         let kinds = &self.settings.groups.kinds;
         let stated = || match Component::of(group) {
@@ -93,8 +94,8 @@ impl Translator {
         matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
     }
 
-    /// Learns of the groups beside main attention that a step's events are about, before the blocks of main attention come. A
-    /// new group changes where a request can resume.
+    /// Learns of the groups beside main attention that a step's events name. Call it before the step's events are translated,
+    /// because a new group changes where a request can resume.
     pub(super) fn learn_windows<'a>(
         &mut self,
         events: impl Iterator<Item = &'a EngineEvent>,
@@ -138,8 +139,8 @@ impl Translator {
         Ok(true)
     }
 
-    /// Puts a removal from all of SGLang's components off to the end of the step, beside its effect on main attention.
-    /// Returns true if the caller has nothing left to do for the change.
+    /// Puts a removal from all of SGLang's components off to the end of the step. The caller still applies it to main attention.
+    /// Returns true if the caller has nothing left to do: the removal is from windows that have no known blocks.
     fn defer_of_all(&mut self, change: &EngineChange) -> bool {
         let EngineChange::Removed(removed) = change else {
             return false;
@@ -156,8 +157,8 @@ impl Translator {
         }
     }
 
-    /// Forgets the block that `name` of main attention stood for, if it has no other name. With groups beside main attention
-    /// the block is kept until the end of the step, because their events may name it.
+    /// Forgets the block in `slot`, for which main attention's `name` stood, if the block has no other name. With groups beside
+    /// main attention the block is kept until the end of the step, because their events may name it.
     pub(super) fn free_later(&mut self, name: u64, slot: Slot) {
         match self.chain.has_tree() {
             true => {
@@ -195,7 +196,7 @@ impl Translator {
         }
     }
 
-    /// Ends the step that began at `begun`: appends to `output` behind which blocks a request can resume by now.
+    /// Ends the step that began at `begun`: appends to `output` after which blocks a request can now resume.
     pub(super) fn finish_step(&mut self, batch: &EngineBatch, begun: Mark, output: &mut Translation) {
         if !self.chain.has_tree() {
             return;
@@ -230,8 +231,8 @@ impl Translator {
         output.seal();
     }
 
-    /// Notes which blocks on the device don't list their small blocks: among the blocks of this step, or among all blocks if
-    /// a group is new.
+    /// Notes which blocks on the device don't list their small blocks. Checks the blocks of this step, or all blocks if a group
+    /// is new.
     fn note_unlisted(&mut self) {
         if !self.windows.has_small_blocks() {
             return;
@@ -302,7 +303,8 @@ impl Translator {
         self.step.places = places;
     }
 
-    /// The block of the contract that ends where the block `name` ends, in main attention or in a group whose blocks are not smaller.
+    /// The block of the contract that ends where the block `name` ends. Searches main attention, the groups beside it, and the
+    /// names that were removed in this step.
     fn end_named(&self, name: u64) -> Option<Slot> {
         self.groups
             .find_any(name)
@@ -310,8 +312,8 @@ impl Translator {
             .or_else(|| self.step.gone(name))
     }
 
-    /// The place where the block `name` of a group ends. `walked` is its place according to the tokens. `behind` is the place
-    /// of the event's next block.
+    /// The place where the block `name` of a group ends; `None` if it cannot be found. `walked` is the place according to the
+    /// tokens, and `behind` the place of the event's next block.
     fn place(&self, id: WindowId, name: u64, walked: Option<Place>, behind: Option<Place>) -> Option<Place> {
         self.windows
             .place_of(id, name)
@@ -320,8 +322,8 @@ impl Translator {
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
-    /// Walks along the tokens of an event that skips no block. Writes to `places` where each of its small blocks ends, as far
-    /// as known. Main attention need not have the blocks in which they lie.
+    /// Walks along the tokens of an event that skips no block. Writes to `places` where each of its small blocks ends, as far as
+    /// known. Main attention need not have the contract's blocks in which the small blocks lie.
     fn walk(
         &self,
         id: WindowId,
@@ -418,7 +420,7 @@ impl Translator {
         }
     }
 
-    /// Computes the runs of all blocks that a change reaches: the touched blocks, and the blocks that follow them until a run
+    /// Computes again the runs of all blocks that a change affects: the touched blocks, and the blocks after each until a run
     /// stays the same.
     fn recompute(&mut self) {
         let (mut stack, mut changed) = (
@@ -456,7 +458,7 @@ impl Translator {
         (self.step.stack, self.step.changed) = (stack, changed);
     }
 
-    /// Whether a request can resume behind the block with the blocks of `tier` and of nearer tiers.
+    /// Whether a request can resume after the block with the blocks of `tier` and of nearer tiers.
     pub(super) fn is_resumable(&self, slot: Slot, tier: TierIndex) -> bool {
         if self.chain.is_within_chunk(slot, tier) {
             return false;
@@ -494,8 +496,8 @@ impl Translator {
         self.chain.keep_fresh(fresh);
     }
 
-    /// Tells which of the other blocks have become resumable, or are so no longer. Blocks that are no longer resumable are
-    /// told at `begun`, before all else, if that is given.
+    /// Tells which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, the latter are
+    /// told there, before all else.
     fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {
@@ -518,7 +520,7 @@ impl Translator {
     }
 }
 
-/// Whether one of the objects, which are ascending by block, is in block `number`.
+/// Whether block `number` has one of the `objects`, which must be ascending by block.
 fn has_object(objects: &[BlockObject], number: u32) -> bool {
     objects
         .binary_search_by_key(&number, |object| object.block)

@@ -21,8 +21,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The shape of a group with blocks of `block` tokens, where the contract's blocks have `size`. `None` if the two kinds
-    /// of blocks don't end together, if a number is too large, and for kinds other than windows and states.
+    /// The shape of a group with blocks of `block` tokens; the contract's blocks have `size` tokens. `None` if neither size is a
+    /// multiple of the other, if a number is too large, or if the kind is neither a window nor a state.
     pub(super) fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         if block == 0 || size == 0 {

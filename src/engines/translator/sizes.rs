@@ -11,7 +11,7 @@ use crate::reason::Reason;
 pub(super) struct Sizes {
     /// Whether a block of the registered size has come.
     is_proven: bool,
-    /// Whether smaller blocks follow each other, so that they may be the engine's whole blocks.
+    /// Whether smaller blocks may follow each other. They may then be the engine's whole blocks.
     is_doubted: bool,
 }
 
@@ -26,12 +26,12 @@ impl Sizes {
         self.is_doubted = false;
     }
 
-    /// Judges an event with `blocks` blocks of `told` tokens, where `size` is registered. `follows_unknown` tells that their
-    /// parent is not held.
+    /// Judges an event with `blocks` blocks of `told` tokens, for an engine registered with blocks of `size` tokens.
+    /// `follows_unknown` tells that the parent of the blocks is not held.
     ///
-    /// A single smaller block is an incomplete block, at the end of a sequence. Nothing follows an incomplete block. So a
-    /// smaller block behind an unknown parent has one of two causes. Either the parent is a smaller block, too, and the
-    /// engine's blocks are smaller than registered. Or the block is of a cache beside that of whole blocks.
+    /// A single smaller block is an incomplete block, at the end of a sequence. Nothing follows an incomplete block. So a smaller
+    /// block after an unknown parent has one of two causes. Either the parent is a smaller block, too, and the engine's blocks
+    /// are smaller than registered. Or the block belongs to another cache than the whole blocks do.
     pub(super) fn judge(
         &mut self,
         told: u64,

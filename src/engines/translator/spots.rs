@@ -1,15 +1,15 @@
-//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which are held, and in which
-//! blocks of the contract they lie.
+//! Small blocks: blocks of a window that are smaller than main attention's. This table knows which small blocks are held, and in
+//! which blocks of the contract they lie.
 //!
-//! The engine's name of a small block is a hash of the prefix that the small block ends. Blocks of main attention that begin
-//! alike share that prefix, also blocks that come later. A small block may even come before any of them. So a small block is
-//! known by its content, its *spot*: a hash of the block of the contract before it, and the tokens from there on. Each block
-//! of the contract lists the spots that matter. Each spot lists the blocks of the contract that have it.
+//! The engine's name of a small block is a hash of the prefix up to the small block's end. All blocks of main attention that
+//! begin with the same tokens share that prefix, whether they come before the small block or after it. So the table knows a small
+//! block by its *spot*, a hash of its content: of the contract's block before the small block, and of the tokens from there on.
+//! Each block of the contract lists its spots that matter. Each spot lists the blocks of the contract that have the spot.
 //!
-//! A request needs `need` small blocks before the end of a block of the contract. A block of the contract consists of `fan`
-//! small blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very last one ends with the block and
-//! is known by that. Each of the other small blocks takes 16 bytes here and about 30 in the table of spots. With the windows
-//! of DeepSeek-V4, 18 small blocks of a block of 256 tokens take that: about three bytes a token.
+//! A request needs `need` small blocks before the end of a block of the contract. A block of the contract consists of `fan` small
+//! blocks. So the last min(`need`, `fan`) small blocks of each block matter. The very last one needs no spot, because it ends
+//! where the block ends. Each of the other small blocks takes 16 bytes here and about 30 in the table of spots. With the windows
+//! of DeepSeek-V4, a block of 256 tokens has 18 such small blocks: about three bytes a token.
 
 use std::num::NonZeroU64;
 
@@ -57,7 +57,7 @@ impl Reach {
         Self::end_of(SequenceHash::from(seed.as_u64()))
     }
 
-    /// The prefix that ends with the next small block, which has these tokens.
+    /// This prefix and the next small block, which has these tokens.
     pub(super) fn next(self, tokens: &[Token]) -> Self {
         // `content` covers the seed of the sequence already.
         let block = block_hash(tokens, HashSeed::default());
@@ -71,9 +71,10 @@ impl Reach {
 /// The place of a small block that doesn't end with a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Within {
-    /// The small block's content. It has to be known for small blocks that matter: see [`Spots::knows`].
+    /// The small block's content; `None` if it is not known. Small blocks that matter must have a known spot: see
+    /// [`Spots::knows`].
     pub(super) spot: Option<Spot>,
-    /// Number of small blocks that follow it in the block of the contract, at least one.
+    /// Number of small blocks that follow this one in the block of the contract, at least one.
     pub(super) before: u8,
 }
 
@@ -131,11 +132,11 @@ pub(super) struct Spots {
     block: usize,
     /// Small blocks in a block of the contract.
     fan: u32,
-    /// Number of small blocks that matter in a block of the contract, without the last. Each takes a cell.
+    /// Number of small blocks that matter in a block of the contract, not counting its last small block. Each takes a cell.
     kept: u32,
     names: HashMap<u64, Name>,
     users: HashMap<Spot, Users>,
-    /// Cells by slot, `kept` of each slot: the one nearest to the block's end first.
+    /// Cells by slot, `kept` for each slot. The first is the cell of the small block nearest to the block's end.
     cells: Vec<Cell>,
 }
 
@@ -228,7 +229,7 @@ impl Spots {
         })
     }
 
-    /// The prefix that the small block `name` ends.
+    /// The prefix up to the end of the small block `name`; `None` if its spot is not known.
     pub(super) fn reach(&self, name: u64) -> Option<Reach> {
         let Within { spot, before } = self.find(name)?;
         Some(Reach {
@@ -242,7 +243,7 @@ impl Spots {
         self.names.get(&name).map(Name::at)
     }
 
-    /// The place in the block in `slot` that has `before` small blocks behind it.
+    /// The place of the small block in `slot`'s block that is followed by `before` small blocks.
     pub(super) fn at(&self, slot: Slot, before: u8) -> Within {
         let cell = self.cell(slot, before).and_then(|cell| self.cells.get(cell));
         Within {
@@ -267,8 +268,8 @@ impl Spots {
             .map(|cell| Slot::new(cell / self.kept.max(1)))
     }
 
-    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small
-    /// blocks that are held; `None` if the spots are listed already.
+    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small blocks
+    /// that are held. `None` if the spots are listed already, or the cells would be too many for 32 bits.
     pub(super) fn list(&mut self, slot: Slot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
@@ -292,7 +293,7 @@ impl Spots {
         Some(mask)
     }
 
-    /// Takes the block in `slot` from all lists.
+    /// Removes the small blocks of the block in `slot` from the lists of their spots.
     pub(super) fn unlist(&mut self, slot: Slot) {
         let cells = slot.place() * self.kept as usize;
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
@@ -343,9 +344,9 @@ impl Spots {
         }
     }
 
-    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if its spot is held from now on and was not
-    /// before. An error changes nothing, except for [`Reason::HiddenKey`]: then the copy is added as a second name of its
-    /// spot.
+    /// Adds a copy of the small block `name`, which ends at `at`. Returns `at` if the spot was not held before; `None` if it was,
+    /// or doesn't matter. An error changes nothing, except for [`Reason::HiddenKey`]: then `name` is added as a second name of
+    /// the spot.
     pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
@@ -374,8 +375,8 @@ impl Spots {
         }
     }
 
-    /// Takes a copy of the small block `name` away, if there is one. Returns whether there was one, and the block's place if
-    /// its spot is held no longer.
+    /// Takes a copy of the small block `name` away. Returns whether there was a copy, and the block's place if its spot is no
+    /// longer held.
     pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return (false, None);
@@ -395,7 +396,7 @@ impl Spots {
         (true, is_gone.then_some(at))
     }
 
-    /// The spot of the small block at `at`; `None` if it doesn't matter.
+    /// The spot of the small block at `at`; `None` if the small block doesn't matter, or its spot is unknown.
     fn mattering(&self, at: Within) -> Option<Spot> {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }

@@ -20,7 +20,7 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// The place behind `block`.
+    /// The place after `block`, where the next block of its sequence goes.
     pub(super) fn behind(block: &Block) -> Self {
         Self {
             parent: Some(block.sequence),

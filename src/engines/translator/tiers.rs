@@ -50,7 +50,7 @@ impl TierSet {
         Self(tier.bit())
     }
 
-    /// The tiers of which the bit is set.
+    /// The tiers whose bits are set in `bits`.
     pub(super) fn of_bits(bits: u8) -> Self {
         Self(bits & Self::ALL.0)
     }

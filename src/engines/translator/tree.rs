@@ -31,7 +31,8 @@ impl Links {
     };
 }
 
-/// Hash and position of a parent that is not kept. The hash alone makes no block a parent: with the position, cycles are impossible.
+/// Hash and position of a parent that is not kept. A block counts as the parent only if both match, so that cycles are
+/// impossible.
 type Missing = (SequenceHash, u32);
 
 /// The blocks as a forest, in doubly linked lists of siblings.
@@ -42,7 +43,7 @@ pub(super) struct Tree {
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
     touched: Vec<Slot>,
-    /// Blocks that have been entered, since the touched blocks were forgotten.
+    /// Blocks that have been entered since the last [`Self::forget_touched`].
     entered: Vec<Slot>,
 }
 

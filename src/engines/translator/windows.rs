@@ -1,9 +1,9 @@
 //! Groups of layers beside main attention: sliding windows and recurrent states.
 //!
-//! Such a group keeps few blocks of a prefix: only those that a request needs to go on behind the prefix. A window of W
-//! tokens needs the ⌈(W − 1) / b⌉ blocks before that place, where b is the size of the group's own blocks. A state is a
-//! window of one block. So each block of the contract has, for each group, a *run*: the number of the group's blocks that are
-//! held in a row up to its end.
+//! Such a group keeps few blocks of a prefix: only those that a request needs to go on after the prefix. A window of W tokens
+//! needs the ⌈(W − 1) / b⌉ blocks before that place, where b is the size of the group's own blocks. A state is a window of one
+//! block. So each block of the contract has a *run* for each group: the number of the group's blocks that are held without a gap
+//! up to the block's end.
 //!
 //! The sizes differ: a group's block may span several blocks of the contract (`step` of them). Or a block of the contract has
 //! several of the group's blocks (`fan` of them): these are called small blocks.
@@ -34,9 +34,10 @@ pub(super) struct WindowId(usize);
 /// The place where a block of a group ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// With this block of the contract.
+    /// At the end of this block of the contract.
     End(Slot),
-    /// Within each block of the contract that begins with the same tokens. The slot is of one such block, if one is known.
+    /// Inside a block of the contract: inside each that begins with the same tokens. The slot is that of one such block, if one
+    /// is known.
     Within(Within, Option<Slot>),
 }
 
@@ -56,9 +57,10 @@ struct Window {
     shape: Shape,
     /// Names of blocks that end with a block of the contract.
     names: HashMap<u64, Name>,
-    /// The other blocks, which are small, if `fan` is above one.
+    /// The other blocks, which are small blocks; `None` unless the shape's `fan` is above one.
     spots: Option<Spots>,
-    /// By slot, if `fan` is above one: a mask of the group's blocks in this block that are held. The last block has the lowest bit.
+    /// By slot, if `fan` is above one: a mask of the group's blocks in this block of the contract that are held. The block's last
+    /// small block has the lowest bit.
     masks: Vec<u64>,
     /// The run of each block, by slot.
     runs: Vec<u32>,
@@ -81,7 +83,8 @@ pub(super) struct Windows {
     all: Vec<Window>,
     /// Blocks of the contract on the device whose small blocks are not known.
     unlisted: HashSet<Slot>,
-    /// Least number of groups, if they are SGLang's components: its tree tells of a component only when that first has a block.
+    /// Least number of groups, if they are SGLang's components; otherwise `None`. SGLang's tree tells of a component only once
+    /// the component has a block.
     expected: Option<usize>,
 }
 
@@ -157,7 +160,7 @@ impl Windows {
         self.all.is_empty()
     }
 
-    /// Whether a group has blocks that span several of the contract.
+    /// Whether a group has blocks that each span several blocks of the contract.
     pub(super) fn has_wide_blocks(&self) -> bool {
         self.stride > 1
     }
@@ -167,8 +170,8 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether something that requests need is unknown: an expected group has not come, or the small blocks of a block on the
-    /// device are not known.
+    /// Whether it is unknown what requests can reuse. Either no event has told of an expected group yet, or the small blocks of a
+    /// block on the device are not known.
     pub(super) fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
@@ -197,7 +200,7 @@ impl Windows {
         }
     }
 
-    /// Whether the group was learned first, and has no small blocks.
+    /// Whether the group was learned before all others, and has no small blocks.
     pub(super) fn is_first(&self, index: u32) -> bool {
         let first = self.all.first();
         first.is_some_and(|window| window.index == index && window.spots.is_none())
@@ -273,7 +276,8 @@ impl Windows {
         self.all.iter().find_map(found)
     }
 
-    /// The place where the group's block before the one at `place` ends, as far as the blocks there are kept.
+    /// The place where the group's block before `place` ends, that is, before the block that ends at `place`. `None` if the
+    /// contract's blocks there are not kept.
     pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {
@@ -334,7 +338,7 @@ impl Windows {
         self.unlisted.remove(&slot);
     }
 
-    /// Forgets the runs and small blocks of blocks that are gone. So blocks that take their slots begin with nothing.
+    /// Forgets the runs and small blocks of blocks that are gone, so that new blocks in the same slots begin with nothing.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
             if !self.unlisted.is_empty() {
@@ -353,7 +357,7 @@ impl Windows {
     }
 
     /// Adds a copy of the block that ends at `place`, which the engine calls `name`. An error changes nothing, except for
-    /// [`Reason::HiddenKey`]: then the copy is added as a second name for the place.
+    /// [`Reason::HiddenKey`]: then `name` is added as a second name for the place.
     pub(super) fn add(
         &mut self,
         id: WindowId,
@@ -375,8 +379,9 @@ impl Windows {
         }
     }
 
-    /// Takes a copy of the block `name` away. Returns whether there was a copy. If it was the last one of a block that ends
-    /// with a block of the contract, also returns the slot of the latter.
+    /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot is that of the contract's
+    /// block at whose end the block `name` ends. It is `None` if copies are left, or if `name` ends inside a block of the
+    /// contract.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
@@ -412,7 +417,7 @@ impl Windows {
         has_changed
     }
 
-    /// Whether every group has the blocks that a request needs to go on behind the block at `position`.
+    /// Whether every group has the blocks that a request needs to go on after the block at `position`.
     pub(super) fn allow(&self, slot: Slot, position: u32) -> bool {
         let blocks = u64::from(position) + 1;
         blocks.is_multiple_of(self.stride) && self.all.iter().all(|window| window.allows(slot, blocks))
@@ -532,7 +537,7 @@ impl Window {
         self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
     }
 
-    /// Number of the group's blocks within the block that are held in a row up to its end.
+    /// Number of the group's blocks within the contract's block in `slot` that are held without a gap up to its end.
     fn own(&self, slot: Slot) -> u32 {
         if self.shape.fan == 1 {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();
@@ -563,7 +568,8 @@ impl Window {
         true
     }
 
-    /// Whether the run of the block suffices for a request. Near the start of a sequence, all blocks that there are suffice.
+    /// Whether the block's run is long enough for a request. Near the start of a sequence, where fewer blocks exist than a
+    /// request needs, all of them are enough.
     fn allows(&self, slot: Slot, blocks: u64) -> bool {
         let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
         u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)

@@ -9,8 +9,8 @@
 //! An engine has its pod's name and address, and the pod's UID as its identity. It is gone as soon as its pod is being deleted: no request
 //! should go there any more. Pods that are not ready are asked all the same, as nobody knows how long a model loads.
 //!
-//! A watch may be behind, and another pod may already have the address. So the API is asked about an engine after each new connection to
-//! it. Nothing that comes over the connection is believed before the answer.
+//! A watch may be late, so that another pod already has the address. So the API is asked about an engine after each new
+//! connection to it. Nothing that comes over the connection is believed before the answer.
 
 mod pods;
 mod pool;
@@ -278,8 +278,8 @@ impl<T> Known<T> {
     }
 }
 
-/// Returns the engines of objects. If several have one name, the first is taken: an endpoint with addresses of both families is such a
-/// case.
+/// Returns the engines of objects. If several servers have one name, the first is taken: an endpoint with an IPv4 and an IPv6
+/// address has two.
 fn engines<'a>(servers: impl Iterator<Item = &'a NewServer>) -> Vec<GivenEngine> {
     let mut named: BTreeMap<&str, &NewServer> = BTreeMap::new();
     for server in servers {

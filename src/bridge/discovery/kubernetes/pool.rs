@@ -40,7 +40,7 @@ pub(super) async fn run(
     tokio::join!(watching, following);
 }
 
-/// Watches the pool, and sends the place of its pods whenever that changes; an error in words if the pool has none that can be followed.
+/// Watches the pool, and sends the place of its pods after each change, or an error in words if the pods cannot be followed.
 async fn watch_pool(
     client: Client,
     namespace: &str,

@@ -2,7 +2,7 @@ use super::*;
 
 const HOLDER: u64 = 77;
 
-/// Several bridges, and what they tell each other.
+/// Several bridges that send each other beats, with a common clock.
 struct Group {
     now: Instant,
     bridges: Vec<Member>,
@@ -14,7 +14,7 @@ struct Member {
     sight: Arc<AtomicU8>,
     number: u64,
     beat_at: Instant,
-    /// Whether it runs, and whether it is connected.
+    /// Whether the bridge runs. While it does not, it neither sends nor hears beats.
     runs: bool,
     is_connected: bool,
 }
@@ -73,7 +73,8 @@ impl Group {
         }
     }
 
-    /// Runs for so long, and returns who has spoken at its end. Never do two speak that hear each other.
+    /// Runs the group for this long, in steps of 25 ms, and returns the bridges that speak at the end. Asserts that at most one
+    /// connected bridge speaks at a time.
     fn run(&mut self, milliseconds: u64) -> Vec<usize> {
         for _ in 0..milliseconds / 25 {
             self.step();

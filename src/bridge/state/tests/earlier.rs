@@ -1,6 +1,7 @@
 //! Files that an earlier program has written are taken up, and files of this program are harmless to an earlier one.
 //!
-//! Where the form of a file has to change, its version is raised, and the test says with which words the earlier files are refused.
+//! If the form of a file has to change, its version is raised. The test then tells the words with which earlier files are
+//! refused.
 
 use kvatlas_core::hash::BlockSize;
 use kvatlas_engines::{Format, Mirror, MirrorSettings};
@@ -8,7 +9,8 @@ use kvatlas_engines::{Format, Mirror, MirrorSettings};
 use super::super::file::FileError;
 use super::*;
 
-/// Files of an optimised program of November 2026: of an engine of vLLM with gpt-oss, and of one that was registered.
+/// Files that an optimised program of November 2026 has written: the state of a vLLM engine with gpt-oss, and the list of one
+/// registered engine.
 const ENGINE: &[u8] = include_bytes!("earlier/engine");
 const REGISTERED: &[u8] = include_bytes!("earlier/registered");
 
@@ -39,7 +41,7 @@ fn what_an_earlier_program_has_kept_of_registrations_is_taken_up() {
     );
 }
 
-/// State of an engine as programs read it that keep no tokens.
+/// State of an engine, in the form that earlier programs read: without tokens.
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "a file is read as a whole")]
 struct EarlierEngine {

@@ -24,7 +24,7 @@ use rmp::encode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     Map,
-    /// Arrays with so many slots for a stored event.
+    /// Arrays; the number is that of a stored event's slots.
     Array(u32),
 }
 
@@ -46,9 +46,9 @@ pub(crate) struct Store {
     pub(crate) medium: Option<&'static str>,
     pub(crate) lora_id: Option<u64>,
     pub(crate) lora_name: Option<String>,
-    /// With the first block, among its extra keys.
+    /// Salt among the extra keys of the first block.
     pub(crate) salt_key: Option<String>,
-    /// As a field of its own.
+    /// Salt in a field of its own.
     pub(crate) cache_salt: Option<String>,
     /// Identifiers of images, with the number of their block.
     pub(crate) images: Vec<(usize, String)>,
@@ -287,7 +287,7 @@ fn write_tokens(tokens: &[u32], out: &mut Vec<u8>) {
     }
 }
 
-/// As vLLM lists them: the adapter, images with their offset, then the salt.
+/// Writes the extra keys of each block in vLLM's order: the adapter, images with their offset, then the salt.
 fn write_extra_keys(store: &Store, out: &mut Vec<u8>) {
     encode::write_array_len(out, u32::try_from(store.names.len()).unwrap()).unwrap();
     for block in 0..store.names.len() {
@@ -317,7 +317,7 @@ pub(crate) fn translator(block_size: u32) -> Translator {
     Translator::new(settings(block_size))
 }
 
-/// The translator as it is after a restart: written down, and read again.
+/// The translator after a restart: it is saved, and restored from the saved form.
 pub(crate) fn restarted(translator: &Translator, settings: TranslatorSettings) -> Translator {
     let written = rmp_serde::to_vec(&translator.save()).unwrap();
     let saved: SavedTranslator = rmp_serde::from_slice(&written).unwrap();
@@ -358,7 +358,7 @@ pub(crate) fn decode(format: Format, payload: &[u8]) -> EngineBatch {
     batch
 }
 
-/// Has `changes` decoded and translated.
+/// Encodes `changes` as an engine does, decodes and translates them, and returns the translation.
 pub(crate) fn feed(translator: &mut Translator, changes: &[Change]) -> Translation {
     let batch = decode(Format::Vllm, &Engine::PLAIN.payload(changes));
     let mut output = Translation::default();
@@ -381,7 +381,7 @@ pub(crate) fn contract_chain(
 /// The place of a block, as its stored event says.
 pub(crate) type Place = (Option<SequenceHash>, u64);
 
-/// A daemon's view of events: for each tier, the blocks held and where they stand, and those that can't be resumed behind.
+/// A daemon's view of events: for each tier, the held blocks with their places, and the blocks after which no request can resume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Naive {
     pub(crate) held: BTreeMap<u8, BTreeMap<SequenceHash, Place>>,
@@ -389,8 +389,8 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    /// Applies events that have to be exact: nothing is stored that is held, nothing removed that is not. What is applied has gone over the
-    /// wire first.
+    /// Applies events, after encoding and decoding them as for the wire. Asserts that no block is stored that is held, and none
+    /// removed that is not held.
     pub(crate) fn apply(&mut self, output: &Translation) {
         for part in &output.parts {
             let sent = EventBatch {

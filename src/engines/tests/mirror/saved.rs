@@ -15,7 +15,7 @@ fn what_is_kept_is_taken_up_as_far_as_there_is_room() {
     assert_eq!(router.held, paths(1, 0..1));
 }
 
-/// Blocks of all kinds that are restored are those that were saved, with the same tokens under the same names.
+/// Saves and restores blocks of all kinds. They are the same afterwards, with the same tokens and names.
 #[test]
 fn what_is_kept_is_the_same_when_it_is_taken_up() {
     let mut cache = Cache::default();
@@ -78,7 +78,7 @@ fn what_is_kept_and_damaged_is_refused_or_harmless() {
     assert!(Mirror::restore(mirror_settings(1 << 20, false), &sides.mirror.save()).is_err());
 }
 
-/// Change of a part of a saved form.
+/// Function that changes a part of a saved form.
 type Part<'a> = &'a dyn Fn(&Value) -> Value;
 
 /// Returns a saved form with something at `place` of its JSON changed.
