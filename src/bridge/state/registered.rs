@@ -35,7 +35,8 @@ impl Registered {
         (engines, Self { directory, written })
     }
 
-    /// Writes the list that `current` gives, if it has changed. A client that is told that its engine is registered can rely on the file.
+    /// Writes the list that `current` gives, if it has changed. The list is in the file before a client is told that its engine is
+    /// registered. A failed write is logged and counted, and the registration holds until the bridge ends; the next change writes all.
     pub(in super::super) fn keep(&self, current: impl FnOnce() -> Vec<GivenEngine>, metrics: &BridgeMetrics) {
         // The lock is taken first, so that the last writer has the newest list.
         let mut written = self.written.lock();

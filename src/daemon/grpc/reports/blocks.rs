@@ -51,7 +51,7 @@ impl Held {
     /// Marks the block as held in `tier`, and replaces the tier's components. Tokens of 0 leave the known number.
     fn store(&mut self, tier: TierPlace, components: u32, tokens: u32) {
         if let Some(known) = self.components.get_mut(usize::from(tier.0)) {
-            // All components without a rule share one bit.
+            // Components of bit 7 and above, none of which has a rule, share that bit.
             let others = if components >= UNKNOWN.into() { UNKNOWN } else { 0 };
             *known = components.to_le_bytes()[0] | others;
             self.tiers |= tier.bit();
