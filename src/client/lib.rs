@@ -8,7 +8,7 @@ pub mod publish;
 mod query;
 mod refusal;
 
-/// The NATS library of the connections that clients are given, in the version that fits.
+/// The NATS library, in the version whose connections the clients of this crate take.
 pub use async_nats;
 pub use backoff::Backoff;
 pub use clock::{rfc3339, unix_time_us, unix_us_of};

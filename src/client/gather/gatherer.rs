@@ -135,8 +135,8 @@ impl Gatherer {
         })
     }
 
-    /// Sends every shard the report of a router in `payload`, on `subject`. Returns how much of it the shards have taken together; waits for
-    /// `patience` at most. All replicas of a shard may reply: the first reply counts.
+    /// Sends every shard the report of a router in `payload`, on `subject`. Returns the number of entries that all shards
+    /// together have taken. Waits for `patience` at most. Several replicas of a shard may reply, and the first reply counts.
     ///
     /// # Errors
     ///
@@ -224,7 +224,8 @@ fn shard_of(reply: &Message) -> Option<Shard> {
     header.as_str().parse().ok()
 }
 
-/// Decodes the replies of a division and merges them. A shard whose reply is of no use counts as missing.
+/// Decodes the replies of a division and merges them. A shard counts as missing if it could not answer or its reply cannot be
+/// decoded.
 fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
@@ -250,7 +251,7 @@ fn merge<Reply, Whole>(
     Ok(Merged { reply, gathered })
 }
 
-/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer is of no use.
+/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer cannot be decoded.
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

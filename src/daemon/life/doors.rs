@@ -33,7 +33,7 @@ pub(super) fn check_built(config: &Config) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Opens the doors for routers that are configured, as tasks of `stage`.
+/// Starts the configured listeners for routers of other projects, as tasks of `stage`.
 #[allow(
     unused_variables,
     clippy::needless_update,

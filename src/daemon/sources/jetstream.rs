@@ -66,7 +66,7 @@ pub(crate) struct JetStreamSource {
     pub(super) subject: String,
     /// The lanes that messages go to.
     pub(super) pool: Arc<LanePool>,
-    /// The stream.
+    /// Configuration of the stream.
     pub(super) config: StreamConfig,
     /// Messages that may wait in the stream while holders still count as exact. At most half as many are pulled at once.
     pub(super) lag_max: u64,
@@ -80,7 +80,7 @@ pub(crate) struct JetStreamSource {
     pub(super) attached: watch::Sender<bool>,
     /// Becomes true when the stream has been read up to its end for the first time.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Number of the stream's last message, if it was waited for in vain.
+    /// Number of the last message that the stream is known to have, if the next message did not come in time.
     pub(super) not_come: Option<u64>,
     pub(super) metrics: StreamMetrics,
     /// Opens trace spans; `None` without a collector.
@@ -89,15 +89,16 @@ pub(crate) struct JetStreamSource {
 
 /// A consumer, and how far it has to read.
 struct Attached {
-    /// The message that the first request brought, if the stream had one.
+    /// The message that the first request returned, if the stream had one.
     first: Option<Message>,
     messages: pull::Stream,
-    /// Check of the last message that was read before, which the consumer gives once more; `None` if there is nothing to compare.
+    /// Check of the last message that was read before this consumer was made. The consumer delivers that message once more.
+    /// `None` if there is nothing to compare.
     check: Option<Check>,
     /// Sequence number of the last message that must have been applied before holders are trusted again.
     target: u64,
     stall: Option<StreamStall>,
-    /// The consumer's number of the next message.
+    /// Number that the consumer gives to the next message it delivers.
     delivery: u64,
     unread: Unread,
     /// Number of the last message that had been read at the last look.
@@ -213,7 +214,8 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message. Any answer of the server, even that there is none, shows that messages can be asked for and come.
+    /// Asks for one message. Any answer of the server shows that the daemon may ask for messages and receives them. That includes
+    /// the answer that there is no message.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -343,8 +345,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes the number of the stream's last message, as the server reports it. Messages up to it that have not been read wait, whatever
-    /// the consumer says.
+    /// Notes the number `last` of the stream's last message, as the server reports it. Unread messages up to that number count as
+    /// waiting, even if the consumer counts none.
     fn note_end(&self, last: u64, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, last, now_us());
@@ -352,8 +354,8 @@ impl JetStreamSource {
         self.metrics.set_progress(sequence, last.saturating_sub(sequence));
     }
 
-    /// Notes that every publisher is known, if the stream has been followed in one generation since the last look. The time between two
-    /// looks is longer than a publisher is silent. Needed after a loss in the middle of the stream.
+    /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
+    /// publisher sends something between two looks. Needed after a loss in the middle of the stream.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
