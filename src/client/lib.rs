@@ -1,4 +1,4 @@
-//! Clients of the contract with daemons: a query client for routers, and a publisher for engines.
+//! Clients that speak the contract with daemons: a query client for routers, and a publisher for engines.
 
 mod backoff;
 mod clock;

@@ -1,7 +1,7 @@
 //! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
 //! Markdown, so that each sentence is written in one place only.
 
-/// The pages that are searched. The page that says what to do comes first.
+/// The pages that are searched. The page with advice comes first.
 const PAGES: [&str; 3] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),

@@ -100,8 +100,8 @@ impl Gatherer {
         })
     }
 
-    /// Asks one daemon of every shard how far it has followed the holders of a namespace; waits for `patience` at most. The shards get the
-    /// `headers`.
+    /// Asks one daemon of every shard for the status of a namespace: how far that daemon has followed the holders. Waits for
+    /// `patience` at most. The shards get the `headers`.
     ///
     /// # Errors
     ///
@@ -117,7 +117,8 @@ impl Gatherer {
         merge(division, StatusReply::decode, merge_statuses)
     }
 
-    /// Asks one daemon of every shard which namespaces it knows; waits for `patience` at most. A name may come several times.
+    /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. A name may
+    /// come several times.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ impl Gatherer {
     }
 
     /// Sends every shard the report of a router in `payload`, on `subject`. Returns the number of entries that all shards
-    /// together have taken. Waits for `patience` at most. Several replicas of a shard may reply, and the first reply counts.
+    /// together have taken. Waits for `patience` at most. If several replicas of a shard reply, the first reply counts.
     ///
     /// # Errors
     ///

@@ -397,7 +397,7 @@ async fn finish_flush(
     let _ = reply.send(outcome);
 }
 
-/// Waits for the next question; for ever if none are received.
+/// Waits for the next question of a daemon. Waits without end if the publisher takes no questions.
 async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     let question = match questions {
         Some(questions) => questions.next().await,
@@ -410,7 +410,7 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     question
 }
 
-/// Waits until the turn has changed; for ever if there are no turns.
+/// Waits until the turn has changed. Waits without end if the publisher takes no turns.
 async fn turn_changed(turns: &mut Option<Turns>) {
     match turns {
         Some(turns) => turns.voice.changed().await,

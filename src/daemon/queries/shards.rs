@@ -125,7 +125,8 @@ impl ShardAsker {
         Ok(reply)
     }
 
-    /// Asks the shards how far the holders of a namespace have been followed. The shards get the `headers`.
+    /// Asks the shards for the status of a namespace: how far its holders' events have been applied. The shards get the
+    /// `headers`.
     ///
     /// # Errors
     ///

@@ -95,7 +95,7 @@ impl Source {
         }
     }
 
-    /// Returns how far the holders of the namespace `name` have been followed.
+    /// Returns the status of the namespace `name`: how far its holders' events have been applied.
     pub(crate) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {

@@ -47,7 +47,7 @@ pub enum DirectoryAction {
     Write,
     /// Bring a file's content to the disk.
     Sync,
-    /// Give a file its name.
+    /// Rename a temporary file to its final name.
     Rename,
     /// Bring the directory's names to the disk.
     SyncDirectory,
@@ -300,7 +300,7 @@ impl SnapshotDirectory {
     }
 }
 
-/// Makes the name of the snapshot with this time.
+/// Makes the name of a snapshot from its time, in microseconds since the Unix epoch.
 pub(super) fn snapshot_name(stamp: u64) -> String {
     format!("{PREFIX}{stamp:020}{SUFFIX}")
 }

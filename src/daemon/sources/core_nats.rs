@@ -62,7 +62,8 @@ pub(crate) struct CoreNatsSource {
     pub(super) incidents: watch::Receiver<u64>,
     /// Counts the refusals of the subscription. Each is an incident, too.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Becomes true whenever the server has confirmed a subscription. The handler of the connection's notices makes it false at a refusal.
+    /// Whether the server has confirmed the subscription. This source, and the handler of the connection's notices, set the value
+    /// to false at a refusal.
     pub(super) subscribed: watch::Sender<bool>,
     /// Most messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
@@ -139,8 +140,8 @@ impl CoreNatsSource {
         Ok(())
     }
 
-    /// Subscribes, and waits until the server has confirmed the subscription. Tries for ever, since a daemon outlives its broker, and
-    /// rights come back.
+    /// Subscribes, and waits until the server has confirmed the subscription. Tries without end, since a daemon outlives its
+    /// broker, and a withdrawn right can be restored.
     async fn subscribe(&self, pause: Duration) -> Result<Confirmed, SubscribeError> {
         tokio::time::sleep(pause).await;
         let mut failures = 0_u32;

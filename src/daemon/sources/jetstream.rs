@@ -72,13 +72,13 @@ pub(crate) struct JetStreamSource {
     pub(super) lag_max: u64,
     /// Says which holders are verified. A stall must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
-    /// The position behind which to go on reading; kept up to date.
+    /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
-    /// Must change whenever the connection breaks or the server refuses a request.
+    /// Counter that must change whenever the connection breaks or the server refuses a request.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Becomes true whenever the stream is read. The handler of the connection's notices makes it false at a refusal.
+    /// Whether the stream is being read. The handler of the connection's notices sets the value to false at a refusal.
     pub(super) attached: watch::Sender<bool>,
-    /// Becomes true when the stream has been read up to its end for the first time.
+    /// Whether the stream has been read up to its end once.
     pub(super) caught_up: watch::Sender<bool>,
     /// Number of the last message that the stream is known to have, if the next message did not come in time.
     pub(super) not_come: Option<u64>,
@@ -248,7 +248,8 @@ impl JetStreamSource {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
 
-    /// Returns the position behind which to go on in the stream, and stores it. Messages before it that were never read are lost.
+    /// Returns the position in the stream after which reading goes on, and stores it. Messages before this position that were
+    /// never read are lost.
     fn resume(&self, stream: &EventStream) -> StreamCursor {
         let (beginning, span) = (stream.beginning(), stream.span());
         let cursor = match self.position.get() {

@@ -26,9 +26,9 @@ const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 /// Name of one publisher of an engine: an instance, a model and a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
-    /// The model, and the tenant for whom it serves.
+    /// The model, and the tenant for whom the publisher serves it.
     pub model: ModelKey,
     /// Data-parallel rank of the publisher.
     pub rank: Rank,
@@ -45,24 +45,24 @@ impl fmt::Display for EngineKey {
 pub struct NewEngine {
     /// Key of the publisher.
     pub key: EngineKey,
-    /// Address at which it publishes events, such as `tcp://host:5557`.
+    /// Address at which the publisher publishes events, such as `tcp://host:5557`.
     pub endpoint: String,
-    /// Address at which it replays batches that were missed; `None` if it does not replay.
+    /// Address at which the publisher replays missed batches; `None` if it does not replay.
     pub replay: Option<String>,
-    /// Format of its payloads.
+    /// Format of the publisher's payloads.
     pub format: Format,
     /// Number of tokens in a block.
     pub block_size: u32,
     /// Prefix of the topics that are followed; empty for all topics.
     pub topic: String,
-    /// Facts about its blocks that are not in its events.
+    /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
-    /// Facts about its groups of layers that are not in its events.
+    /// Facts about the engine's groups of layers that are not in the engine's events.
     pub groups: GroupFacts,
-    /// Address where requests for it go, and its labels.
+    /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators give it; a registered
+    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators can give this place; a registered
     /// publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
@@ -79,7 +79,7 @@ impl NewEngine {
         *self == relabelled
     }
 
-    /// Whether its server delivers events over gRPC.
+    /// Whether the engine's server delivers events over gRPC.
     pub fn is_grpc(&self) -> bool {
         is_grpc(&self.endpoint)
     }
@@ -89,7 +89,7 @@ impl NewEngine {
         std::iter::once(self.endpoint.as_str()).chain(self.replay.as_deref())
     }
 
-    /// Returns the kind of connection over which its events come.
+    /// Returns the kind of connection over which the publisher's events come.
     pub fn connection(&self) -> Connection {
         match self.format {
             _ if self.is_grpc() => Connection::Stream,
@@ -128,7 +128,7 @@ fn is_grpc(address: &str) -> bool {
 /// a file, as it does with [`NewEngine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
     /// URL of the server: `http://HOST:PORT` or `grpc://HOST:PORT`; with TLS, `https://HOST:PORT` or `grpcs://HOST:PORT`.
     pub url: String,
@@ -140,15 +140,15 @@ pub struct NewServer {
     pub format: Format,
     /// Number of tokens in a block; `None` if the engine has to tell it.
     pub block_size: Option<u32>,
-    /// Facts about its blocks that are not in its events.
+    /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
-    /// Facts about its groups of layers that are not in its events.
+    /// Facts about the engine's groups of layers that are not in the engine's events.
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
     /// Scheme of the hashes that name its blocks; `None` for the contract's scheme.
     pub scheme: Option<Scheme>,
-    /// Address where requests for it go, and its labels.
+    /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
 }
 
@@ -165,7 +165,7 @@ pub struct Discovered {
 /// Name of one server: an instance, and the cache that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
     /// Model that the server must serve, if one is given.
     pub model: Option<String>,
@@ -247,7 +247,7 @@ impl GivenEngine {
         }
     }
 
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub fn instance(&self) -> &str {
         match self {
             Self::Publisher(engine) => &engine.key.instance,

@@ -33,7 +33,7 @@ impl Asked {
         }
     }
 
-    /// Whether the blocks in near tiers, `near`, are already all blocks of the query: further tiers cannot add any.
+    /// Whether `near`, the blocks in nearer tiers, already reaches the length of the query, so that further tiers cannot add any.
     fn is_met_by(self, near: NearBlocks) -> bool {
         near.matched_blocks >= self.blocks && near.usable_blocks >= self.usable_max
     }
