@@ -24,15 +24,15 @@ pub enum ClientError {
     /// The daemon answered with an error.
     #[error("the daemon refused: {0}")]
     Refused(#[from] WireError),
-    /// The daemon answered with an error number this client does not know.
+    /// The daemon answered with an error code that this client does not know.
     #[error("the daemon refused: {text} (error {code})")]
     RefusedOtherwise {
-        /// The number.
+        /// The error code.
         code: String,
-        /// The daemon's text.
+        /// The daemon's error text.
         text: String,
     },
-    /// The answer is not one of this contract.
+    /// The answer cannot be decoded as an answer of this contract.
     #[error("the answer cannot be decoded: {0}")]
     Undecodable(#[from] rmp_serde::decode::Error),
     /// The message is larger than the NATS server takes; nothing was sent.
@@ -41,11 +41,11 @@ pub enum ClientError {
          split it, or raise max_payload in the server's configuration"
     )]
     TooLarge {
-        /// The subject.
+        /// Subject of the message.
         subject: String,
-        /// Length of the message.
+        /// Length of the message in bytes.
         bytes: usize,
-        /// The server's limit.
+        /// The server's limit on a message, in bytes.
         bytes_max: usize,
     },
     /// The connection failed.

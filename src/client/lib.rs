@@ -1,4 +1,4 @@
-//! Clients of the contract with daemons: a query client for routers, and a publisher for engines.
+//! Clients that speak the contract with daemons: a query client for routers, and a publisher for engines.
 
 mod backoff;
 mod clock;
@@ -8,7 +8,7 @@ pub mod publish;
 mod query;
 mod refusal;
 
-/// The NATS library of the connections that clients are given, in the version that fits.
+/// The NATS library, in the version whose connections the clients of this crate take.
 pub use async_nats;
 pub use backoff::Backoff;
 pub use clock::{rfc3339, unix_time_us, unix_us_of};

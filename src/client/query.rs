@@ -20,9 +20,9 @@ use super::gather::Gatherer;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a waiting request checks whether the connection was made anew.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Most connections on which one request is sent: the request itself may be why a server ends the connection.
+/// Most connections on which one request is sent. A server may end a connection because of the request itself.
 const CONNECTIONS_MAX: usize = 8;
-/// Divisor of the patience: for this part of it, a request that no daemon listens to is sent again.
+/// Divisor of the patience. For that part of the patience, a request is sent again while no daemon listens.
 const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one subject prefix. Cheap to clone; requests may run side by side.
@@ -80,14 +80,14 @@ impl QueryClient {
         })
     }
 
-    /// Lets requests wait for `patience`.
+    /// Sets the longest wait of a request for its answer.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Asks which holders hold how long a prefix of the query.
+    /// Asks which holders have leading blocks of the query, and how many.
     pub async fn query(
         &self,
         namespace: &NamespaceName,
@@ -143,8 +143,8 @@ impl QueryClient {
         Ok(StatusReply::decode(&reply.payload)?)
     }
 
-    /// Reports how much of what answers promised requests have found, so that daemons can compare. Daemons do not reply: the call returns
-    /// when the report is on its way.
+    /// Reports outcomes: how many blocks requests really found, beside the blocks that answers promised. Daemons do not reply,
+    /// and the call returns when the report has been sent.
     ///
     /// # Errors
     ///
@@ -163,9 +163,9 @@ impl QueryClient {
         .await
     }
 
-    /// Tells daemons where requests are sent, before the engines' events show it. A daemon keeps such hints if its `hints.ttl_ms` says for
-    /// how long. Queries with [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get the blocks that the hints
-    /// predict. Daemons do not reply.
+    /// Tells daemons where requests are sent, before the engines' events show it. A daemon keeps such hints for its
+    /// `hints.ttl_ms`, if that is set. Queries with [`QueryOptions::predicted`](kvatlas_core::wire::QueryOptions::predicted) get
+    /// the blocks that the hints predict. Daemons do not reply.
     ///
     /// # Errors
     ///
@@ -218,7 +218,7 @@ impl QueryClient {
 }
 
 impl QueryClient {
-    /// Asks, and asks a second time in parallel when half of the patience has passed. Returns the first reply.
+    /// Sends the request, and sends it a second time in parallel when half of the patience has passed. Returns the first reply.
     async fn ask_twice(&self, subject: &str, payload: Bytes) -> Result<Message, RequestError> {
         let ask = || self.ask_on_each_connection(subject.to_owned(), payload.clone());
         let mut first = pin!(ask());
@@ -232,7 +232,8 @@ impl QueryClient {
         }
     }
 
-    /// Asks, and asks again whenever the connection was made anew.
+    /// Sends the request, and sends it again each time that the connection was made anew. Also repeats it for a short time while
+    /// no daemon listens.
     async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
         let statistics = self.nats.statistics();
         let asked = Instant::now();

@@ -1,8 +1,8 @@
 //! A refusal by a NATS server: of a subscription, or of a message.
 //!
-//! The server reports a refusal in an error on the connection. That happens when the client subscribes or publishes, or later, when the
-//! server's configuration is loaded again and the right is gone. The client library goes on as if nothing had happened. So a refusal can be
-//! known only by the words of the error.
+//! The server reports a refusal in an error on the connection. The error comes when the client subscribes or publishes. It also
+//! comes later, if the server loads its configuration again and the right is gone. The client library ignores the error, so only
+//! its text shows the refusal.
 
 use std::fmt;
 

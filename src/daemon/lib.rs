@@ -22,9 +22,9 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
-//! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
-//! | `reports.rs` | taking what routers tell over NATS, which `outcomes` and `queries` use |
+//! | `shared.rs` | state that `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
+//! | [`runbook`] | explanations of words from the pages for operators: for the page, `kvatlas explain` and `kvatlas doctor` |
+//! | `reports.rs` | receiving the reports of routers over NATS, for `outcomes` and `queries` |
 //! | `responder.rs` | sending replies and errors over NATS |
 //!
 //! # The way of one batch
@@ -65,7 +65,7 @@
 //!
 //! From a request on `PREFIX.v1.query.NAMESPACE` to its reply: three rooms, ten files. No lane takes part.
 //!
-//! 1. `LastingRequests::next` gives the requests that the queue group gives this connection.
+//! 1. `LastingRequests::next` returns the next request that NATS sends to this connection as a member of the queue group.
 //! 2. [`QueryService::run`](queries::service::QueryService::run) answers them one after the other.
 //! 3. [`Answerer::read_query`](queries::answer::Answerer::read_query) reads the namespace from the subject
 //!    ([`Subjects::parse_query`](kvatlas_core::wire::Subjects::parse_query)) and decodes the request
@@ -93,15 +93,15 @@
 //! 2. lanes
 //! 3. admin listener
 //! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
-//! 5. newest snapshot: that of the Object Store, if it is newer than the newest file
+//! 5. newest snapshot: from the Object Store if it has a newer one than the directory, else the newest file
 //! 6. operators' commands
 //! 7. events
 //! 8. resyncs
 //! 9. queries
 //!
-//! Queries are served once events are followed and the index has been compared with that of a replica that serves. The own index must
-//! know as much as the replica's, or must have had the time to learn as much. [`kvatlas_process::admin::Latch`] lists what readiness
-//! waits for.
+//! Queries are served once events are followed and the index has been compared with the index of a replica that serves. This
+//! daemon's index must know as much as the replica's, or must have had the time to learn as much.
+//! [`kvatlas_process::admin::Latch`] lists what readiness waits for.
 //!
 //! A gateway has no index. It skips the snapshot, events, resyncs and the comparison.
 //!

@@ -1,4 +1,5 @@
-//! Reports of routers over NATS (hints and outcomes). Only a report that names a subject for the reply gets one: a gateway's.
+//! Reports of routers over NATS (hints and outcomes). A report gets a reply only if it names a subject for the reply, as the
+//! reports of a gateway do.
 
 use async_nats::Message;
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use kvatlas_core::wire::{PROTOCOL_VERSION, ReportReply, WireError};
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_telemetry::labels::{Connection, LabelValue};
 
-/// Most reports that may wait on the connection. Further reports are dropped, and counted as a slow consumer's.
+/// Most reports that may wait on the connection. Further reports are dropped, and counted as losses of a slow consumer.
 const WAITING_MAX: usize = 1024;
 
 /// Source of one kind of reports.
@@ -22,7 +23,8 @@ pub(crate) struct Told {
     pub(crate) group: Option<String>,
 }
 
-/// Subscribes to reports, and calls `take` for each, as a task of `stage`. `take` returns how much of the report was taken.
+/// Subscribes to reports, and calls `take` for each, as a task of `stage`. `take` returns the number of hints or outcomes that it
+/// has taken from the report.
 ///
 /// # Errors
 ///

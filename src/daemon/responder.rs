@@ -69,7 +69,8 @@ impl Responder {
     }
 }
 
-/// Makes the error in place of a reply that is too long, with at least `bytes`.
+/// Makes the error that is sent in place of a reply that is too long. The reply has at least `bytes`, and the server takes
+/// `bytes_max`.
 pub(crate) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
     let text = format!(
         "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
@@ -85,7 +86,7 @@ pub(crate) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, 
     }
 }
 
-/// Does as [`check_size`], for the reply to a status request.
+/// Returns the reply to a status request, or an error in its place if it is longer than the server takes.
 pub(crate) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
     let bytes = payload.len();
     if bytes <= bytes_max {
@@ -97,7 +98,7 @@ pub(crate) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Ve
     Err(WireError::new(ErrorCode::TooLarge, text))
 }
 
-/// The payload of an error reply; the headers are added to `headers`.
+/// Returns the payload of an error reply. Adds the error's headers to `headers`.
 fn error_reply(error: &WireError, headers: &mut HeaderMap) -> Vec<u8> {
     // A header is one line.
     let text: String = error

@@ -1,7 +1,7 @@
 //! The runbook: explanations of words (names of reasons, metrics and settings) from the pages for operators. It reads the pages'
 //! Markdown, so that each sentence is written in one place only.
 
-/// The pages that are searched. The page that says what to do comes first.
+/// The pages that are searched. The page with advice comes first.
 const PAGES: [&str; 3] = [
     include_str!("runbook/operating.md"),
     include_str!("runbook/metrics.md"),
@@ -17,7 +17,8 @@ pub struct Entry {
     pub said: Vec<(String, String)>,
 }
 
-/// Returns all entries of the pages about `word`: the table rows that begin with it, and the sections that have it as heading.
+/// Returns all entries of the pages about `word`: the table rows that begin with the word, and the sections with the word as
+/// heading.
 pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
@@ -125,7 +126,7 @@ fn cells(line: &'static str) -> Vec<&'static str> {
     row.split(" | ").collect()
 }
 
-/// Returns the words in backticks of a cell that begins with one. Several words are joined by commas, or stand on lines of their own.
+/// Returns the words in backticks of a cell. Empty if the cell does not begin with a backtick.
 fn names(cell: &'static str) -> Vec<&'static str> {
     if !cell.starts_with('`') {
         return Vec::new();
@@ -133,7 +134,7 @@ fn names(cell: &'static str) -> Vec<&'static str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// Returns a text without Markdown's marks. Of a link, its text remains.
+/// Returns a text without Markdown's marks. A link is replaced by its text.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text.trim();

@@ -39,11 +39,11 @@ pub(crate) struct Shared {
     pub(crate) sample: Arc<QuerySample>,
     /// In a gateway: the shards whose blocks are missing from answers.
     pub(crate) missing_shards: Arc<MissingShards>,
-    /// Why snapshots are not written, if that is so.
+    /// The error of the newest snapshot, while snapshots cannot be written.
     pub(crate) snapshot_failing: Arc<SnapshotFailing>,
     /// Turns of requests that take long, over all ways of asking.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
-    /// Record of the times at which holders were exact and were not.
+    /// Record of the times at which each holder was exact, and at which it was not.
     pub(crate) history: Arc<History>,
     /// Reports of how many blocks requests really found cached, beside the blocks that answers promised.
     pub(crate) outcomes: Arc<Outcomes>,

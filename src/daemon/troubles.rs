@@ -10,21 +10,22 @@ use kvatlas_core::wire::WorkerName;
 
 use super::lanes::epoch_ahead_s;
 
-/// Most culprits that are named of each trouble.
+/// Most publishers or holders that are named for each trouble.
 const NAMED_MAX: usize = 8;
 
 /// The publishers and holders that cause troubles.
 #[derive(Debug, Serialize)]
 pub(crate) struct Troubles {
-    /// Publishers whose batches are dropped, so that they have no holder.
+    /// Publishers whose batches are dropped. They have no holder that could show the trouble.
     refused_publishers: Vec<WorkerName>,
     /// The same publishers, each with the reason.
     refused: Vec<RefusedPublisher>,
     /// Holders whose epochs lie ahead of the clock: `worker/rank`.
     ahead: Vec<String>,
-    /// Time at which the first of their epochs began here, in microseconds since the Unix epoch. `None` if that is not known.
+    /// Time at which the first of these holders' epochs began here, in microseconds since the Unix epoch. `None` if that is not
+    /// known.
     ahead_since_us: Option<u64>,
-    /// Number of all such holders.
+    /// Number of all holders whose epochs lie ahead of the clock, also those not named in `ahead`.
     epochs_ahead: usize,
 }
 

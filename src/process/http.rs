@@ -1,4 +1,4 @@
-//! Questions over HTTP/1.1. Answers are bounded in bytes; redirects are not followed. The caller bounds the time.
+//! A client for HTTP/1.1. Answers are bounded in bytes, and redirects are not followed. The caller bounds the time.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// An error instead of a server's answer.
+/// Error of a request over HTTP.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The connection cannot be made, and nothing was asked.
@@ -48,7 +48,7 @@ impl HttpConnection {
         Self::on(stream, authority).await
     }
 
-    /// Speaks HTTP on `stream`, which leads to the server at `authority`.
+    /// Makes an HTTP connection on `stream`, which is connected to the server at `authority`.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl HttpConnection {
         self.sender.is_closed()
     }
 
-    /// A request for `target`, a path with its query, to which further headers can be added.
+    /// Begins a request for `target`, which is a path with its query. Headers can be added to the request.
     pub fn request(&self, method: Method, target: &str) -> Builder {
         let request = Request::builder().method(method).uri(target);
         request.header(HOST, &self.authority)

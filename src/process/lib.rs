@@ -5,12 +5,12 @@
 //! | [`broker`] | connections to NATS that last, the development broker |
 //! | [`admin`] | the HTTP listener of operators: metrics, probes, views |
 //! | [`http`] | questions over HTTP, with bounds |
-//! | [`listener`] | one listener within limits, which all that take connections use |
-//! | [`registry`] | what is said of engines: between the listeners that are told, and the bridge that follows them |
-//! | [`presence`] | by what tools find a process among the services of NATS |
+//! | [`listener`] | a listener with limits on connections, on which all others build |
+//! | [`registry`] | the engines to follow: handed by listeners to the bridge |
+//! | [`presence`] | the protocol by which tools find a process among the services of NATS |
 //! | `instance` | the name by which people tell a process from others |
-//! | [`setup`] | what a daemon wants of its surroundings |
-//! | [`storage`] | the file system behind a directory, which one process has |
+//! | [`setup`] | the needs of a daemon: size of messages, stream, room for snapshots |
+//! | [`storage`] | the file system behind a directory, and the lock by which one process has it |
 //! | [`dynamo`] | messages of Dynamo's request plane, and questions to etcd |
 
 pub mod admin;

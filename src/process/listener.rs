@@ -6,7 +6,7 @@
 //! | connections | `connections_max` of all, `per_source_max` of one source |
 //! | a connection without a request | the time for a head |
 //! | a connection at its limit | the oldest one that waits for its client gives way to a new one |
-//! | a connection whose request's body does not come | it waits for its client, where whoever reads the body [says so](ClientWait) |
+//! | a connection whose request's body does not come | the reader of the body [notes](ClientWait) that the connection waits for its client |
 //! | memory for a head | `head_bytes_max` |
 //!
 //! So connections that say nothing cannot keep others out, however many there are: each new connection takes the place
@@ -36,8 +36,8 @@ use tokio_util::task::TaskTracker;
 
 use kvatlas_telemetry::{ConnectionCounts, log_gated};
 
-/// Pause after a connection that could not be accepted. Typically no file descriptor is left, and accepting again at
-/// once would only burn the processor.
+/// Pause after a connection that could not be accepted. Usually no file descriptor is left then, and accepting again at once
+/// would waste the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bounds on the connections, time and memory that clients can hold.
@@ -65,7 +65,7 @@ pub struct Acceptor<C> {
     pub limits: ConnectionLimits,
     /// Token that stops the listener.
     pub stopping: CancellationToken,
-    /// Counter of its connections.
+    /// Counter of the listener's connections.
     pub counts: Arc<C>,
 }
 
@@ -217,8 +217,8 @@ impl OpenConnections {
         }
     }
 
-    /// Closes the oldest connection that waits for its client: of `source`, or without one, of the source with the most
-    /// connections. Returns whether there is such a connection.
+    /// Closes the oldest connection that waits for its client, among the connections of `source`. Without `source`, takes the
+    /// source with the most connections. Returns whether there is such a connection.
     fn displace(&mut self, source: Option<IpAddr>) -> bool {
         let busiest = || {
             let most = self.by_source.iter().max_by_key(|(_, count)| **count);
@@ -307,7 +307,7 @@ fn log_end(listener: &'static str, result: hyper::Result<()>) {
     }
 }
 
-/// Address of the client of a request. It is an extension of the request.
+/// Address of a request's client, as an extension of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
@@ -328,7 +328,8 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
     }
 }
 
-/// Handle by which the reader of a request's body notes that the connection waits for its client. It is an extension of the request.
+/// Handle by which the reader of a request's body notes that the connection waits for its client. The handle is an extension of
+/// the request.
 #[derive(Debug, Clone)]
 pub struct ClientWait(Arc<AtomicBool>);
 
@@ -349,7 +350,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A service that notes that its connection waits for the client, except while a request is being answered.
+/// A service that notes when its connection waits for the client: at all times except while a request is being answered.
 struct Watched<S> {
     service: S,
     waits: Arc<AtomicBool>,

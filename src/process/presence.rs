@@ -1,9 +1,9 @@
-//! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). By it, `nats micro` finds the
-//! daemons and how many requests they have answered. It also finds bridges, which take no requests.
+//! The micro service protocol of NATS (`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`). With it, `nats micro` lists the daemons and
+//! the number of requests that each has answered. Bridges are listed, too, and take no requests.
 //!
-//! The protocol is that of NATS's ADR-32. The client library implements it, too, but there it owns the subscriptions of
-//! the endpoints. Here these belong to a queue group, which a daemon leaves without losing a request. So this module
-//! answers only the protocol's own questions.
+//! NATS's ADR-32 defines the protocol. The client library has an implementation, but that implementation owns the subscriptions
+//! of the endpoints. Here those subscriptions belong to a queue group, which a daemon leaves without losing a request. So this
+//! module answers only the protocol's own questions.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ struct EndpointCounts {
 pub enum Asked {
     /// A query.
     Query,
-    /// A question about the state of holders.
+    /// A status request, which asks for the state of holders.
     Status,
 }
 
@@ -57,7 +57,7 @@ pub struct ServiceCounts {
 }
 
 impl Default for ServiceCounts {
-    /// Counts that begin at zero, now.
+    /// Makes counts that are zero and begin now.
     fn default() -> Self {
         Self {
             queries: EndpointCounts::default(),
@@ -147,9 +147,9 @@ pub struct Served {
     pub queries: String,
     /// Subject of questions about the state of holders.
     pub statuses: String,
-    /// Queue group that shares out both.
+    /// Queue group that shares queries and status requests among its members.
     pub queue_group: String,
-    /// Counts of these requests.
+    /// Counts of the queries and status requests.
     pub counts: Arc<ServiceCounts>,
 }
 
@@ -170,11 +170,11 @@ pub struct About<'a> {
     pub instance: String,
     /// Role of the process: `daemon`, `gateway` or `bridge`.
     pub role: &'a str,
-    /// First part of its subjects.
+    /// First part of the process's subjects.
     pub prefix: &'a str,
-    /// Shard whose workers it has; `None` if it has all workers.
+    /// Shard whose workers the process has; `None` if it has all workers.
     pub shard: Option<String>,
-    /// Address of its admin listener, if it has one.
+    /// Address of the process's admin listener, if there is one.
     pub admin: Option<SocketAddr>,
 }
 

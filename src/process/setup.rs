@@ -1,5 +1,5 @@
-//! Wants of a daemon's configuration of its surroundings, and the room that its snapshots have. A daemon tells it on its admin listener, so that
-//! `kvatlas doctor` need not guess.
+//! Needs of a daemon: what its configuration requires of NATS and of the disk, and the room for its snapshots. A daemon shows its
+//! needs on its admin listener, so that `kvatlas doctor` need not guess.
 
 use std::fs;
 use std::path::Path;
@@ -11,34 +11,34 @@ use kvatlas_config::Config;
 /// Free room below which the next snapshot may not fit.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// A daemon's wants.
+/// The needs of a daemon, by its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Size of the largest query that the daemon takes, in bytes.
     pub max_message_bytes: u64,
-    /// Name of the stream that keeps events. `None` if none does.
+    /// Name of the stream that keeps events. `None` if events are not kept.
     pub stream: Option<String>,
     /// Whether snapshots are kept in NATS, too.
     pub has_object_store: bool,
-    /// The directory of snapshots. `None` if there is none.
+    /// The room for snapshots. `None` if no snapshot directory is configured.
     pub snapshots: Option<SnapshotRoom>,
 }
 
-/// The room for snapshots.
+/// The room on the disk for snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRoom {
-    /// The directory.
+    /// Path of the snapshot directory.
     pub directory: String,
-    /// Free bytes on its disk. `None` if that cannot be told; `error` then says why.
+    /// Free bytes on the directory's disk. `None` if they cannot be found out; `error` then says why.
     pub free_bytes: Option<u64>,
-    /// Bytes that should be free: two snapshots are there while one is written.
+    /// Bytes that should be free. While a snapshot is written, the one before it is still there.
     pub wanted_bytes: u64,
     /// Why the free bytes are not known.
     pub error: Option<String>,
 }
 
 impl Setup {
-    /// Returns what `config` wants. Looks at the directory of snapshots.
+    /// Returns the needs by `config`. Looks up the free room of the snapshot directory.
     pub fn of(config: &Config) -> Self {
         let keeps_events = config.events.transport.keeps_events();
         Self {
@@ -51,7 +51,7 @@ impl Setup {
 }
 
 impl SnapshotRoom {
-    /// Returns the room at a directory.
+    /// Looks up the room for snapshots in `directory`.
     pub fn at(directory: &Path) -> Self {
         let found = rustix::fs::statvfs(directory);
         Self {

@@ -9,8 +9,8 @@ mod lock;
 
 pub use lock::{DirectoryLock, LockError, shown};
 
-/// Opens a regular file to read it. Pipes and devices are refused: opening a pipe would wait for its writer, and a
-/// device can do worse.
+/// Opens a regular file to read it. Pipes and devices are refused: opening a pipe would wait for a writer, and opening a device
+/// can have any effect.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true), path)
 }
 
-/// As [`open_regular`], with the given options.
+/// Opens a regular file as [`open_regular`] does, with `options`.
 fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // The flag has no effect on a file. For a pipe, it says not to wait for the other end.
     #[cfg(unix)]
@@ -55,7 +55,7 @@ pub trait Storage: Debug + Send + Sync {
     }
     /// Makes a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
-    /// Makes a file as [`Self::create`] does, which only its owner may read where the file system has owners.
+    /// Makes a file as [`Self::create`] does. Only the file's owner may read it, if the file system has owners.
     fn create_private(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
     /// Renames a file. A file that has the new name already is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -79,7 +79,7 @@ impl StorageFile for File {
     }
 }
 
-/// Makes a file that must not exist yet, and that only its owner may read where the file system has owners.
+/// Makes a file that must not exist yet. Only the file's owner may read it, if the file system has owners.
 ///
 /// # Errors
 ///

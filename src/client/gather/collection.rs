@@ -8,8 +8,8 @@ use kvatlas_core::wire::{SHARDS_MAX, Shard};
 /// Most replies that are kept, of all divisions together.
 const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 
-/// Replies to one request so far. Any client that sees the request can reply for any number of shards, so that the replies that are kept
-/// are bounded.
+/// Replies to one request so far. The kept replies are bounded, because any client that sees the request can reply for any number
+/// of shards.
 #[derive(Debug)]
 pub(super) struct Collection<T> {
     /// Replies by the number of shards, then by the shard's index.
@@ -54,8 +54,8 @@ impl<T> Collection<T> {
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
-    /// Returns the division of which the largest part has answered; of equal parts, the division with more shards. `None` if there is no
-    /// reply.
+    /// Returns the division of which the largest share of shards has answered. If the shares are equal, returns the division with
+    /// more shards. `None` if there is no reply.
     pub(super) fn into_best(self) -> Option<Division<T>> {
         let parts = |division: &Division<T>| (division.replies.len() as u64, u64::from(division.shards));
         let divisions = self

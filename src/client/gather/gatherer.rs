@@ -100,8 +100,8 @@ impl Gatherer {
         })
     }
 
-    /// Asks one daemon of every shard how far it has followed the holders of a namespace; waits for `patience` at most. The shards get the
-    /// `headers`.
+    /// Asks one daemon of every shard for the status of a namespace: how far that daemon has followed the holders. Waits for
+    /// `patience` at most. The shards get the `headers`.
     ///
     /// # Errors
     ///
@@ -117,7 +117,8 @@ impl Gatherer {
         merge(division, StatusReply::decode, merge_statuses)
     }
 
-    /// Asks one daemon of every shard which namespaces it knows; waits for `patience` at most. A name may come several times.
+    /// Asks one daemon of every shard for the names of the namespaces that it knows. Waits for `patience` at most. A name may
+    /// come several times.
     ///
     /// # Errors
     ///
@@ -135,8 +136,8 @@ impl Gatherer {
         })
     }
 
-    /// Sends every shard the report of a router in `payload`, on `subject`. Returns how much of it the shards have taken together; waits for
-    /// `patience` at most. All replicas of a shard may reply: the first reply counts.
+    /// Sends every shard the report of a router in `payload`, on `subject`. Returns the number of entries that all shards
+    /// together have taken. Waits for `patience` at most. If several replicas of a shard reply, the first reply counts.
     ///
     /// # Errors
     ///
@@ -224,7 +225,8 @@ fn shard_of(reply: &Message) -> Option<Shard> {
     header.as_str().parse().ok()
 }
 
-/// Decodes the replies of a division and merges them. A shard whose reply is of no use counts as missing.
+/// Decodes the replies of a division and merges them. A shard counts as missing if it could not answer or its reply cannot be
+/// decoded.
 fn merge<Reply, Whole>(
     division: Division<Message>,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
@@ -250,7 +252,7 @@ fn merge<Reply, Whole>(
     Ok(Merged { reply, gathered })
 }
 
-/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer is of no use.
+/// Decodes the answer of a shard; `None` if the shard could not answer, or the answer cannot be decoded.
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,

@@ -1,8 +1,8 @@
 //! Inbox: one subscription for the replies to all requests that are under way.
 //!
-//! The client library takes one reply for each request, but a gathered request has one from every shard. A subscription for each request
-//! would change the server's tables every time. So all requests share one subscription with a wildcard. The last token of the reply's
-//! subject tells which request it is for.
+//! The client library takes one reply for each request, but a gathered request gets one reply from every shard. A subscription
+//! for each request would change the server's tables with every request. So all requests share one subscription with a wildcard.
+//! The last token of the reply's subject tells which request it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(super) struct Inbox {
     _subscription: Arc<DropGuard>,
 }
 
-/// Replies to one request. Replies that come after this value is dropped count as late.
+/// Replies to one request. A reply that comes after the value was dropped counts as late.
 #[derive(Debug)]
 pub(super) struct Replies {
     number: u64,
@@ -46,7 +46,7 @@ pub(super) struct Replies {
 }
 
 impl Inbox {
-    /// Subscribes on `nats`.
+    /// Subscribes to the inbox on `nats`, and starts to hand replies to their requests.
     pub(super) async fn open(nats: &Client) -> Result<Self, ClientError> {
         let prefix = nats.new_inbox();
         let mut messages = nats

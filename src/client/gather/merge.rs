@@ -1,9 +1,10 @@
 //! Merging of the shards' answers into one answer, without I/O.
 //!
-//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the limit. The
-//! best `limit` of all are among the best `limit` of each. A shard that does not know a namespace has none of its workers. That counts as
-//! an answer if another shard knows the namespace. Any other error is about the request and the same on every shard, so that it becomes the
-//! answer.
+//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to the
+//! limit. This is exact: the best `limit` holders of all shards are among the best `limit` holders of each.
+//!
+//! A shard that does not know a namespace has no workers of it. If another shard knows the namespace, that counts as an answer.
+//! Any other error is about the request and is the same on every shard, so it becomes the answer.
 
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
@@ -116,7 +117,7 @@ fn merge_result(results: Vec<QueryResult>, options: &QueryOptions, gathered: &Ga
     }
 }
 
-/// Merges the answers to a status request. A block that several shards know is counted by each.
+/// Merges the answers to a status request. A block that several shards know is counted once for each of them.
 pub(super) fn merge_statuses(
     statuses: Vec<StatusReply>,
     gathered: &Gathered,
@@ -217,7 +218,7 @@ mod tests {
     }
 
     proptest! {
-        /// The law: shards together answer like one daemon that has all workers.
+        /// The property under test: the merged answers of shards equal the answer of one daemon that has all workers.
         #[test]
         fn the_merged_reply_is_that_of_one_daemon(
             depths in prop::collection::btree_map((0..20_u8, 0..2_u32), 1..=8_u32, 0..30),

@@ -5,8 +5,9 @@
 //! shard of how many it comes from, so the first reply tells how many to wait for. The gathering ends when all shards of one division have
 //! answered, or when the time is up; the answer then names the shards that are missing.
 //!
-//! While the number of shards is being changed, daemons of the old and the new division (a number of shards) answer. The first division
-//! that is complete is taken. So queries stay answered as long as the old daemons stop after the new ones are ready.
+//! While the number of shards is being changed, daemons of the old and the new division (a number of shards) answer. The first
+//! division that is complete is taken. So queries are answered all the time, if the old daemons stop after the new daemons are
+//! ready.
 
 mod collection;
 mod gatherer;

@@ -10,7 +10,7 @@ use super::cut::{CutBounds, cut_events};
 use super::outbox::{Clocks, Outbox};
 use super::sizes::{BATCH_BYTES, event_bytes};
 
-/// An answer, as the payloads of its chunks.
+/// An answer to a daemon: the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) kind: ResyncAnswerKind,
@@ -23,8 +23,8 @@ impl Outbox {
         self.missing(request).is_none()
     }
 
-    /// Returns the batches that a daemon lacks; `None` if the ring does not reach back so far, or has a batch that the server would not
-    /// take now.
+    /// Returns the batches that a daemon lacks. `None` if the ring does not reach back so far, or if one of the batches exceeds
+    /// the server's present limit.
     fn missing(&self, request: &ResyncRequest) -> Option<Vec<Vec<u8>>> {
         let ResyncRequest { cursor, full, .. } = *request;
         if full || cursor.epoch != self.cursor.epoch {
@@ -37,8 +37,8 @@ impl Outbox {
             .collect()
     }
 
-    /// Answers a daemon: from the ring if that is enough, or else with the full state. The full state is `kept` if it is kept elsewhere, or
-    /// else that of the own table.
+    /// Answers a daemon: from the ring if that is enough, or else with the full state. The full state is `kept` if the caller
+    /// keeps it, or else the state of the publisher's own table.
     ///
     /// # Errors
     ///
@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// The doubts that a full answer tells.
+    /// Returns the doubts in a full answer of `outbox`.
     fn doubts(outbox: &mut Outbox, clocks: Clocks) -> DegradedReasons {
         let answer = outbox.answer(&request(0, 0, true), None, clocks).unwrap();
         let batches = chunks(&answer)

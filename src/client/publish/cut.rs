@@ -10,7 +10,7 @@ use super::sizes::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 pub struct CutBounds {
     /// Most events.
     pub events_max: usize,
-    /// Most bytes, about. A single block is carried whatever its size.
+    /// Approximate maximum of bytes. A single block is carried whatever its size.
     pub bytes_max: usize,
 }
 
@@ -39,7 +39,7 @@ pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
     messages
 }
 
-/// Cuts an event into pieces, each of which takes `bytes_max` at most, or has a single block.
+/// Cuts an event into pieces. Each piece takes at most `bytes_max`, or has a single block.
 fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     let bytes = event_bytes(&event);
     if bytes <= bytes_max {
@@ -83,7 +83,7 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
     }
 }
 
-/// Cuts a list of blocks that are named one by one into pieces.
+/// Cuts a list of blocks, each named by itself, into pieces of at most about `bytes_max` bytes.
 fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = RemovedBlocks> {
     let RemovedBlocks {
         hashes,
@@ -122,7 +122,7 @@ fn text_bytes(stored: &StoredBlocks) -> usize {
     }
 }
 
-/// Iterator over the pieces of stored blocks, each the parent of the next one.
+/// Iterator over the pieces of stored blocks. The last block of a piece is the parent of the next piece.
 struct StoredPieces {
     rest: Option<StoredBlocks>,
     blocks: usize,
@@ -200,7 +200,7 @@ mod tests {
         (1..=count).map(SequenceHash).collect()
     }
 
-    /// The blocks that the messages store, as one event; each piece has to go on where the one before ended.
+    /// Joins the stored blocks of all messages into one event. Checks that each piece continues where the piece before ended.
     fn joined(messages: Vec<Vec<Event>>, bytes_max: usize) -> StoredBlocks {
         let mut all: Option<StoredBlocks> = None;
         for message in messages {

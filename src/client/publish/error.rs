@@ -16,17 +16,17 @@ pub enum PublisherError {
     /// The events of one call do not fit into one message.
     #[error("the events take about {bytes} bytes; at most {bytes_max} fit into a batch, split them")]
     TooLarge {
-        /// Bytes that the events take, about.
+        /// Approximate number of bytes that the events take.
         bytes: usize,
-        /// The limit.
+        /// Most bytes of a batch.
         bytes_max: usize,
     },
-    /// There are more events in one call than a batch may have.
+    /// One call has more events than a batch may have.
     #[error("{events} events are too many for one batch; publish at most {events_max} at once")]
     TooManyEvents {
         /// Number of events in the call.
         events: usize,
-        /// The limit.
+        /// Most events of a batch.
         events_max: usize,
     },
     /// The publisher has stopped: it said goodbye, or the runtime has ended.

@@ -75,7 +75,7 @@ pub(super) struct LiveCounters {
 pub(super) struct PublisherShared {
     pub(super) counters: LiveCounters,
     pub(super) cursor: Mutex<BatchCursor>,
-    /// Refusals of the server; `None` if the connection does not report them.
+    /// Watches for the server's refusals; `None` if the connection does not report refusals.
     pub(super) refusals: Option<Watches>,
 }
 
@@ -105,8 +105,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, Lent::default()).await
     }
 
-    /// Starts a publisher as [`start`](Self::start) does, without a table of its own: daemons that need the full state are given `state`.
-    /// For a relay that knows the full state anyway.
+    /// Starts a publisher as [`start`](Self::start) does, but without a table of its own. Daemons that need the full state are
+    /// given `state`. For a relay that knows the full state anyway.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
-    /// Starts a publisher as [`start_with_state`](Self::start_with_state) does, as one of several publishers of the holder. It publishes
-    /// only while it has the turn that `voice` tells.
+    /// Starts one of several publishers of a holder, otherwise as [`start_with_state`](Self::start_with_state) does. The
+    /// publisher publishes only while `voice` says that it has the turn.
     ///
     /// # Errors
     ///
@@ -266,8 +266,8 @@ impl HolderPublisher {
         self.begin_epoch_in_doubt(DegradedReasons::default()).await
     }
 
-    /// Begins a new epoch as [`begin_epoch`](Self::begin_epoch) does, with these doubts from its first batch on. So no daemon finds the
-    /// holder exact in between.
+    /// Begins a new epoch as [`begin_epoch`](Self::begin_epoch) does, with `doubts` from the epoch's first batch on. So no daemon
+    /// calls the holder exact in between.
     ///
     /// # Errors
     ///
@@ -287,8 +287,8 @@ impl HolderPublisher {
         sent.map_err(|_| PublisherError::Stopped)
     }
 
-    /// Sets whether heartbeats are sent while there is nothing to publish; at first they are. For a relay that hears nothing of its engine:
-    /// without heartbeats, daemons find the holder stale.
+    /// Sets whether heartbeats are sent while there is nothing to publish. They are sent by default. For a relay that hears
+    /// nothing of its engine: without heartbeats, daemons call the holder stale.
     ///
     /// # Errors
     ///
@@ -297,8 +297,8 @@ impl HolderPublisher {
         self.heartbeat_until((!are_sent).then(Instant::now)).await
     }
 
-    /// Sends heartbeats for this `time` only, while there is nothing to publish; a new call sets a new end. Without any call they are sent
-    /// for good. For a relay that has to look again whether its engine lives, and that may itself stand still.
+    /// Limits heartbeats to the next `time`; a new call sets a new end. Without any call, heartbeats have no end. For a relay
+    /// that must check again and again whether its engine lives: if the relay itself hangs, the heartbeats end.
     ///
     /// # Errors
     ///

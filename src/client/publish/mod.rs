@@ -1,10 +1,10 @@
 //! The publisher library: keeps daemons exact about one holder, for an engine or a sidecar beside it.
 //!
-//! A [`HolderPublisher`] numbers batches without a gap within an epoch. To make good a loss on the way, it keeps a *ring* of the last
-//! batches, and a *block table* of all that the holder has. When a daemon misses something it asks (see
-//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). It is given the missing batches from the ring, or the full state from the table.
-//! A relay that knows all of the holder's blocks itself can lend them instead of the table ([`FullState`]). Heartbeats show daemons that
-//! nothing was lost, and that the holder lives.
+//! A [`HolderPublisher`] numbers batches without a gap within an epoch. To make good a loss on the way, it keeps a *ring* of the
+//! last batches, and a *block table* of all that the holder has. A daemon that misses something asks the publisher (see
+//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)). The publisher gives the daemon the missing batches from the ring, or
+//! the full state from the table. A relay that knows all of the holder's blocks itself can lend them instead of the table
+//! ([`FullState`]). Heartbeats show daemons that no batch was lost, and that the holder lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject

@@ -60,14 +60,14 @@ pub struct PublisherOptions {
     /// Address of the holder for requests, and its labels. Daemons are told with the first batch, with every heartbeat, and with every
     /// batch that clears.
     pub profile: Profile,
-    /// Longest silence, which a heartbeat ends.
+    /// Time without a batch after which a heartbeat is sent.
     pub heartbeat_interval: Duration,
     /// Shortest time between two batches: events that come sooner share the next batch. After a pause, events are sent at once. Zero makes
     /// every call a batch.
     pub batch_delay: Duration,
     /// Most events of a batch.
     pub batch_events_max: usize,
-    /// Most bytes of a batch, about. NATS servers take 1 MiB unless configured otherwise.
+    /// Approximate maximum of bytes of a batch. NATS servers take 1 MiB unless configured otherwise.
     pub batch_bytes_max: usize,
     /// Most calls that wait to be published. When the queue is full, [`publish`](super::HolderPublisher::publish) waits for room, and
     /// [`try_publish`](super::HolderPublisher::try_publish) fails.
@@ -76,7 +76,7 @@ pub struct PublisherOptions {
     pub ring_batches_max: usize,
     /// Most payload bytes that the ring keeps.
     pub ring_bytes_max: usize,
-    /// Most bytes of one chunk of an answer, about.
+    /// Approximate maximum of bytes of one chunk of an answer.
     pub chunk_bytes_max: usize,
     /// Most answers that are sent at once. Further questions are refused, and daemons ask again.
     pub answers_max: usize,

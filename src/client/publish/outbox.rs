@@ -44,24 +44,24 @@ pub(super) struct Outbox {
     pub(super) options: PublisherOptions,
     pub(super) rank: Rank,
     pub(super) cursor: BatchCursor,
-    /// Time at which the batch at the cursor was made, in microseconds since the Unix epoch; `None` if it was made elsewhere, or does not
-    /// exist.
+    /// Time at which the batch at the cursor was made, in microseconds since the Unix epoch. `None` if another process made that
+    /// batch, or if there is no such batch.
     pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
-    /// Blocks of the holder; `None` if those of earlier batches are not known, or are kept elsewhere.
+    /// Blocks of the holder. `None` if the blocks of earlier batches are not known, or if a caller keeps all blocks.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
     /// Time at which the last batch was numbered, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
     /// Time until which the publisher counts as new, in microseconds on the monotonic clock; see [`Self::rise_above`].
     new_until_us: u64,
-    /// Time at which the epoch was last put above another one, in microseconds on the monotonic clock.
+    /// Time of the last successful [`Self::rise_above`], in microseconds on the monotonic clock.
     risen_us: Option<u64>,
     /// Doubts that the publisher has reported; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// The holder's address and labels.
     pub(super) profile: ToldProfile,
-    /// Whether the last batch said goodbye, so that there is no holder any more that could send a heartbeat.
+    /// Whether the last batch said goodbye. The holder then no longer exists, and sends no heartbeat.
     pub(super) has_left: bool,
     /// Most bytes of a message that the server takes; `usize::MAX` until the server has told it.
     server_bytes_max: usize,
@@ -176,8 +176,8 @@ impl Outbox {
         self.options.tells_block_size.then_some(block_size)
     }
 
-    /// Sets the profile, and returns the batches that tell it at once: the open batch, which has no room for it, and a heartbeat. No
-    /// heartbeat is added if the profile has not changed, or the holder has left.
+    /// Sets the profile, and returns the batches to send at once: the open batch, which has no room for the profile, and a
+    /// heartbeat that tells it. No heartbeat is added if the profile has not changed, or if the holder has left.
     pub(super) fn set_profile(&mut self, profile: Profile, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         let is_new = self.profile.replace(profile);
@@ -263,15 +263,16 @@ impl Outbox {
         rest.into_iter().chain([first]).collect()
     }
 
-    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether it did. The clock of an
-    /// earlier process was ahead, so that daemons take this process for its predecessor.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, with all blocks of the holder. Returns whether it did. This
+    /// is needed if the clock of an earlier process was ahead: daemons then take this process for an outdated one.
     ///
     /// The epoch's first number is skipped: daemons that are not answered now learn from the gap that there is more to ask for.
     ///
     /// The call does nothing in these cases:
+    /// - `known` is not above this publisher's epoch.
     /// - The blocks of earlier batches are not known, or the holder has left.
-    /// - By this clock the other epoch has already begun: a younger process may have replaced this one. Once this publisher is no longer
-    ///   new, the other clock may be up to [`SKEW_US`] ahead and still count as begun.
+    /// - By this clock, the epoch `known` has already begun, so a younger process may have replaced this one. For a publisher
+    ///   that is no longer new, an epoch up to [`SKEW_US`] ahead of this clock counts as begun, too.
     /// - The last rise was less than a minute ago: two publishers that both live would outdo each other without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
         let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
@@ -311,7 +312,8 @@ impl Outbox {
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
     }
 
-    /// Begins the holder anew, in a new epoch without blocks. Daemons have forgotten it with its numbers, or are to forget it.
+    /// Begins the holder anew, in a new epoch without blocks. For a holder that daemons have forgotten, with its batch numbers,
+    /// or are to forget.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
         self.cursor = first_of(epoch);

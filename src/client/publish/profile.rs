@@ -1,4 +1,4 @@
-//! Profile of the holder, which is its address and labels, and when daemons are told.
+//! Profile of the holder, that is, its address and labels, and the choice of the batches that tell it.
 
 use kvatlas_core::wire::Profile;
 
@@ -8,7 +8,7 @@ pub(super) struct ToldProfile {
     profile: Profile,
     /// Whether the next batch has to tell the profile: the first of an epoch, and the first since a change.
     is_owed: bool,
-    /// Whether the epoch has told any profile. Only then does an empty profile need to be told.
+    /// Whether a batch of this epoch has told a profile. An empty profile is told only after that.
     was_told: bool,
 }
 
@@ -35,8 +35,8 @@ impl ToldProfile {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// Returns the profile that the next batch tells; `None` if it tells none. Heartbeats, and batches that clear, pass `repeats` to tell
-    /// it again, for daemons that have missed it and are not answered.
+    /// Returns the profile that the next batch tells; `None` if it tells none. Heartbeats and batches that clear pass `repeats`.
+    /// The profile is then told again, for daemons that missed it and get no answer to their questions.
     pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
         let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
@@ -44,7 +44,7 @@ impl ToldProfile {
         told
     }
 
-    /// Returns the profile that a full state tells; `None` if there has never been anything to tell.
+    /// Returns the profile that a full state tells; `None` if the profile is empty and this epoch has told none.
     pub(super) fn all(&self) -> Option<&Profile> {
         (self.was_told || !self.profile.is_empty()).then_some(&self.profile)
     }

@@ -1,8 +1,8 @@
 //! Refusals by the NATS server that concern a publisher.
 //!
-//! NATS answers a message or a subscription that the client has no right to with an error on the connection. The client library hands the
-//! error to the connection's event callback, and nowhere else. [`Refusals`] receive it there, and each publisher watches for those on its
-//! own subjects.
+//! NATS answers a message or a subscription that the client has no right to with an error on the connection. The client library
+//! hands the error to the connection's event callback, and nowhere else. [`Refusals`] receives it there, and each publisher
+//! watches for refusals on its own subjects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::refusal::{Refusal, Refused};
 /// Longest time for the server to process the messages that were published.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of messages that a look sends to itself behind the published ones. The client hands errors over on another way than messages; the
-/// second message leaves the errors time to come first.
+/// Number of messages that a look sends to its own client behind the published messages. The client library delivers errors on
+/// another path than messages. The second message gives the errors time to arrive first.
 const ECHOES: usize = 2;
 
 /// A connection to publish on, which reports the server's refusals. Clones share the connection.
@@ -32,8 +32,8 @@ pub struct PublishConnection {
 }
 
 impl PublishConnection {
-    /// Connects. Replaces the callback for events that `options` may have. A caller that needs a callback of its own hands the events to
-    /// [`Refusals::hear`] in it, and uses [`Self::new`].
+    /// Connects. Replaces the event callback that `options` may have. A caller with an event callback of its own uses
+    /// [`Self::new`] instead, and passes all events to [`Refusals::hear`].
     ///
     /// # Errors
     ///
@@ -61,14 +61,14 @@ impl PublishConnection {
     }
 }
 
-/// Makes a connection whose refusals nobody hears.
+/// Makes a connection that does not report refusals.
 impl From<Client> for PublishConnection {
     fn from(nats: Client) -> Self {
         Self { nats, refusals: None }
     }
 }
 
-/// Record of the server's refusals on one connection. Clones share it. The record has only refusals that publishers watch for.
+/// Record of the server's refusals on one connection, as far as publishers watch for them. Clones share the record.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<HashMap<Refused, Watched>>>);
 
@@ -79,7 +79,7 @@ struct Watched {
     told: watch::Sender<Told>,
 }
 
-/// Number of refusals of a watched thing, and the server's last words about it.
+/// Number of refusals of one watched subject or subscription, and the server's words at the last refusal.
 #[derive(Debug, Clone, Default)]
 struct Told {
     times: u64,
@@ -189,7 +189,7 @@ pub(super) struct Watches {
     refusals: Refusals,
     messages: Watch,
     questions: Option<Watch>,
-    /// Number of refusals of the subscription at which it was last tried again, and the time of that.
+    /// State at the last new try of the subscription to questions: the number of its refusals by then, and the time.
     asked_again: Mutex<(u64, Instant)>,
 }
 
@@ -203,7 +203,7 @@ impl Watches {
     ///
     /// # Errors
     ///
-    /// [`PublisherError::Refused`] if it has refused something since the last call.
+    /// [`PublisherError::Refused`] if the server has refused a message or the subscription since the last call.
     pub(super) async fn look(&self, nats: &Client) -> Result<(), PublisherError> {
         for _ in 0..ECHOES {
             // A server that does not answer is reported elsewhere.
@@ -216,8 +216,8 @@ impl Watches {
         }
     }
 
-    /// Waits for a message that this client sends to itself. Without the right to send it, the refusal of that message comes behind all
-    /// earlier refusals, which does as well.
+    /// Waits for a message that this client sends to itself, or for the refusal of that message. Either comes after all earlier
+    /// refusals.
     async fn echo(&self, nats: &Client) -> Option<()> {
         let inbox = nats.new_inbox();
         let listening = Refused::Subscription(Some(inbox.clone()));

@@ -9,12 +9,12 @@ pub(super) const EVENT_BYTES: usize = 128;
 /// Most bytes of a run length.
 pub(super) const RUN_BYTES: usize = 5;
 
-/// Returns about how many bytes these events take in a batch, and never less than they do.
+/// Returns an upper estimate of the bytes that these events take in a batch.
 pub(super) fn events_bytes(events: &[Event]) -> usize {
     BATCH_BYTES + events.iter().map(event_bytes).sum::<usize>()
 }
 
-/// Returns about how many bytes an event takes.
+/// Returns an upper estimate of the bytes that an event takes in a batch.
 pub(super) fn event_bytes(event: &Event) -> usize {
     let lists = match event {
         Event::Stored(stored) => {

@@ -13,7 +13,7 @@ pub trait FullState: Send {
 
 /// A [`FullState`] that its keeper (the caller that maintains it) shares with a publisher.
 ///
-/// The keeper changes the state only while it holds the lock. It releases the lock after [`publish`](super::HolderPublisher::publish) has
-/// taken the events of all changes. So every other holder of the lock finds a state that those events add up to. The publisher takes
-/// further events while it waits for the lock.
+/// The keeper changes the state only while it holds the lock. It releases the lock after
+/// [`publish`](super::HolderPublisher::publish) has taken the events of all changes. So whoever else takes the lock finds exactly
+/// the sum of the events taken so far. The publisher takes further events while it waits for the lock.
 pub type SharedState = Arc<Mutex<dyn FullState>>;

@@ -38,7 +38,7 @@ impl BlockTable {
         self.is_short = false;
     }
 
-    /// Returns the doubts that go with [`Self::state`]: they are there if blocks were left out.
+    /// Returns the doubts that go with [`Self::state`]. Empty unless blocks were left out.
     pub(super) fn doubts(&self) -> DegradedReasons {
         match self.is_short {
             true => DegradedReasons::of(DegradedReason::UpstreamGap),

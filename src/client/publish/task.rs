@@ -37,7 +37,7 @@ pub(super) enum Command {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
-/// State and voice that a caller lends to a publisher.
+/// The full state and the voice (the right to publish in turn) that a caller lends to a publisher.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
     /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
@@ -286,7 +286,8 @@ impl Task {
         }
     }
 
-    /// Answers a daemon. All chunks are made at once, so that they are of one state. They are sent while later batches are published.
+    /// Answers a daemon. All chunks are made at once, so that they belong to one state. The chunks are sent while later batches
+    /// are published.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<Command>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
@@ -332,7 +333,7 @@ impl Task {
         Ok(answer.chunks)
     }
 
-    /// Begins an epoch above `known`, the epoch that a daemon knows, if that is higher than this publisher's.
+    /// Begins an epoch above `known`, the epoch that a daemon knows, if `known` is higher than this publisher's epoch.
     fn rise_above(&mut self, known: u64) {
         let before = self.outbox.cursor.epoch;
         if !self.outbox.rise_above(known, self.clocks()) {
@@ -396,7 +397,7 @@ async fn finish_flush(
     let _ = reply.send(outcome);
 }
 
-/// Waits for the next question; for ever if none are received.
+/// Waits for the next question of a daemon. Waits without end if the publisher takes no questions.
 async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     let question = match questions {
         Some(questions) => questions.next().await,
@@ -409,7 +410,7 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
     question
 }
 
-/// Waits until the turn has changed; for ever if there are no turns.
+/// Waits until the turn has changed. Waits without end if the publisher takes no turns.
 async fn turn_changed(turns: &mut Option<Turns>) {
     match turns {
         Some(turns) => turns.voice.changed().await,

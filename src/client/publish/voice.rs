@@ -1,4 +1,4 @@
-//! Voices: lets several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
+//! Voices: let several publishers of one holder take turns. The publisher that has the lease speaks, that is, publishes.
 //!
 //! A publisher with a [`Voice`] is silent until its turn. Then it begins an epoch above all that were heard of, and skips the epoch's first
 //! number. So daemons see a gap before the batches that follow, and ask for the full state. A silent publisher sends nothing and answers
@@ -57,7 +57,7 @@ impl Term {
 /// Part of a lease that one publisher holds. It says when the publisher may speak.
 #[derive(Debug, Clone)]
 pub struct Voice {
-    /// Number above which the publisher's epochs are in its turn; `None` while it is not its turn.
+    /// Number above which the publisher's epochs must lie during its turn; `None` while the publisher does not have the turn.
     pub turn: watch::Receiver<Option<u64>>,
     /// Term of the lease, beyond which no turn holds.
     pub term: Term,
@@ -66,7 +66,8 @@ pub struct Voice {
 }
 
 impl Voice {
-    /// Returns the publisher's turn as it is now: the number above which its epoch is; `None` outside of a turn or after the term.
+    /// Returns the present turn: the number above which the publisher's epochs must lie. `None` while the publisher does not have
+    /// the turn, or after the term.
     pub(super) fn turn(&self) -> Option<u64> {
         let turn = *self.turn.borrow();
         turn.filter(|_| self.term.holds_at(Instant::now()))

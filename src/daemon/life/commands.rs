@@ -126,7 +126,7 @@ impl Commands {
         }
     }
 
-    /// Carries a command out. Returns the number of holders that it was carried out on, or why it was not carried out.
+    /// Carries a command out. Returns the number of holders that it affected, or the reason why it failed.
     async fn carry_out(&self, command: AdminCommand, request: &AdminRequest) -> Result<u64, String> {
         let holder = match command {
             AdminCommand::Forget => HolderCommand::Forget,

@@ -1,5 +1,5 @@
-//! The doors for routers of other projects, and for collectors of traces. Each is a cargo feature. A setting that asks for a door which
-//! this program was built without is refused.
+//! Doors: the listeners for routers of other projects, and the sender of trace spans to a collector. Each door is a cargo
+//! feature. A setting for a door that was left out of this build is refused.
 
 use std::net::SocketAddr;
 
@@ -8,14 +8,14 @@ use kvatlas_config::Config;
 
 use super::error::StartError;
 
-/// The addresses that are listened on for routers of other projects.
+/// Addresses of the listeners for routers of other projects. `None` for a listener that is not open.
 #[derive(Default)]
 pub(super) struct Doors {
     pub(super) redis: Option<SocketAddr>,
     pub(super) grpc: Option<SocketAddr>,
 }
 
-/// Refuses settings that ask for what this program was built without.
+/// Refuses settings that need a cargo feature without which this program was built.
 pub(super) fn check_built(config: &Config) -> Result<(), StartError> {
     let left_out = |setting, feature| Err(StartError::LeftOut { setting, feature });
     if !cfg!(feature = "dynamo") && !config.dynamo.components.is_empty() {
@@ -33,7 +33,7 @@ pub(super) fn check_built(config: &Config) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Opens the doors for routers that are configured, as tasks of `stage`.
+/// Starts the configured listeners for routers of other projects, as tasks of `stage`.
 #[allow(
     unused_variables,
     clippy::needless_update,
@@ -51,7 +51,8 @@ pub(super) async fn open_doors(shared: &Shared, stage: &Stage) -> Result<Doors, 
     })
 }
 
-/// Starts to send trace spans to the collector, if there is one, as a task of `upkeep`: that stage ends after the stages that open spans.
+/// Starts to send trace spans to the collector, if one is configured. The task belongs to `upkeep`, which ends after the stages
+/// that open spans.
 #[cfg(feature = "traces")]
 pub(super) fn spawn_traces(shared: &mut Shared, upkeep: &Stage) {
     let instance = kvatlas_process::instance_name(&shared.nats.connection_name);

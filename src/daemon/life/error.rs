@@ -65,7 +65,7 @@ pub enum StartError {
     #[cfg(feature = "grpc")]
     #[error(transparent)]
     Grpc(#[from] crate::grpc::GrpcStartError),
-    /// The configuration asks for what this program was built without.
+    /// A setting needs a cargo feature without which this program was built.
     #[error("{setting}: this program was built without the feature {feature}")]
     LeftOut {
         /// The setting.

@@ -3,16 +3,16 @@
 //! The index gives memory that it no longer needs back to the allocator, which keeps that memory for later. Seen from outside, the
 //! process would go on having as much memory as it ever had.
 
-/// Fewest bytes by which the indexes must have shrunk.
+/// Fewest bytes by which the indexes must have shrunk before memory is given back.
 const SHRUNK_BYTES_MIN: u64 = 32 << 20;
 
 /// Watches the size of all indexes together.
 #[derive(Debug, Default)]
 pub(super) struct ShrinkWatch {
     now: u64,
-    /// The largest size since memory was last given back.
+    /// The largest size of all indexes, in bytes, since memory was last given back.
     most: u64,
-    /// The size at the last call of [`Self::is_due`].
+    /// The size of all indexes, in bytes, at the last call of [`Self::is_due`].
     asked: u64,
 }
 

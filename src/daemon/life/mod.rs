@@ -37,7 +37,7 @@ pub use stop::StopReport;
 /// A running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
 pub struct Daemon {
     config: Config,
-    /// The configuration that was taken last, at the start or by a reload.
+    /// The configuration of the start, or of the last reload.
     in_force: Mutex<Config>,
     limits: DaemonLimits,
     nats: NatsConfig,
@@ -92,7 +92,7 @@ impl Daemon {
         self.drain.cancelled().await;
     }
 
-    /// Notes that the engines that a bridge in this process has to follow have been seen, or have had the time for it.
+    /// Notes that the bridge in this process has seen all its engines, or that they have had the time to be seen.
     pub fn note_engines_followed(&self) {
         self.readiness.set(Latch::EnginesFollowed);
     }

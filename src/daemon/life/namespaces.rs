@@ -8,15 +8,15 @@ use kvatlas_core::wire::{NameError, NamespaceName};
 /// A namespace of the configuration that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
-    /// Its name is not valid.
+    /// The namespace's name is not valid.
     #[error("namespaces.{name}: {source}")]
     Name {
         /// The name.
         name: String,
-        /// The error of the name.
+        /// The reason why the name is not valid.
         source: NameError,
     },
-    /// Its block size is not valid.
+    /// The namespace's block size is not valid.
     #[error("block_size: {0}")]
     BlockSize(#[from] BlockSizeError),
 }

@@ -26,7 +26,7 @@ fn is_live(key: &str) -> bool {
     Setting::find(key).is_some_and(|setting| setting.is_live)
 }
 
-/// The bounds that a reload replaces, apart from those of the lanes.
+/// The bounds that a reload replaces. The lanes keep their bounds themselves.
 pub(super) struct DaemonLimits {
     pub(super) queries: Live<WireLimits>,
     pub(super) http: Live<WireLimits>,
@@ -43,9 +43,13 @@ impl DaemonLimits {
 }
 
 impl Daemon {
-    /// Takes the log's level, bounds on messages and queries, the time after which empty namespaces are forgotten, and the credentials
-    /// for NATS from a configuration. New credentials are used from the next connection on. The server ends present connections when
-    /// their credentials are no longer right.
+    /// Takes these settings from `config`:
+    ///
+    /// - the log's level
+    /// - the bounds on messages and queries
+    /// - the time after which empty namespaces are forgotten
+    /// - the credentials for NATS, which the next connection uses. The server ends a present connection when its credentials are
+    ///   no longer right.
     ///
     /// # Errors
     ///

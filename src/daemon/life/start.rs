@@ -47,8 +47,8 @@ impl Daemon {
         Self::start_on(config, Arc::new(Disk))
     }
 
-    /// Starts as [`Self::start`] does, and lets engines be registered over HTTP. `engines` follows them, and knows the daemon's
-    /// `namespaces`. The daemon is not ready before [`Self::note_engines_followed`].
+    /// Starts as [`Self::start`] does, and lets engines be registered over HTTP. `engines` follows the registered engines, and
+    /// knows the daemon's `namespaces`. The daemon is not ready before [`Self::note_engines_followed`] is called.
     pub fn start_with_engines(
         config: Config,
         namespaces: Arc<Namespaces>,

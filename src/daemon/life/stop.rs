@@ -31,11 +31,12 @@ struct Deadline {
     report: StopReport,
 }
 
-/// Time that a step which takes leave of the NATS server may take while the server is away and cannot answer.
+/// Most time for a step that needs the NATS server, such as leaving a queue group, while the server cannot be reached.
 const ALONE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Deadline {
-    /// Runs a step that takes leave of the NATS server. While the server is away, the step need not come to its end.
+    /// Runs a step that needs the NATS server. While the server cannot be reached, the step is cut short and does not count as
+    /// overrun.
     async fn leave(&mut self, readiness: &Readiness, name: &str, step: impl Future<Output = ()>) {
         let is_away = || !readiness.report().is_set(Latch::Connected);
         let at = match is_away() {

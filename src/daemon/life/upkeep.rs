@@ -20,8 +20,13 @@ use super::watch::HolderWatch;
 /// Interval at which gauges are published.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Does the work by the clock until `stop` is cancelled. Publishes gauges, has lanes time out waiting events and look for silent holders,
-/// names holders that stay degraded, and gives memory back.
+/// Does the work by the clock until `stop` is cancelled:
+///
+/// - publishes gauges
+/// - has the lanes time out waiting events and look for silent holders
+/// - logs the holders that stay degraded
+/// - forgets empty namespaces, and outcomes of holders that have gone
+/// - gives memory back to the system
 pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,

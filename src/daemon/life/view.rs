@@ -84,7 +84,7 @@ impl DaemonView {
         self.outcomes.forget_gone();
     }
 
-    /// Notes the answers since the last look, and how many of them were not exact: the cost of doubts.
+    /// Counts the answers since the last call, and how many of them were not exact. These counts are the cost of doubts.
     pub(super) fn note_costs(&self, now: Instant) {
         let namespaces = self.namespaces.all();
         self.costs
@@ -111,7 +111,7 @@ impl DaemonView {
         cost.flatten().map(ToldCost::of_holder)
     }
 
-    /// Does as [`Self::publish`], for one namespace. Returns the bytes that its index takes.
+    /// Brings the gauges of one namespace up to date, as [`Self::publish`] does. Returns the bytes that its index takes.
     fn publish_sizes(
         &self,
         namespace: &Namespace,
@@ -174,8 +174,8 @@ struct HolderJson {
     lag_us: u64,
     /// The time that the lane has spent on the worker, with all its ranks.
     worker_lane_us: u64,
-    /// Sums of the blocks that exact answers promised of the holder in the last minutes, and of the blocks that requests found. Absent if
-    /// no router has told outcomes.
+    /// Counts of blocks in the last minutes: blocks that exact answers promised of the holder, and blocks that requests found.
+    /// Absent if no router has told outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcomes: Option<Tally>,
     /// More about the holder's reasons for doubt, in words.
@@ -189,8 +189,8 @@ struct HolderJson {
     changes: Vec<ShownChange>,
 }
 
-/// Returns more about the doubt of a holder, in words: the numbers at the last gap in the count of its batches, or what its publisher says of
-/// its own doubts. `None` if neither is a reason.
+/// Returns details of a holder's doubt, in words: the numbers at the last gap between its batches, or its publisher's own words
+/// about a doubt. `None` if neither is a reason.
 fn detail(status: &HolderStatus, reasons: DegradedReasons) -> Option<String> {
     let gap = status.gap.load();
     if gap.received > 0 && reasons.contains(DegradedReason::Gap) {
@@ -225,12 +225,12 @@ struct NamespaceJson {
     workers: usize,
     parked_events: u64,
     foreign_holders: u32,
-    /// Number of holders whose number of tokens in a block is only guessed.
+    /// Number of holders whose block size is only guessed.
     unsized_holders: u32,
     #[serde(flatten)]
     troubles: Troubles,
     chain_conflicts: u64,
-    /// Holders of which exact answers lately promised more than requests found.
+    /// Holders for which exact answers lately promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,

@@ -36,12 +36,12 @@ const HOLDERS_MAX: usize = 4096;
 /// Time without outcomes after which a holder makes room for others.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// Most holders that are named for broken promises.
+/// Most holders of a namespace that are named for broken promises.
 const BROKEN_MAX: usize = 8;
-/// Most holders whose promises a page is told.
+/// Most holders of a namespace whose promises the page shows.
 const TOLD_MAX: usize = 32;
 
-/// Blocks that exact answers lately promised of one holder, and that requests found.
+/// Sums over the outcomes of one holder in the last one to two minutes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct HolderPromises {
     pub(crate) worker: WorkerName,
@@ -55,7 +55,7 @@ pub(crate) struct HolderPromises {
 pub(crate) struct NamespacePromises {
     /// Number of holders with outcomes.
     holders: usize,
-    /// Some of these holders. Those that lack the largest share of what was promised come first.
+    /// Some of these holders, sorted by the share of promised blocks that requests did not find, the largest share first.
     worst: Vec<HolderPromises>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum ReportError {
     /// The report has too many outcomes.
     #[error("{0} outcomes are more than the {OUTCOMES_MAX} of a report; send several")]
     TooMany(usize),
-    /// No such namespace is known.
+    /// The namespace of the report is not known.
     #[error("namespace {0} is not known here")]
     UnknownNamespace(NamespaceName),
 }
@@ -111,14 +111,14 @@ struct KeptOutcomes {
 
 /// The outcomes of one holder.
 struct HolderOutcomes {
-    /// Sums over exact answers: they alone promise.
+    /// Sums of the last one to two minutes, over exact answers only: an answer in doubt promises nothing.
     lately: Window,
     told_at: Instant,
     metrics: HolderOutcomeMetrics,
 }
 
 impl Outcomes {
-    /// A store without outcomes, for the holders of `namespaces` that belong to `shard`.
+    /// Makes an empty store for the outcomes of holders in `namespaces`. With a `shard`, only outcomes of its workers count.
     pub(crate) fn new(namespaces: Arc<Namespaces>, shard: Option<Shard>) -> Self {
         Self {
             namespaces,
@@ -165,8 +165,8 @@ impl Outcomes {
         (lately.requests > 0).then_some(lately)
     }
 
-    /// Returns the holders of which exact answers lately promised more than requests found, the worst first. Holders with few promised
-    /// blocks are left out.
+    /// Returns the holders for which exact answers lately promised more blocks than requests found, the worst first. Holders with
+    /// few promised blocks are left out.
     pub(crate) fn broken_promises(&self, name: &NamespaceName, now: Instant) -> Vec<HolderPromises> {
         let (_, broken) = self.worst(name, now, BROKEN_MAX, Tally::is_broken, |lately| {
             lately.missing_blocks
@@ -174,14 +174,15 @@ impl Outcomes {
         broken
     }
 
-    /// Returns the promises about the holders of a namespace. `None` if no outcome was told lately.
+    /// Returns the promises about the holders of a namespace in the last one to two minutes. `None` if no outcome was reported.
     pub(crate) fn promises(&self, name: &NamespaceName, now: Instant) -> Option<NamespacePromises> {
         let has_outcomes = |lately: Tally| lately.requests > 0;
         let (holders, worst) = self.worst(name, now, TOLD_MAX, has_outcomes, Tally::missing_millionths);
         (holders > 0).then_some(NamespacePromises { holders, worst })
     }
 
-    /// Returns how many holders of a namespace are wanted, and up to `max` of them. Those with the largest `badness` come first.
+    /// Returns the number of holders of a namespace for which `is_wanted` holds, and up to `max` of them, the largest `badness`
+    /// first.
     fn worst(
         &self,
         name: &NamespaceName,

@@ -24,7 +24,7 @@ pub(crate) struct Tally {
 
 /// Fewest promised blocks for a judgement. Fewer say little: a block or two may always be evicted between an answer and its request.
 const TOLD_BLOCKS_MIN: u64 = 100;
-/// Number of promised blocks for each of which one may be missing.
+/// Divisor of the promised blocks. More missing blocks than the quotient, a twentieth, break the promise.
 const BROKEN_SHARE: u64 = 20;
 
 impl Tally {
@@ -56,7 +56,7 @@ impl Tally {
     }
 }
 
-/// A tally of the last one to two minutes: of the present span, and of the span before it.
+/// A tally of the last one to two minutes: the sums of the present span and of the span before it.
 #[derive(Debug)]
 pub(super) struct Window {
     begun_at: Instant,

@@ -19,7 +19,7 @@ fn holder(worker: &str) -> HolderId {
     }
 }
 
-/// Outcomes of a namespace with blocks of 16 tokens, and the writers of its holders.
+/// Makes an outcome store for one namespace with blocks of 16 tokens, and the writers of the namespace's holders.
 fn outcomes(shard: Option<Shard>, workers: &[&str]) -> (Outcomes, Vec<HolderWriter>) {
     let namespaces = Arc::new(unbounded(4));
     let namespace = namespaces.get_or_create(&name(), None).unwrap();

@@ -79,7 +79,8 @@ fn groups(paths: &[Path], position: usize, parent: Option<usize>) -> Vec<Group> 
     groups
 }
 
-/// Returns how many leading blocks sorted paths have in common. The first and the last path have the same number in common as all.
+/// Returns how many leading blocks all of the sorted paths share. In sorted order, that is the number that the first and the last
+/// path share.
 fn common(paths: &[Path]) -> usize {
     match (paths.first(), paths.last()) {
         (Some(first), Some(last)) => first

@@ -32,9 +32,9 @@ pub(super) enum Lens {
 pub(super) struct Branch {
     /// Index of the parent, which comes earlier in the list. `None` for a root.
     pub(super) parent: Option<usize>,
-    /// Position of the first block.
+    /// Position of the branch's first block.
     pub(super) start: usize,
-    /// Position behind the last block.
+    /// Position behind the branch's last block.
     pub(super) end: usize,
     pub(super) weight: u64,
     /// All blocks from position 0 up to `end`, or more.
@@ -65,14 +65,14 @@ pub(super) struct Node {
     pub(super) weight: u64,
     /// Number of holders of the node's first block.
     some: usize,
-    /// Number of holders of all the node's blocks, and in `exact` how many of these are exact.
+    /// Number of holders of all the node's blocks. `exact` is the number of those holders that are exact.
     all: usize,
     exact: usize,
     /// Number of holders of all the node's blocks from which a request can reuse at least one of these blocks.
     usable: usize,
     /// Names of some holders of all the node's blocks.
     names: Vec<String>,
-    /// The last block, which names the node.
+    /// The node's last block, by which requests name the node.
     block: String,
     #[serde(skip)]
     pub(super) path: Arc<[PositionalLineageHash]>,

@@ -39,7 +39,7 @@ struct HolderJson {
     rank: u32,
     blocks: u32,
     usable: u32,
-    /// Why no more of the holder's blocks are usable.
+    /// Reason why a request cannot reuse more of the holder's blocks. `None` if nothing limits it.
     limit: Option<&'static str>,
     degraded: DegradedReasons,
     address: Option<Address>,
@@ -47,17 +47,17 @@ struct HolderJson {
     dropped_out: Option<(u32, u32)>,
 }
 
-/// Cost if no holder had the node's blocks any more.
+/// Cost of the loss of the node's blocks by every holder.
 #[derive(Serialize)]
 struct Loss {
-    /// Blocks that are held at and below the first block of the node. None of them could be found any more.
+    /// Blocks that are held at and below the first block of the node. After the loss, no query finds them.
     below: Below,
-    /// Queries of the sample that ask for the whole prefix; in `sampled` all queries of the sample, and in `seconds` the time that it
-    /// covers.
+    /// Number of sampled queries that ask for the whole prefix. `sampled` counts all queries of the sample, and `seconds` is the
+    /// time that the sample covers.
     asking: usize,
     sampled: usize,
     seconds: u64,
-    /// Tokens that each of those queries would have to compute again.
+    /// Tokens that each of the `asking` queries would have to compute again.
     tokens: u64,
 }
 
@@ -135,7 +135,8 @@ impl Page {
         }
     }
 
-    /// Finds the newest node in the wanted atlases that ends with `block`. Returns its first position, and all blocks up to its end.
+    /// Finds the node that ends with `block`, in the newest wanted atlas that has one. Returns the node's first position, and all
+    /// blocks up to its end.
     fn find_node(
         &self,
         is_wanted: impl Fn(&super::KeptAtlas) -> bool,

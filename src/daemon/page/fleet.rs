@@ -11,9 +11,9 @@ use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Address, HolderId, Labels, NamespaceName, Profile};
 
-/// Most holders that are shown, namespace by namespace. The total number of holders is told beside them.
+/// Most holders that the page shows, over all namespaces. The page also gets the total number of holders.
 pub(super) const HOLDERS_MAX: usize = 50_000;
-/// Most holders that are remembered after they have gone, for clients that have not been told yet.
+/// Most departed holders that are remembered for clients that have not been told of them yet.
 const GONE_MAX: usize = 10_000;
 
 /// A holder's number on the page. A number is never used again for another holder.
@@ -40,7 +40,7 @@ struct FleetEntry {
     profile: Profile,
     /// Time since which the holder is not exact, in microseconds since the Unix epoch. 0 if the holder is exact.
     since_us: u64,
-    /// Number of the look that last saw `since_us` change. The fields below are numbers of looks, too.
+    /// Number of the look that last saw `since_us` change. `added`, `changed`, `profiled` and `seen` are numbers of looks, too.
     dated: u64,
     added: u64,
     changed: u64,
@@ -52,7 +52,7 @@ struct FleetEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     blocks: u64,
-    /// The bits of the degraded reasons; 0 if it is exact.
+    /// The bits of the degraded reasons; 0 if the holder is exact.
     reasons: u32,
     lag_us: u64,
     applied_at_us: u64,
@@ -62,7 +62,7 @@ struct Facts {
 /// The changes that a client is sent. To keep a frame of thousands of holders short, a holder's values are an array in this order:
 ///
 /// * `added`: number, namespace, worker, rank;
-/// * `profiles`: number, address, labels; of the holders that have either, or have lost it;
+/// * `profiles`: number, address, labels; only for holders that have an address or labels, or have lost them;
 /// * `since`: number, and the time since which the holder is not exact, in microseconds since the Unix epoch, or 0;
 /// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
 #[derive(Debug, Serialize)]

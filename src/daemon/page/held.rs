@@ -8,7 +8,7 @@ use kvatlas_core::index::{PositionalIndexer, Walk};
 
 use super::atlas::Branch;
 
-/// Most runs that a walk meets.
+/// Most runs that a walk visits.
 const RUNS_MAX: usize = 100_000;
 /// Most blocks of all runs that a walk keeps; 8 bytes each. The last run may exceed the bound.
 const BLOCKS_MAX: usize = 1 << 21;
@@ -17,7 +17,7 @@ const TIME_MAX: Duration = Duration::from_millis(500);
 /// Greatest depth of a prefix that can be shown, in blocks.
 const DEPTH_MAX: usize = 8192;
 
-/// One run that the walk has met.
+/// One run that the walk has visited.
 struct Met {
     parent: Option<usize>,
     start: usize,

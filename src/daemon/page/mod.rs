@@ -227,8 +227,8 @@ impl Page {
         working.await.map_err(|_| Refusal::Failed)
     }
 
-    /// Notes rates and answers for pages that are opened later, if the next reading is due. Must be called in a runtime, and does not
-    /// block it.
+    /// Records rates and counts of answers for pages that are opened later, if the next reading is due. Must be called in a
+    /// runtime, and does not block it.
     pub(crate) fn remember(self: &Arc<Self>, now: Instant) {
         {
             let mut known = self.past.lock();
@@ -252,7 +252,7 @@ impl Page {
         *next = Some(now + (now.elapsed() * READING_SHARE).max(READING_INTERVAL));
     }
 
-    /// Keeps an atlas, so that its prefixes can be explained. Of the same namespace and lens, only the atlas before it is kept as well.
+    /// Keeps an atlas, so that its prefixes can be explained. At most two atlases of one namespace and lens are kept.
     fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
         let mut atlases = self.atlases.lock();
         // The atlas before stays for a while: a client may still show it.
@@ -301,7 +301,8 @@ impl Route {
     }
 }
 
-/// Builds an answer after which the connection ends. Otherwise the connection could reach its age limit in the middle of a later stream.
+/// Builds an answer after which the connection ends. A connection that was used again could reach its age limit in the middle of
+/// a stream.
 fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;

@@ -17,7 +17,8 @@ use super::rates::Rates;
 
 /// Least time between two readings. The pause is longer if a reading takes long.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(5);
-/// Bound on the readings' share of one core's time: one part in so many.
+/// Divisor that bounds the readings' share of one core's time: from one reading to the next, at least this many times the
+/// reading's duration passes.
 pub(super) const READING_SHARE: u32 = 200;
 /// Most points of rates that are kept: fifteen minutes.
 const POINTS_MAX: usize = 180;
@@ -123,7 +124,7 @@ impl Past {
         PastRates { names, rows }
     }
 
-    /// Returns how often bars have been made so far.
+    /// Returns how many times a bar of every namespace has ended since the start.
     pub(super) fn bars_read(&self) -> u64 {
         self.readings / BAR_READINGS
     }

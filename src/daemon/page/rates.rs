@@ -44,11 +44,12 @@ pub(super) struct Rates {
     resident_bytes: f64,
 }
 
-/// Values of one reading of the metrics, summed over all labels but a histogram's bound.
+/// Values of one reading of the metrics, summed over all labels except the bucket bounds of histograms.
 #[derive(Debug, Default)]
 struct Reading {
     sums: BTreeMap<&'static str, f64>,
-    /// Buckets of the histogram: the upper bound in seconds, and the number of samples up to that bound. The same in `applied`.
+    /// Buckets of the histogram of query times: the upper bound in seconds, and the number of samples up to that bound. `applied`
+    /// has the same for batches.
     queries: Buckets,
     applied: Buckets,
 }

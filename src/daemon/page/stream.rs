@@ -32,22 +32,23 @@ use super::{Page, Refusal, SharedFrame, asked, held, permit, respond};
 
 /// Time between two frames.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two checks whether the daemon drains.
+/// Time between two checks whether the daemon is draining.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// Least time between two atlases. The pause is longer if making an atlas takes long.
 const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
-/// Bound on the share of one core's time for making atlases: one part in so many.
+/// Divisor that bounds the share of one core's time for making atlases: the pause after an atlas is at least this many times as
+/// long as making it took.
 const ATLAS_SHARE: u32 = 20;
 /// Longest life of a stream. Together with the idle time before it, it is shorter than the longest life of a connection.
 const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
-/// Most holders in a frame whose doubt has its cost told: the holders with the greatest cost.
+/// Most holders of which a frame tells the cost of their doubt. Holders with the greatest cost are chosen.
 const COSTS_MAX: usize = 64;
 /// Most messages that wait for a slow client.
 const WAITING_MAX: usize = 2;
 
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// Troubles of the page that are no holder's and no batch's, by the alerts that tell of them.
+/// Names of the alerts for troubles on the page that belong to no single holder and no batch.
 const ALERTS: [&str; 4] = [
     "KvatlasClockAhead",
     "KvatlasPromisesBroken",
@@ -84,7 +85,7 @@ struct Frame<'a> {
     ready: bool,
     /// Why the daemon is not ready.
     reasons: Vec<String>,
-    /// The word for what a daemon that is not ready waits for.
+    /// Name of the readiness latch that the daemon waits for. `None` if the daemon is ready or stopping.
     awaited: Option<&'static str>,
     namespaces: Vec<NamespaceJson>,
     rates: Option<&'a Rates>,
@@ -107,9 +108,10 @@ struct NamespaceJson {
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
-    /// Holders of which exact answers lately promised more blocks than requests found.
+    /// Holders for which exact answers lately promised more blocks than requests found.
     broken_promises: Vec<HolderPromises>,
-    /// Blocks that exact answers lately promised, and that requests found. `None` if no router tells outcomes.
+    /// Promises about the namespace's holders in the last one to two minutes, beside the findings of requests. `None` if no
+    /// router tells outcomes.
     promises: Option<NamespacePromises>,
     /// The recent answers about the namespace, and how many of them were not exact.
     cost: Option<ToldCost>,
@@ -331,7 +333,7 @@ impl Output {
     }
 }
 
-/// Builds an answer whose body `write` goes on writing in a task.
+/// Builds an answer with a streamed body. `write` sends the body in a task of its own.
 fn stream<W>(write: impl FnOnce(Output) -> W) -> Response<AdminBody>
 where
     W: Future<Output = ()> + Send + 'static,

@@ -20,7 +20,7 @@ struct World {
     readiness: Arc<Readiness>,
 }
 
-/// Holders of `[1, 2, 3]`, `[1, 2]` and `[1, 8]` in the namespace `n`.
+/// Makes a page over the namespace `n`, with holders of the blocks `[1, 2, 3]`, `[1, 2]` and `[1, 8]`.
 fn world() -> World {
     let namespaces = unbounded(4);
     let namespace = namespaces.get_or_create(&name(), None).unwrap();
@@ -81,7 +81,7 @@ impl World {
         (status, serde_json::from_slice(&body).unwrap())
     }
 
-    /// The data of the first event of that name.
+    /// Returns the data of the first event called `event` in the stream at `path`.
     async fn event(&self, path: &str, query: &str, event: &str) -> Value {
         let mut body = self.get(path, query).await.into_body();
         loop {

@@ -53,9 +53,9 @@ pub(crate) struct Answerer {
     pub(crate) freshness: Arc<Freshness>,
     pub(crate) subjects: Subjects,
     pub(crate) limits: Live<WireLimits>,
-    /// Sample in which answers are counted and some of the queries kept.
+    /// Counts of all answers by their certainty, and a sample of recent queries; `None` if nothing is sampled.
     pub(crate) sample: Option<Arc<QuerySample>>,
-    /// The depth that [`Self::find`] reports.
+    /// The count of blocks that [`Self::find`] reports: blocks that a request can reuse, or blocks that full attention has.
     pub(crate) dialect_depth: Depth,
     /// Turns of heavy requests.
     pub(crate) heavy_turns: Arc<HeavyTurns>,
@@ -127,7 +127,8 @@ impl Answerer {
         &self.trust
     }
 
-    /// Returns how far the holders of a namespace have been followed. `batches_waiting` is the number of messages that wait for a lane.
+    /// Returns the status of a namespace: how far its holders' events have been applied. `batches_waiting` is the number of
+    /// messages that wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
         status(namespace, &self.trust, &look, batches_waiting)
@@ -193,7 +194,7 @@ impl Answerer {
             .then(|| known().encode())
     }
 
-    /// About the length of the reply to a request on a status subject, in bytes.
+    /// Approximate length of the reply to a request on a status subject, in bytes.
     pub(super) fn status_bytes(&self, subject: &str) -> usize {
         let name = self
             .subjects
@@ -354,7 +355,8 @@ impl Answerer {
     }
 }
 
-/// Number of holders of the namespace that a query by `key` cannot find, since their engines' hashes are not the contract's chain.
+/// Number of holders of the namespace that a query by `key` cannot find: the hashes of their engines are not the contract's
+/// chain.
 fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     match key {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
@@ -362,8 +364,8 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     }
 }
 
-/// Most blocks that a request can reuse; `None` if its number of tokens is not known. A request computes its last token, and so the block
-/// that has it.
+/// Most blocks that a request can reuse; `None` if the request's number of tokens is not known. A request always computes its
+/// last token, and so the block with that token.
 fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
     let tokens = match key {
         QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
@@ -373,7 +375,7 @@ fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalInde
     Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
-/// Facts that must be read before a search, and the key that is asked for.
+/// Facts about doubts that must be read before a search, and the key of the query.
 struct Doubts<'f, 'n> {
     namespace: &'n Namespace,
     /// The key that is asked for.
@@ -385,8 +387,9 @@ struct Doubts<'f, 'n> {
 }
 
 impl Doubts<'_, '_> {
-    /// Returns the present `reasons` that concern the query, and the reasons from before the search. A stall or a wait may have ended
-    /// although the search did not see the events that had waited. `is_listed` says whether the holder is in the answer.
+    /// Returns the holder's reasons for doubt that concern the query: its present `reasons`, and those from before the search. A
+    /// stall or a wait may have ended meanwhile, although the search did not see the events that had waited. `is_listed` says
+    /// whether the holder is in the answer.
     fn of<T>(
         &self,
         holder: &HolderRecord,
@@ -419,8 +422,8 @@ fn with_wait(
     reasons
 }
 
-/// Adds the holders that the search may have seen in parts, and has not found. Nothing is known of their blocks. Returns how many there
-/// are, also beyond the limit.
+/// Adds the holders that the search did not find, and may have seen in the middle of a batch. Nothing is known of their blocks.
+/// Returns their number, including holders beyond the limit.
 fn add_changing(
     holders: &mut Vec<HolderMatch>,
     seen: &Seen<Matches>,
@@ -451,13 +454,13 @@ fn profile_of(indexer: &PositionalIndexer, id: &HolderId) -> Profile {
     holder.map(|holder| holder.status.profile()).unwrap_or_default()
 }
 
-/// Most holders that the options ask for.
+/// Returns the largest number of holders that the options ask for.
 fn most_of(options: &QueryOptions) -> usize {
     let limit = options.limit.map(usize::try_from);
     limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
-/// The holders found that have as many blocks as the options ask for.
+/// Returns the holders found that have at least as many blocks as the options ask for.
 fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
     let found = matches.holders();
@@ -514,10 +517,11 @@ fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
 /// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
 
-/// Bytes that a holder takes in the reply to a status request, about.
+/// Approximate number of bytes that a holder takes in the reply to a status request.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder the block at which it dropped out, and what limits its blocks. Holders of one depth share the look-up.
+/// Adds to every holder the first block that it lacks, and the reason why no more of its blocks are usable. Neighbouring holders
+/// of the same depth share one look-up of that block.
 fn explain(
     query: &SingleQuery,
     indexer: &PositionalIndexer,
@@ -548,14 +552,14 @@ fn explain(
     }
 }
 
-/// The form under which a batch is counted: that of its first query.
+/// Returns the form of query under which a batch is counted: the form of its first query.
 fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
     queries
         .first()
         .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key))
 }
 
-/// The form of the (first) query of a request, and the number of its queries.
+/// Returns the form of the (first) query of a request, and the number of queries in the request.
 pub(crate) fn described(request: &QueryRequest) -> (QueryKind, usize) {
     match request {
         QueryRequest::Single(query) => (kind_of(&query.key), 1),

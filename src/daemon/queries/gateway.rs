@@ -31,11 +31,11 @@ use super::turns::Connected;
 /// Settings of a gateway's gathering.
 #[derive(Debug, Clone)]
 pub(super) struct GatewaySettings {
-    /// Time that the shards have to answer.
+    /// Longest wait for the shards' answers.
     pub(super) deadline: Duration,
     /// Most requests that are gathered at the same time.
     pub(super) gathers_max: usize,
-    /// Bounds on requests.
+    /// Bounds on the size of requests.
     pub(super) limits: Live<WireLimits>,
     /// The observers of every request.
     pub(super) observers: Observers,
@@ -87,8 +87,9 @@ impl Gateway {
         })
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server has still sent. Calls `subscribed` whenever the server
-    /// has confirmed the subscriptions: at first, and when it has given back a right that it took away.
+    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then. Calls `subscribed` whenever
+    /// the server has confirmed the subscriptions: at the start, and each time that the server restores a right that it had
+    /// withdrawn.
     ///
     /// # Errors
     ///

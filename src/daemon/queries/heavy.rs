@@ -7,7 +7,7 @@
 //! |---|---|
 //! | up to [`HEAVY_WORK`] | at once, on the connection on which it has come |
 //! | more | in pieces, after the heavy requests of its namespace before it. Between two pieces other requests are answered |
-//! | more than may wait of its namespace, while others wait | not at all: error 429 |
+//! | so many that the waiting work of its namespace would exceed [`WAITING_WORK_MAX`], while others wait | not at all: error 429 |
 //!
 //! So a namespace takes one processor at most, and delays other requests by no more than a piece's time.
 
@@ -20,9 +20,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-/// Most work of a request that is answered at once, in looks at holders: some milliseconds.
+/// Most work of a request that is answered at once, in looks at holders. It takes some milliseconds.
 const HEAVY_WORK: u64 = 16_384;
-/// Most work that waits of one namespace, in looks at holders: about a second.
+/// Most work of one namespace that may wait, in looks at holders. It takes about a second.
 const WAITING_WORK_MAX: u64 = 4 << 20;
 /// Time after which a piece ends. The query that is being answered then is finished first.
 pub(super) const PIECE: Duration = Duration::from_millis(1);

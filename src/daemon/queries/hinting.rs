@@ -1,4 +1,4 @@
-//! Hearing hints of routers over NATS.
+//! Receives hints of routers over NATS.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ use kvatlas_config::Live;
 use kvatlas_process::broker::ConnectError;
 use kvatlas_telemetry::labels::Connection;
 
-/// Time between two looks at which hints have come true: short beside the time for which an engine keeps a block that it has just stored.
+/// Shortest pause between two looks at which hints have come true. An engine keeps a block that it has just stored for much
+/// longer.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a look, as a multiple of the look's own time, so that looks take a small share of a core.
 const LOOK_PAUSES: u32 = 20;
-/// Most hints of a namespace that one look asks about.
+/// Most hints of a namespace that one look checks.
 const LOOKED_AT_MAX: usize = 1024;
 
 /// Begins to take hints from NATS as a task of `stage`, if the settings allow hints. Every replica takes all hints, so whichever replica
@@ -42,7 +43,7 @@ pub(super) async fn start_hints(
     start_reports(shared, stage, told, take).await
 }
 
-/// Looks again and again which hints have come true.
+/// Checks at intervals which hints have come true. Never returns.
 async fn look(answerer: Answerer) {
     loop {
         let begun = Instant::now();

@@ -23,7 +23,8 @@ impl Shared {
     }
 }
 
-/// Makes the source of answers of all listeners: the index here, or the shards. Without a connection to the shards, a gateway is not ready.
+/// Makes the source of answers of all listeners: the index of this process, or the shards. A gateway is not ready while it has no
+/// connection to the shards.
 ///
 /// # Errors
 ///

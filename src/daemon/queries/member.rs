@@ -17,7 +17,8 @@ use tokio::task::coop::has_budget_remaining;
 
 use kvatlas_process::broker::SubscribeError;
 
-/// N: more messages than can be under way while the server learns of the end. A burst of requests can be.
+/// N, the number of further messages after which the subscription ends. It is larger than a burst of requests that can be under
+/// way while the server learns of the end.
 const AHEAD: u64 = 1024;
 /// Most fillers that are sent at once after the first N.
 const FILL_MAX: u64 = 256;
@@ -30,18 +31,18 @@ const FILLS_MAX: u32 = 200;
 pub(crate) struct QueueMember {
     client: Client,
     subject: String,
-    /// A subject that `subject` matches and that carries fillers alone; `None` if fillers go where the requests go.
+    /// Subject for fillers alone, which the subscription to `subject` covers. `None` if fillers are sent on `subject` itself.
     filler_subject: Option<String>,
     pub(super) messages: async_nats::Subscriber,
     received: u64,
-    /// Number of messages after which the subscription ends. The largest number until the group is being left.
+    /// Number of messages after which the subscription ends; `u64::MAX` until the group is being left.
     end: u64,
     fills_left: u32,
 }
 
 impl QueueMember {
-    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject that `subject` matches and that carries no request, if
-    /// there is one.
+    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject without requests that the subscription to
+    /// `subject` covers, if there is one.
     pub(crate) async fn join(
         client: &Client,
         subject: String,
@@ -83,8 +84,8 @@ impl QueueMember {
         self.next_while_leaving().await
     }
 
-    /// Returns the next request that has been received already, and `None` only if there is none. What is left in the buffer when the end is
-    /// told to the server counts among the messages up to the end.
+    /// Returns the next request that has been received already; `None` if the buffer is empty. The buffer must be empty before
+    /// the end is told to the server, because buffered messages would count as messages up to the end.
     async fn next_buffered(&mut self) -> Option<Message> {
         loop {
             // Without budget, the buffer looks empty.
@@ -98,7 +99,8 @@ impl QueueMember {
         }
     }
 
-    /// Returns the next request that has been received already. Without budget, none is found.
+    /// Returns the next request that has been received already. Returns `None` if there is none, or if the task has used up its
+    /// budget of tokio.
     pub(super) fn next_received(&mut self) -> Option<Message> {
         loop {
             let message = self.messages.next().now_or_never()??;
@@ -142,8 +144,8 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message, and returns whether it is a request. Fillers are no requests. An empty message that wants no reply is none
-    /// either: its sender tries whether it may publish here.
+    /// Counts a message, and returns whether it is a request. Fillers are not requests. An empty message that wants no reply is a
+    /// test of the sender's right to publish, and not a request.
     fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
         let is_trial = message.reply.is_none() && message.payload.is_empty();

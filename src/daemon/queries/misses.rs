@@ -1,5 +1,5 @@
-//! Questions in a row that find nobody. The router most likely hashes prompts otherwise than the engines are followed, and no answer shows
-//! that.
+//! Consecutive questions for which no holder is found. The likely cause is that the router hashes prompts differently from the
+//! engines. No single answer shows that, so the log says it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,16 +7,17 @@ use kvatlas_core::wire::NamespaceName;
 
 use super::Source;
 
-/// Number of questions in a row without a finding after which the log says so. It says so again whenever the number has doubled.
+/// Number of consecutive questions without a holder after which a warning is logged. The warning is repeated each time that the
+/// number has doubled.
 const SUSPICIOUS: u64 = 100;
 
-/// Number of one door's questions in a row that found nobody, though there were holders.
+/// Counter of one listener's consecutive questions for which no holder was found, although there were holders.
 #[derive(Debug)]
 pub(crate) struct Misses {
     in_a_row: AtomicU64,
-    /// Routers that ask at the door, for the log.
+    /// Name of the routers that ask this listener, for the log.
     routers: &'static str,
-    /// The settings of such a router to compare with a namespace's.
+    /// Settings of such a router that an operator should compare with the namespace's settings, for the log.
     compared: &'static str,
 }
 
@@ -29,12 +30,13 @@ impl Misses {
         }
     }
 
-    /// Notes a question that found somebody.
+    /// Notes a question for which a holder was found. The count begins again.
     pub(crate) fn found(&self) {
         self.in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a question that found nobody in `asked`. Before these namespaces have holders, questions do not count.
+    /// Notes a question for which no holder was found in the namespaces `asked`. Does not count while these namespaces have no
+    /// holders.
     pub(crate) fn missed(&self, source: &Source, asked: &[NamespaceName]) {
         let held = || asked.iter().filter_map(|name| described(source, name)).collect();
         if let Some((in_a_row, held)) = self.suspicious(held) {
@@ -47,8 +49,8 @@ impl Misses {
         }
     }
 
-    /// Counts a question that found nobody. If it is time to say so, returns how many there are in a row, and the namespaces that are
-    /// `held`.
+    /// Counts a question for which no holder was found. If a warning is due, returns the number of such questions in a row, and
+    /// the namespaces with holders, which `held` returns.
     fn suspicious(&self, held: impl FnOnce() -> Vec<String>) -> Option<(u64, Vec<String>)> {
         let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         if !is_time(in_a_row) {
@@ -63,12 +65,13 @@ impl Misses {
     }
 }
 
-/// Tells whether the log says so after this many questions.
+/// Tells whether a warning is due after this many consecutive questions.
 fn is_time(in_a_row: u64) -> bool {
     in_a_row.is_multiple_of(SUSPICIOUS) && (in_a_row / SUSPICIOUS).is_power_of_two()
 }
 
-/// Returns a namespace with its block size. `None` if it has no holders. A gateway does not know.
+/// Returns the name and block size of a namespace, for the log. `None` if the namespace has no holders. A gateway knows neither,
+/// and returns the name alone.
 fn described(source: &Source, name: &NamespaceName) -> Option<String> {
     let Source::Here(index) = source else {
         return Some(name.to_string());

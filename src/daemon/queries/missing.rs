@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use kvatlas_core::wire::Gathered;
 
-/// Microseconds after the last answer without a shard, after which the shard no longer counts as missing.
+/// Time in microseconds since the last answer without a shard after which the shard no longer counts as missing.
 const FORGOTTEN_AFTER_US: u64 = 60_000_000;
 
 /// A shard that is missing in answers.
@@ -16,7 +16,7 @@ pub(crate) struct MissingShard {
     /// The shard's index from 0, and the number of shards.
     shard: u32,
     shards: u32,
-    /// Time of the first answer without it, in microseconds since the Unix epoch.
+    /// Time of the first answer without the shard, in microseconds since the Unix epoch.
     since_us: u64,
     #[serde(skip)]
     last_us: u64,
@@ -27,7 +27,8 @@ pub(crate) struct MissingShard {
 pub(crate) struct MissingShards(Mutex<BTreeMap<u32, MissingShard>>);
 
 impl MissingShards {
-    /// Notes how an answer was gathered, at a time in microseconds since the Unix epoch.
+    /// Notes the shards that an answer lacks, and forgets the shards that it has. `now_us` is in microseconds since the Unix
+    /// epoch.
     pub(super) fn note(&self, gathered: &Gathered, now_us: u64) {
         let mut known = self.0.lock();
         known.retain(|shard, _| gathered.missing.contains(shard));
@@ -42,7 +43,7 @@ impl MissingShards {
         }
     }
 
-    /// The shards that are missing, at a time in microseconds since the Unix epoch.
+    /// Returns the shards that are missing at `now_us`, in microseconds since the Unix epoch.
     pub(crate) fn all(&self, now_us: u64) -> Vec<MissingShard> {
         let known = self.0.lock();
         let lately = known

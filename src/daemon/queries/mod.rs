@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `start.rs` | connections, and when to begin |
 //! | `turns.rs` | one connection after the other: leaving a server that is about to shut down |
-//! | `requests.rs` | which requests come, and leaving the queue group without losing one |
+//! | `requests.rs` | the subscriptions to requests, and leaving the queue group without losing one |
 //! | `service.rs` | one connection of a daemon with an index |
 //! | `answer.rs` | from a request's payload to a reply's, without I/O |
 //! | `heavy.rs`, `answer/pieces.rs` | heavy requests, which take long: their order, and answering them in pieces |
@@ -19,8 +19,8 @@
 //! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `gateway.rs` | one connection of a gateway |
-//! | `source.rs`, `listeners.rs` | where the listeners' answers come from: the index, or the shards; choosing it |
-//! | `misses.rs` | routers that never find anybody |
+//! | `source.rs`, `listeners.rs` | the source of the listeners' answers: the index, or the shards; choosing the source |
+//! | `misses.rs` | a warning about routers for which no holder is ever found |
 //! | `missing.rs` | the shards that a gateway's answers lack |
 //! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
 

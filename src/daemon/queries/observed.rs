@@ -1,4 +1,4 @@
-//! The observers of requests: counts, which NATS tells of services, and trace spans.
+//! The observers of requests: the counts for NATS's service statistics, and trace spans.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl Observers {
         headers
     }
 
-    /// Notes that the request ended after `elapsed`. `error` is why it is not answered as asked.
+    /// Notes that the request ended after `elapsed`. `error` is the error that was sent instead of an answer, if any.
     pub(super) fn end(
         &self,
         asked: Asked,

@@ -1,4 +1,4 @@
-//! The findings of an answer for each prompt, as metrics and the page count them.
+//! The blocks that an answer found of each prompt, as metrics and the page count them.
 
 use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
 use kvatlas_telemetry::AnsweredPrompt;

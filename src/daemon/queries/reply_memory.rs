@@ -1,7 +1,7 @@
 //! Memory for replies, many in one piece.
 //!
-//! One thread makes a reply. Another thread frees its memory when the reply is on the connection. Memory that changes threads costs the
-//! allocator more than a copy of a short reply.
+//! One thread makes a reply, and another thread frees the memory after the reply has been sent. Memory that is freed by another
+//! thread costs the allocator more than a copy of a short reply.
 
 use bytes::{Bytes, BytesMut};
 
@@ -12,8 +12,8 @@ const COPIED_BYTES_MAX: usize = 2 << 10;
 
 /// The memory that the short replies of one connection are copied to.
 ///
-/// A waiting reply keeps its piece in memory. Replies are sent in the order in which they were made. So beside the pieces that are full
-/// of waiting replies there are two at most.
+/// A waiting reply keeps its piece in memory. Replies are sent in the order in which they were made. So at most two pieces exist
+/// that are not full of waiting replies.
 #[derive(Debug)]
 pub(super) struct ReplyMemory {
     piece: BytesMut,
@@ -26,7 +26,7 @@ impl ReplyMemory {
         }
     }
 
-    /// Returns the reply, ready to be sent.
+    /// Returns the bytes of the reply: a copy in the current piece if the reply is short, else its own memory.
     pub(super) fn take(&mut self, reply: Vec<u8>) -> Bytes {
         if reply.len() > COPIED_BYTES_MAX {
             return reply.into();

@@ -1,4 +1,5 @@
-//! The requests that a daemon receives. They last over refusals, and none is lost when the daemon leaves its queue group.
+//! The requests that a daemon receives. A refused subscription is made again, and no request is lost when the daemon leaves its
+//! queue group.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -23,10 +24,10 @@ const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
     pause_max: Duration::from_secs(2),
 };
-/// Time that replaced subscriptions have for the messages that are under way.
+/// Longest wait for the messages under way on subscriptions that have been replaced.
 const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Which requests a daemon answers.
+/// The requests that a daemon answers: their subjects and their queue group.
 #[derive(Debug, Clone)]
 pub(super) struct ServedRequests {
     subjects: Subjects,
@@ -69,7 +70,8 @@ impl ServedRequests {
         self.shard
     }
 
-    /// The subject on which replicas that answer the same requests tell which holders they know.
+    /// Subject on which replicas ask each other for their rosters, the lists of known holders. Replicas that answer the same
+    /// requests share it.
     pub(super) fn roster_subject(&self) -> String {
         self.subjects.roster(&self.queue_group)
     }
@@ -79,8 +81,9 @@ impl ServedRequests {
         [self.subjects.all_queries(), self.subjects.all_statuses()]
     }
 
-    /// Joins the queue group, and waits until the server has confirmed that. If the server refuses, tries again for ever, since rights
-    /// come back. `refusals` must change with every refusal. `intake` counts the messages that `client` receives.
+    /// Joins the queue group, and waits until the server has confirmed the subscriptions. If the server refuses, tries again
+    /// without end, since rights can be restored. `refusals` must change with every refusal. `intake` counts the messages that
+    /// `client` receives.
     pub(super) async fn join_confirmed(
         &self,
         client: &Client,
@@ -141,7 +144,7 @@ impl Requests {
         }
     }
 
-    /// Returns the next request that has been received already, if any. Tells `intake` what has been taken.
+    /// Returns the next request that has been received already, if any. Reports the taken messages to `intake`.
     fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
         // Without budget, every buffer looks empty.
@@ -162,7 +165,7 @@ impl Requests {
         request
     }
 
-    /// Does as [`Self::next`], and tells `intake` what has been taken.
+    /// Waits for the next request as [`Self::next`] does, and reports the taken messages to `intake`.
     async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         loop {
             if let Some(request) = self.next_received(intake) {
@@ -211,7 +214,7 @@ impl Requests {
     }
 }
 
-/// The requests of one connection. They last even if the server takes the right to them away and gives it back.
+/// The requests of one connection. They go on after the server has withdrawn the right to subscribe and restored it.
 pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,

@@ -31,7 +31,8 @@ pub(super) fn known_holders(
     known
 }
 
-/// Number of holders of a serving replica, `theirs`, that are missing in `ours` or exact in `theirs` only. Both are in the order of keys.
+/// Number of holders in `theirs`, a serving replica's roster, that `ours` lacks or that are exact in `theirs` only. Both rosters
+/// are in the order of keys.
 pub(super) fn holders_behind(theirs: &[RosterHolder], ours: &[RosterHolder]) -> usize {
     let is_behind = |theirs: &&RosterHolder| {
         let found = ours.binary_search_by(|ours| ours.key.cmp(&theirs.key));

@@ -1,8 +1,9 @@
-//! Counts of all answers by their certainty, and a sample of recent queries: which prompts are asked about.
+//! Counts of all answers by their certainty, and a sample of recent queries, which shows the prompts that are asked about.
 //!
-//! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. That bounds its memory to
-//! some megabytes and its work to a small share of one core, at any rate of queries. Counts in it are exact for the queries that it
-//! keeps: a sketch of counters would save memory and lose the chains, which the atlas needs to ask the index who holds them.
+//! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. That bounds its
+//! memory to some megabytes and its work to a small share of one core, at any rate of queries. Counts over the sample are exact
+//! for the queries that it keeps. A sketch of counters would take less memory, but lose the chains of blocks. The atlas needs the
+//! chains to ask the index for their holders.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use kvatlas_telemetry::labels::AnswerState;
 const QUERIES_MAX: usize = 2048;
 /// Most leading blocks of a query that are kept.
 pub(crate) const BLOCKS_MAX: usize = 256;
-/// Most blocks of all kept queries together, of 16 bytes each.
+/// Most blocks of all kept queries together; a block takes 16 bytes.
 const BLOCKS_TOTAL_MAX: usize = 1 << 18;
 /// Shortest time between two queries that are kept.
 const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
@@ -28,7 +29,7 @@ const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
 /// One query of the sample.
 #[derive(Debug, Clone)]
 pub(crate) struct SampledQuery {
-    /// When it was answered.
+    /// Time at which the query was answered.
     pub(crate) at: Instant,
     /// The leading blocks that the query asked for, at least one.
     pub(crate) blocks: Arc<[PositionalLineageHash]>,
@@ -99,7 +100,7 @@ impl QuerySample {
         about.cloned().collect()
     }
 
-    /// Whether enough time has passed since a query was kept. Of concurrent callers, one alone gets true.
+    /// Whether enough time has passed since a query was last kept. If several threads ask at once, only one gets true.
     fn is_time(&self, now_us: u64) -> bool {
         let interval_us = u64::try_from(SAMPLING_INTERVAL.as_micros()).unwrap_or(u64::MAX);
         let next = self.next_us.load(Ordering::Relaxed);

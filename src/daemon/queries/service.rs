@@ -27,15 +27,15 @@ use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::turns::Connected;
 
-/// Bytes above which a request for a query, or the reply to a request for a status, is *large*. Large requests wait for each other, and
-/// small ones do not wait for them.
+/// Bytes above which a query, or the reply to a status request, is *large*. Large requests wait for each other, and small ones do
+/// not wait for them.
 const LARGE_BYTES: usize = 32 << 10;
-/// Most bytes of a waiting request that is copied. Without the copy it would keep all in memory that the client library read together
-/// with it.
+/// Most bytes of a waiting request that is copied. A request that is not copied keeps in memory everything that the client
+/// library read together with it.
 const COPIED_BYTES_MAX: usize = 256 << 10;
-/// Most requests that are answered in a row before other work is looked at, if they have been received already.
+/// Most received requests that are answered in a row before the task checks for other work.
 const REQUESTS_AT_ONCE: usize = 64;
-/// Replies that are made before the connection writes them, if more requests have been received.
+/// Most replies that are made before the connection writes them, while further requests have been received.
 const REPLIES_AT_ONCE: usize = 32;
 /// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
@@ -108,7 +108,8 @@ impl Room {
     }
 }
 
-/// The large requests of one connection. One task answers them; they are refused if too many wait. Heavy ones have a task each.
+/// The large requests of one connection. One task answers them in order, and each heavy request gets a task of its own. A large
+/// request is refused if too many bytes wait.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
     room: Room,
@@ -189,8 +190,9 @@ impl QueryService {
         }
     }
 
-    /// Serves until `stop` is cancelled, then answers the requests that the server has still sent. Calls `subscribed` whenever the server
-    /// has confirmed the subscriptions: at first, and when it has given back a right that it took away.
+    /// Serves until `stop` is cancelled, then answers the requests that the server had sent by then. Calls `subscribed` whenever
+    /// the server has confirmed the subscriptions: at the start, and each time that the server restores a right that it had
+    /// withdrawn.
     pub(crate) async fn run(
         mut self,
         stop: CancellationToken,
@@ -230,7 +232,8 @@ impl QueryService {
         Ok(())
     }
 
-    /// Answers requests that have been received already, up to a bound: to look at all other work takes longer than to answer a request.
+    /// Answers requests that have been received already, up to [`REQUESTS_AT_ONCE`]. Checking for all other work takes longer
+    /// than answering a request.
     async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
         for number in 1..REQUESTS_AT_ONCE {
             if number == REPLIES_AT_ONCE {
@@ -286,7 +289,7 @@ impl QueryService {
 }
 
 impl Answering {
-    /// Makes the same parts on the same connection, for another task.
+    /// Clones the parts for another task on the same connection.
     fn again(&self) -> Self {
         Self {
             responder: self.responder.again(),

@@ -30,10 +30,10 @@ const ROSTER_BYTES_MAX: usize = 128 << 20;
 /// Time without a roster after which the other replica does not count as serving. It may be gone without the broker having noticed.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The parts with which a starting replica compares rosters.
+/// The parts that a starting replica needs to compare rosters.
 pub(super) struct Settling {
     pub(super) client: Client,
-    /// The subject on which replicas that answer the same requests tell their rosters.
+    /// Subject on which replicas that answer the same requests ask each other for their rosters.
     pub(super) roster_subject: String,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
@@ -47,7 +47,7 @@ enum Other {
     Absent,
     /// A replica takes queries, but has not told its roster this time.
     Silent,
-    /// Its whole roster.
+    /// Another replica takes queries, and this is its whole roster.
     Knows(Vec<RosterHolder>),
 }
 

@@ -20,8 +20,8 @@ use kvatlas_telemetry::{GatherMetrics, QueryMetricsByNamespace};
 use super::answer::AnyReply;
 use super::missing::MissingShards;
 
-/// Number of requests that a gateway gathers at the same time on each of its connections. One connection is for all listeners, if there
-/// are any.
+/// Number of requests that a gateway gathers at the same time on each of its connections. All listeners together share one
+/// connection.
 pub(super) fn gathers_max(config: &Config) -> usize {
     let has_listeners = config.http.listen.is_some()
         || config.grpc.listen.is_some()
@@ -34,12 +34,13 @@ pub(super) fn gathers_max(config: &Config) -> usize {
 /// Asks all shards, on one connection.
 pub(crate) struct ShardAsker {
     gatherer: Gatherer,
-    /// Hands on reports. All replicas of a shard reply to hints, so replies after the first are not late and not counted.
+    /// Gatherer for the reports of routers, whose late replies are not counted: all replicas of a shard reply to hints, and only
+    /// the first reply matters.
     reports: Gatherer,
     subjects: Subjects,
     permits: Arc<Semaphore>,
     gathers_max: usize,
-    /// Time that the shards have to answer.
+    /// Longest wait for the shards' answers.
     deadline: Duration,
     metrics: GatherMetrics,
     missing: Arc<MissingShards>,
@@ -74,12 +75,12 @@ impl ShardAsker {
         })
     }
 
-    /// Takes a place among the requests under way. If there is none, the request is refused at once: a router has no use for a late
-    /// answer.
+    /// Takes a place among the requests under way. If no place is free, the request is refused at once: a router has no use for a
+    /// late answer.
     ///
     /// # Errors
     ///
-    /// [`ErrorCode::Unavailable`] if there is no place.
+    /// [`ErrorCode::Unavailable`] if no place is free.
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, WireError> {
         let late = self.gatherer.take_late_replies();
         self.metrics.replies_late.increment(late);
@@ -97,7 +98,7 @@ impl ShardAsker {
     ///
     /// # Errors
     ///
-    /// The shards' refusal, or an error that no shard has answered, or that the request is too long.
+    /// The shards' refusal. An error if no shard has answered, or if the request is too long.
     pub(crate) async fn ask(
         &self,
         namespace: &NamespaceName,
@@ -124,7 +125,8 @@ impl ShardAsker {
         Ok(reply)
     }
 
-    /// Asks the shards how far the holders of a namespace have been followed. The shards get the `headers`.
+    /// Asks the shards for the status of a namespace: how far its holders' events have been applied. The shards get the
+    /// `headers`.
     ///
     /// # Errors
     ///
@@ -194,7 +196,7 @@ impl ShardAsker {
         Err(WireError::new(ErrorCode::TooLarge, text))
     }
 
-    /// The status of every namespace that some shard knows.
+    /// Returns the status of every namespace that some shard knows.
     ///
     /// # Errors
     ///
@@ -219,7 +221,7 @@ impl ShardAsker {
         Ok(statuses)
     }
 
-    /// The names of all namespaces that some shard knows.
+    /// Returns the names of all namespaces that some shard knows.
     ///
     /// # Errors
     ///
@@ -230,7 +232,7 @@ impl ShardAsker {
         Ok(names)
     }
 
-    /// The names of all namespaces that the shards which answer know.
+    /// Returns the names of all namespaces known to the shards that answer. Shards may be missing.
     ///
     /// # Errors
     ///

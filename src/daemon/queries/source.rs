@@ -18,7 +18,7 @@ use kvatlas_process::broker::ConnectError;
 
 use super::{Answerer, AnyReply, Found, ShardAsker};
 
-/// Error that the shards cannot be asked for a listener.
+/// Error of connecting a listener to the shards.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// NATS cannot be connected to.
@@ -56,7 +56,8 @@ pub(crate) struct Shards {
     pub(crate) asker: ShardAsker,
     /// Bounds on requests.
     pub(crate) limits: Live<WireLimits>,
-    /// Depth that the dialects answer: blocks that a request can reuse, or blocks that full attention has.
+    /// Count of blocks in answers to other protocols (dialects): blocks that a request can reuse, or blocks that full attention
+    /// has.
     pub(crate) dialect_depth: Depth,
 }
 
@@ -94,7 +95,7 @@ impl Source {
         }
     }
 
-    /// Returns how far the holders of the namespace `name` have been followed.
+    /// Returns the status of the namespace `name`: how far its holders' events have been applied.
     pub(crate) async fn status(&self, name: &NamespaceName) -> Result<StatusReply, WireError> {
         match self {
             Self::Here(index) => {
@@ -143,7 +144,7 @@ impl Source {
         }
     }
 
-    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's.
+    /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's holders.
     pub(crate) async fn find(
         &self,
         name: &NamespaceName,
@@ -156,7 +157,7 @@ impl Source {
         }
     }
 
-    /// Whether no events of a namespace have come. A gateway judges by `error`, the answer of its shards.
+    /// Whether no events of the namespace `name` have come. A gateway judges by `error`, with which its shards answered.
     pub(crate) fn is_unheard(&self, name: &NamespaceName, error: &WireError) -> bool {
         match self {
             Self::Here(index) => index.answerer.is_unheard(name),
@@ -172,7 +173,7 @@ impl Shards {
         self.asker.ask(name, request, payload, HeaderMap::new()).await
     }
 
-    /// Finds holders like [`Source::find`] of one daemon: asks the shards for the depth of each holder in each tier.
+    /// Finds holders as [`Source::find`] does with an index: asks the shards for the depth of each holder in each tier.
     async fn find(
         &self,
         name: &NamespaceName,

@@ -164,9 +164,9 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
     Ok(stage)
 }
 
-/// Lists the daemon among the services of NATS, from when it takes queries until `stage` stops. Uses a connection of its own, since the
-/// connections that serve requests come and go. Without the right to be listed, the daemon answers all the same, but nobody finds it
-/// there.
+/// Lists the daemon among the services of NATS, once it takes queries and until `stage` stops. Uses a connection of its own,
+/// since the connections that serve requests come and go. Without the right to be listed, the daemon answers queries, but tools
+/// do not find it.
 async fn spawn_presence(
     shared: &Shared,
     stage: &Stage,

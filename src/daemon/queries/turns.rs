@@ -26,7 +26,7 @@ pub(super) struct Connected {
     pub(super) client: Client,
     /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Count of the messages that have been received and not been taken.
+    /// Count of the bytes that have been received and not been taken.
     pub(super) intake: Arc<Intake>,
     /// Becomes true when the server is about to shut down.
     is_lame: watch::Receiver<bool>,
@@ -54,7 +54,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Makes the connector for connection number `number` of those on which requests come, through these subscriptions.
+    /// Makes the connector for the query connection number `number`, whose requests come through `subscriptions`.
     pub(super) fn new(shared: &Shared, subscriptions: [String; 2], number: usize) -> Self {
         Self {
             nats: shared.nats.clone(),
@@ -71,7 +71,8 @@ impl Connector {
         self.connect_to(&self.nats).await
     }
 
-    /// Makes another connection, to one of the servers that `client` knows, also those that it has learned of from its server.
+    /// Makes another connection, to one of the servers that `client` knows. That includes servers of which its own server has
+    /// told it.
     async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
         let mut nats = self.nats.clone();
         if let Ok(pool) = client.server_pool().await {
@@ -114,10 +115,10 @@ impl Connector {
     }
 }
 
-/// Calls back whenever the server has confirmed the subscriptions.
+/// Callback for each time that the server has confirmed the subscriptions.
 pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
 
-/// The services on a connection, one after the other.
+/// Services on successive connections: each new connection replaces the one before.
 struct Turns<Serve> {
     connector: Connector,
     stop: CancellationToken,
@@ -126,7 +127,7 @@ struct Turns<Serve> {
     serve: Serve,
 }
 
-/// The connection that takes requests at the moment, or will.
+/// The newest connection that takes requests, or the first one before it does.
 #[derive(Clone)]
 pub(super) struct Current(Arc<Mutex<Client>>);
 
@@ -165,7 +166,8 @@ where
     Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
     Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
 {
-    /// Serves on `connected`. When it takes requests, `before` is cancelled: the service on the connection before it leaves.
+    /// Serves on `connected`. Once this connection takes requests, cancels `before`, so that the service on the previous
+    /// connection leaves.
     fn begin(self: Arc<Self>, connected: Connected, before: Option<CancellationToken>) {
         let own = self.stop.child_token();
         let (mut is_lame, client) = (connected.is_lame.clone(), connected.client.clone());

@@ -1,8 +1,8 @@
 //! Searches that see batches whole.
 //!
-//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated until it
-//! has run between two batches, a few times at most, as with a seqlock. After that, the holders whose batches came in between are
-//! *changing*.
+//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated
+//! until no batch came in between, as with a seqlock. The repetitions are bounded in number and time. If the bound is reached,
+//! the holders whose batches came in between are *changing*.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const REPEATED_MIN: usize = 3;
 /// Shortest time for which a search is repeated before it is given up: longer than most batches take to apply.
 const REPEATED_FOR: Duration = Duration::from_micros(500);
 
-/// The findings of a search, and the holders that it may have seen in the middle of a batch.
+/// The findings of a search, and the holders that the search may have seen in the middle of a batch.
 pub(super) struct Seen<T> {
     pub(super) found: T,
     changing: SeenInParts,
@@ -59,8 +59,8 @@ impl<T> Seen<T> {
         }
     }
 
-    /// Returns the holders of these `workers` that the search may have seen in parts, and has not found. Nothing is known of their
-    /// blocks. The list is empty if the search cannot name the holders one by one.
+    /// Returns the holders of `workers` that the search did not find, and may have seen in the middle of a batch. Nothing is
+    /// known of their blocks. The list is empty if the search cannot name the holders one by one.
     pub(super) fn missed(
         &self,
         workers: Option<&[WorkerName]>,
@@ -78,7 +78,7 @@ impl<T> Seen<T> {
 
 #[cfg(test)]
 impl<T> Seen<T> {
-    /// The findings while batches of these holders came.
+    /// Makes the findings of a search during which batches of `holders` came.
     pub(super) fn while_changing(found: T, holders: Vec<HolderId>) -> Self {
         let changing = SeenInParts::These(holders);
         Self { found, changing }

@@ -23,9 +23,9 @@ use super::entry::{FIELD_BYTES_MAX, Word, word_of};
 use super::guesses::Guesses;
 use super::resp::Replies;
 
-/// SHA-1 of llm-d's script that deletes the hash of a key without entries. It returns 1 if the key has none.
+/// SHA-1 of llm-d's script that deletes the hash of a key without entries. The script returns 1 if the key has no entries.
 const PRUNE_KEY: &str = "5fe1918cd9f14ea60dc41ffade94683bd8e522af";
-/// SHA-1 of llm-d's script that deletes an engine's key. It returns 1 if none of the keys after the first has entries.
+/// SHA-1 of llm-d's script that deletes an engine's key. The script returns 1 if no key after the first has entries.
 const PRUNE_ENGINE_KEY: &str = "8ca33a56678aac75b55d3b36907c43b67947d809";
 /// Release of Redis whose answers the answers here are compared with.
 const VERSION: &str = "7.0.15";
@@ -63,7 +63,7 @@ pub(super) struct Commands {
     pub(super) metrics: RedisMetrics,
 }
 
-/// A command that is being carried out, with everything it needs.
+/// A command that is being carried out: its arguments, and the parts that it works on.
 struct Doing<'a> {
     commands: &'a Commands,
     words: &'a [&'a [u8]],

@@ -57,7 +57,8 @@ impl Door {
     }
 }
 
-/// Serves a client until it goes, breaks a limit, or gives way to a new connection (is displaced), or the daemon stops.
+/// Serves a client until one of these happens: the client leaves or breaks a limit, the connection gives way to a new one (is
+/// displaced), or the daemon stops.
 pub(super) async fn serve(
     door: Arc<Door>,
     stream: TcpStream,
@@ -122,7 +123,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits for more bytes, and reads all of the pipeline that has come. Returns false if the connection is to end.
+    /// Waits for more bytes, and reads the part of the pipeline that has come. Returns false if the connection must end.
     async fn receive(&mut self) -> io::Result<bool> {
         let limits = self.door.limits;
         let patience = match self.input.is_empty() {

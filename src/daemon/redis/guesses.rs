@@ -29,7 +29,7 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct KeptGuesses {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// End of life and key of each guess, by the guess's number: in the order in which guesses were written.
+    /// End of life and key of each guess, by the guess's number. Numbers follow the order in which guesses were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -149,7 +149,8 @@ impl Guesses {
         })
     }
 
-    /// Returns the guesses' fields, by the position of their key in `keys`. Keys without guesses are left out.
+    /// Returns the fields of the guesses for `keys`, grouped by the position of their key in `keys`. Keys without guesses are
+    /// left out.
     pub(super) fn of(&self, keys: &[u64], now: Instant) -> BTreeMap<usize, Vec<Arc<[u8]>>> {
         self.with(now, |kept| {
             let mut found = BTreeMap::new();

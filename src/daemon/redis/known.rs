@@ -1,4 +1,4 @@
-//! The namespaces that a router of llm-d is told of, which names none itself: all that speak its hashes.
+//! The namespaces that are searched for a router of llm-d, whose requests name none: all namespaces that speak llm-d's hashes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ const AGE_MAX: Duration = Duration::from_secs(1);
 pub(super) struct KnownNames(Mutex<Option<(Instant, BTreeSet<NamespaceName>)>>);
 
 impl KnownNames {
-    /// Returns the names, in order, of the namespaces of `source` that speak llm-d's hashes. At a gateway, a new namespace is among them
-    /// [`AGE_MAX`] later, and one that only a missing shard knows is not.
+    /// Returns the names, in order, of the namespaces of `source` that speak llm-d's hashes. At a gateway, a new namespace
+    /// appears up to [`AGE_MAX`] late. A namespace that only a missing shard knows is left out.
     pub(super) async fn of(&self, source: &Source) -> Result<Vec<NamespaceName>, WireError> {
         match source {
             Source::Here(index) => Ok(index.answerer.namespaces().speaking(SchemeAlgorithm::is_of_llmd)),
@@ -27,7 +27,8 @@ impl KnownNames {
         }
     }
 
-    /// Returns the shards' names. Names that are too old are asked for first, once for all that wait.
+    /// Returns the names that a gateway's shards know. Names older than [`AGE_MAX`] are asked for again first, once for all
+    /// callers that wait.
     async fn of_shards(&self, asker: &ShardAsker) -> Result<Vec<NamespaceName>, WireError> {
         let mut known = self.0.lock().await;
         let is_old = |(asked, _): &(Instant, _)| asked.elapsed() >= AGE_MAX;

@@ -6,9 +6,9 @@
 //!        ──HSET, HDEL of its own guesses─────────▶ commands ────▶ guesses, for a short time
 //! ```
 //!
-//! A key of the router is a sequence hash of a namespace with one of llm-d's hash schemes. The hash includes the model, so all such
-//! namespaces are searched. The answer to a key lists the pods that certainly hold the whole prefix up to that key. A worker in doubt is
-//! left out. So is a worker that lacks an earlier block: the router would not count it.
+//! A key of the router is a sequence hash of a namespace with one of llm-d's hash schemes. The hash includes the model, so all
+//! such namespaces are searched. The answer to a key lists the pods that certainly hold the whole prefix up to that key. A worker
+//! in doubt is left out. A worker that lacks an earlier block is left out as well, because the router would not count it.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,8 +1,9 @@
 //! From the keys of a pipeline to the pods that hold them.
 //!
-//! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have come together (a *part*
-//! of the pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt; nothing in it tells
-//! which. So it is searched as a new prompt first. If nobody has that, it is searched as the continuation.
+//! The keys of a prompt come in order, from its first block on, each in a command of its own. All keys that have come together (a
+//! *part* of the pipeline) are one search. A later part may go on with the prompt of the part before, or begin a new prompt, and
+//! its keys do not tell which. So the part is searched as a new prompt first. If no pod holds that prompt, the part is searched
+//! as the continuation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(super) struct Part {
     offset: usize,
     /// The pods, the deepest first.
     pods: Vec<Pod>,
-    /// Namespace of pods, the first if there are several.
+    /// Namespace in which the pods were found; the first one if there are several.
     pub(super) namespace: Option<NamespaceName>,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Prefixes {
 #[derive(Default)]
 struct Held {
     holders: Vec<FoundHolder>,
-    /// The first namespace in which there are some.
+    /// The first namespace in which holders were found.
     namespace: Option<NamespaceName>,
 }
 
@@ -239,8 +240,8 @@ fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
     pods
 }
 
-/// Returns llm-d's name of a worker, which is `IP:PORT` of its requests: the worker's address, or else its own name. llm-d writes an IPv6
-/// address without brackets.
+/// Returns llm-d's name of a worker, which is the `IP:PORT` where its requests go. Without an address, the worker's own name is
+/// taken. llm-d writes an IPv6 address without brackets.
 fn pod_of(holder: &FoundHolder) -> String {
     let Some(address) = &holder.address else {
         return instance_of_worker(&holder.id.worker);

@@ -1,8 +1,8 @@
 //! Redis's protocol, versions 2 and 3: decodes commands and encodes replies.
 //!
-//! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds. Crates for the
-//! protocol are made for clients, which read every form of a reply. `redis-protocol` 6.0.0 follows nested lists as deep as the bytes say,
-//! so that 80 kB can end the process.
+//! In both versions a command is a list of texts. Only such lists are read here, without recursion and within bounds. Crates for
+//! the protocol are made for clients, which read every form of a reply. `redis-protocol` 6.0.0 recurses into nested lists to any
+//! depth, so that 80 kB of input can end the process.
 
 use std::io::Write;
 
@@ -35,7 +35,7 @@ pub(super) struct Command<'a> {
     pub(super) bytes: usize,
 }
 
-/// Reads the command at the beginning of `bytes`. `None` if its end has not come.
+/// Reads the command at the beginning of `bytes`. `None` if the command's end has not come yet.
 pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, ProtocolError> {
     let Some((line, mut at)) = read_line(bytes, 0)? else {
         return Ok(None);
@@ -78,7 +78,8 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, Protocol
     Ok(Some(Command { words, bytes: at }))
 }
 
-/// Reads the line at `from`. Returns it without its line end, and the position of the next line. `None` if its end has not come.
+/// Reads the line at `from`. Returns the line without its end, and the position of the next line. `None` if the line's end has
+/// not come yet.
 fn read_line(bytes: &[u8], from: usize) -> Result<Option<(&[u8], usize)>, ProtocolError> {
     let rest = bytes.get(from..).unwrap_or_default();
     let end = rest.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');

@@ -22,7 +22,7 @@ use kvatlas_process::broker::Intake;
 
 use super::assembly::AnswerLimits;
 
-/// Bytes that a waiting message takes beside its payload, about.
+/// Approximate number of bytes that a waiting message takes beside its payload.
 const WORD_BYTES: usize = 64;
 /// Most messages that are taken in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
@@ -39,7 +39,7 @@ pub(super) enum Word {
     Chunk(Bytes),
     /// The publisher answers with an error.
     Refused,
-    /// Nobody has the subject that was asked.
+    /// No publisher subscribes to the subject on which the request was sent.
     NoResponder,
     /// The connection has lost messages: nobody knows whether the rest will come.
     Lost,
@@ -70,7 +70,7 @@ impl Word {
 /// Answers that attempts expect, by the token in their reply subjects.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Reply subjects begin with this.
+    /// Prefix of all reply subjects.
     prefix: String,
     /// Bounds on one answer.
     limits: AnswerLimits,
@@ -86,9 +86,9 @@ pub(super) struct Answers {
 #[derive(Debug)]
 struct Expected {
     words: mpsc::UnboundedSender<Word>,
-    /// Payload bytes that have come.
+    /// Payload bytes of the answer that have come so far.
     bytes: usize,
-    /// Messages that have come.
+    /// Messages of the answer that have come so far.
     chunks: u32,
 }
 
@@ -167,7 +167,7 @@ impl Answers {
         }
     }
 
-    /// Bytes that wait for attempts.
+    /// Bytes of all messages that wait for attempts.
     #[cfg(test)]
     fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

@@ -50,7 +50,7 @@ pub(super) struct Assembly {
     /// The answer that has begun; `None` before its first chunk.
     begun: Option<Begun>,
     bytes: usize,
-    /// All chunks that came, from any publisher. The bound on them ends a flood.
+    /// Number of chunks that have come, from any publisher. The bound on this number ends a flood.
     chunks: u32,
     has_seen_outdated: bool,
 }
@@ -60,8 +60,8 @@ pub(super) struct Assembly {
 struct Begun {
     answer: ResyncAnswer,
     next_chunk: u32,
-    /// Whether the publisher has computed no hashes itself: its full state has the blocks as it publishes them, and the chain is computed
-    /// here.
+    /// Whether the publisher has computed no hashes, in a namespace whose hashes are recomputed. A full state must then have the
+    /// blocks' content, from which the chain is computed here.
     needs_content: bool,
 }
 

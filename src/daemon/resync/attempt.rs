@@ -18,12 +18,12 @@ use super::answers::{Answers, Word};
 use super::assembly::{AnswerLimits, Assembly, Evidence, Taken};
 use super::slots::Slot;
 
-/// How publishers are asked.
+/// Settings for asking publishers.
 #[derive(Debug, Clone)]
 pub(super) struct ResyncSettings {
     /// Most publishers that are asked at once.
     pub(super) concurrency: usize,
-    /// How long an answer may take.
+    /// Longest time that an answer may take.
     pub(super) timeout: Duration,
     /// Bounds on an answer.
     pub(super) answer: AnswerLimits,
@@ -32,7 +32,7 @@ pub(super) struct ResyncSettings {
 }
 
 impl ResyncSettings {
-    /// The settings in a configuration.
+    /// Reads the settings from `config`.
     pub(super) fn of(config: &Config) -> Self {
         /// Fewest bytes of a useful chunk. Most chunks are far larger.
         const BYTES_PER_CHUNK_MIN: usize = 1024;

@@ -74,8 +74,8 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Whether an attempt may begin at `now`, when the holder is in `epoch`. If nobody was there to answer, a new epoch shows that somebody
-    /// is there now.
+    /// Whether an attempt may begin at `now`, while the holder is in `epoch`. If no publisher was subscribed at the last attempt,
+    /// a new epoch shows that one is running now, and the pause is skipped.
     pub(super) fn is_due(&self, now: Instant, epoch: u64) -> bool {
         match self.state {
             AttemptState::Untried => true,
@@ -97,7 +97,7 @@ impl Attempts {
         (self.state, self.epoch) = (self.state.queued(), epoch);
     }
 
-    /// Prospect that the publisher answers, after the attempts so far.
+    /// Returns the prospect that the publisher answers, judged by the last attempt.
     pub(super) fn prospect(&self) -> Prospect {
         match self.state.failures().map(|failures| failures.last) {
             None => Prospect::First,

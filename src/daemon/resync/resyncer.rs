@@ -27,8 +27,8 @@ use super::slots::Slots;
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Shortest pause between two looks, if a holder has begun to wait for missing batches.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Shortest pause after a look, as a multiple of the look's duration: a look at many holders takes long. The longer of the two bounds
-/// holds.
+/// Shortest pause after a look, as a multiple of the look's duration, because a look at many holders takes long. The longer of
+/// this pause and [`LOOK_PAUSE`] holds.
 const LOOK_PAUSES: u32 = 20;
 
 /// Starts the task that asks publishers, as a task of `events`. Does nothing if `resync.concurrency` is 0.
@@ -255,8 +255,8 @@ impl Resyncer {
     }
 }
 
-/// Whether an answer of the holder's publisher may make the holder's state certain. If there was no room for its blocks, an answer helps
-/// only once there is room.
+/// Whether an answer of the holder's publisher may make the holder's state certain. If blocks were left out for want of room, an
+/// answer helps only once there is room.
 fn is_to_be_asked_for(namespace: &Namespace, record: &HolderRecord, trust: &StreamTrust) -> bool {
     let is_short = record.status.own_reasons().contains(DegradedReason::Capacity);
     record.status.is_worth_a_resync(trust) || is_short && namespace.indexer.has_room_for(record)

@@ -33,7 +33,7 @@ const DEPLOYMENT: &str = "deployment";
 const INSTANCE: &str = "instance";
 /// The digest of nothing, as the Object Store writes it.
 const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
-/// Header value by which a message replaces the earlier messages on its subject.
+/// Value of the rollup header. With it, a message replaces the earlier messages on its subject.
 const ROLLUP_OF_SUBJECT: &str = "sub";
 /// Most tries of a claim while other replicas write theirs.
 const TRIES_MAX: u32 = 8;
@@ -61,9 +61,9 @@ impl fmt::Display for Deployment {
 pub(super) enum ClaimError {
     /// The bucket belongs to another deployment.
     Taken {
-        /// That deployment.
+        /// The deployment that has the bucket.
         deployment: String,
-        /// The daemon that said so.
+        /// The daemon that wrote that deployment's claim last.
         instance: String,
     },
     /// The server refused or failed, in its words.
@@ -79,7 +79,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Makes the claim to `bucket` of the daemon that calls itself `instance`, for its `deployment`.
+    /// Makes a daemon's claim to `bucket`. `instance` is the daemon's name, and `deployment` the set of workers that it follows.
     pub(super) fn new(bucket: &str, deployment: &Deployment, instance: String) -> Self {
         Self {
             bucket: bucket.to_owned(),
@@ -120,7 +120,7 @@ impl Claim {
         })
     }
 
-    /// Writes the claim if the present one has this number in the stream. Returns whether it was written.
+    /// Writes the claim if the present claim has the number `last_sequence` in the stream. Returns whether it was written.
     async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
         let object = ObjectInfo {
             name: OBJECT.to_owned(),

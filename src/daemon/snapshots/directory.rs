@@ -17,7 +17,7 @@ use kvatlas_process::storage::{Disk, Storage, StorageFile, open_regular};
 /// Prefix of snapshots' names, which are prefix, 20 digits, suffix. The names sort by time.
 const PREFIX: &str = "snapshot-";
 const SUFFIX: &str = ".kvs";
-/// Names of files that are being written.
+/// Prefix of the names of files that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
 
 /// Why an operation on a snapshot directory or a file in it failed.
@@ -47,7 +47,7 @@ pub enum DirectoryAction {
     Write,
     /// Bring a file's content to the disk.
     Sync,
-    /// Give a file its name.
+    /// Rename a temporary file to its final name.
     Rename,
     /// Bring the directory's names to the disk.
     SyncDirectory,
@@ -277,8 +277,8 @@ impl SnapshotDirectory {
         Ok(path)
     }
 
-    /// The time in the newest snapshot's name. The next name gets a later time, even if the clock was set back: the next snapshot is to
-    /// be loaded first and removed last.
+    /// Returns the time in the newest snapshot's name. The next snapshot's name must have a later time, even if the clock was set
+    /// back. Then the next snapshot is loaded first and removed last.
     pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
         let newest = self.snapshots()?.into_iter().next();
         Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))
@@ -300,12 +300,12 @@ impl SnapshotDirectory {
     }
 }
 
-/// Makes the name of the snapshot with this time.
+/// Makes the name of a snapshot from its time, in microseconds since the Unix epoch.
 pub(super) fn snapshot_name(stamp: u64) -> String {
     format!("{PREFIX}{stamp:020}{SUFFIX}")
 }
 
-/// Returns the time in a snapshot's name, or `None` if it is no such name.
+/// Returns the time in a snapshot's name, in microseconds since the Unix epoch. `None` if `name` is not a snapshot's name.
 pub(super) fn stamp_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     let is_stamp = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());

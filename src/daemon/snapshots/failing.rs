@@ -3,21 +3,21 @@
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// The error of the newest snapshot. `None` while the newest snapshot was written.
+/// The error of the newest snapshot. `None` if the newest snapshot was written.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotFailing(Mutex<Option<FailingSnapshots>>);
 
-/// A row of snapshots that could not be written.
+/// Consecutive snapshots that could not be written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct FailingSnapshots {
-    /// Error of the newest one.
+    /// Error of the newest snapshot.
     pub(crate) error: String,
-    /// Time of the first one, in microseconds since the Unix epoch.
+    /// Time of the first of these snapshots, in microseconds since the Unix epoch.
     pub(crate) since_us: u64,
 }
 
 impl SnapshotFailing {
-    /// Notes how the writing of a snapshot ended, at a time in microseconds since the Unix epoch.
+    /// Notes whether a snapshot was written, or its error. `now_us` is in microseconds since the Unix epoch.
     pub(super) fn note(&self, written: &Result<(), String>, now_us: u64) {
         let mut failing = self.0.lock();
         let since_us = failing.as_ref().map_or(now_us, |failing| failing.since_us);
@@ -27,7 +27,8 @@ impl SnapshotFailing {
         });
     }
 
-    /// Returns why snapshots are not written. `None` if the newest one was, or there was none yet.
+    /// Returns the error while snapshots cannot be written. `None` if the newest snapshot was written, or if there was no
+    /// snapshot yet.
     pub(crate) fn now(&self) -> Option<FailingSnapshots> {
         self.0.lock().clone()
     }

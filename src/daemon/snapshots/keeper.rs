@@ -234,7 +234,7 @@ impl SnapshotKeeper {
         }
     }
 
-    /// Writes one snapshot, and counts success or failure. The error says why there is none.
+    /// Writes one snapshot, and counts the success or the failure. The error says why no snapshot was written.
     pub(crate) async fn save(&self) -> Result<(), String> {
         let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
         let (runtime, history) = (Handle::current(), Arc::clone(&self.history));
@@ -287,7 +287,8 @@ impl SnapshotKeeper {
         }
     }
 
-    /// Gives up the lock on the directory, so that another daemon can have it. To be called when nothing more is written.
+    /// Gives up the lock on the directory, so that another daemon can use the directory. Must not be called before the last
+    /// write.
     pub(crate) fn leave(&self) {
         self.lock.lock().take();
     }

@@ -3,13 +3,13 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `keeper.rs` | when: at start, by the clock, at the end |
-//! | `failing.rs` | why none is written, and since when |
+//! | `keeper.rs` | when snapshots are loaded and written: at start, by the clock, at the end |
+//! | `failing.rs` | the error while snapshots cannot be written, and since when |
 //! | `save.rs`, `walked.rs` | writing a file; the holders whose blocks a walk over the index finds |
 //! | `restore.rs` | loading a file |
 //! | `directory.rs` | the files of a directory |
 //! | `object_store.rs` | sending and fetching files |
-//! | `claim.rs` | one deployment a bucket |
+//! | `claim.rs` | the claim by which one deployment has a bucket |
 //!
 //! # Why a snapshot and the stream behind it are complete
 //!

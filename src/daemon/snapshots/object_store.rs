@@ -32,9 +32,9 @@ use kvatlas_process::storage::open_regular;
 /// Time for which a bucket made by the daemon keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind
 /// expire, too.
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Bytes of one piece of an object. Below the least `max_payload` that servers usually have.
+/// Bytes of one piece of an object. Servers usually take larger messages (`max_payload`).
 const PIECE_BYTES: usize = 512 << 10;
-/// Quotient of the time to fetch a snapshot and the time that one piece of it may take.
+/// Divisor of the time limit for fetching a snapshot. The quotient is the time limit for one piece.
 const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Most objects of a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
@@ -45,9 +45,9 @@ pub enum ObjectStoreError {
     /// The bucket cannot be opened or made.
     #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
     Bucket {
-        /// Its name.
+        /// Name of the bucket.
         bucket: String,
-        /// The client's words.
+        /// The client library's error text.
         reason: String,
     },
     /// The bucket belongs to daemons that follow other workers.
@@ -56,7 +56,7 @@ pub enum ObjectStoreError {
          {own}; give it a bucket of its own (snapshots.object_store)"
     )]
     Taken {
-        /// Its name.
+        /// Name of the bucket.
         bucket: String,
         /// The deployment whose snapshots the bucket has.
         deployment: String,
@@ -68,17 +68,17 @@ pub enum ObjectStoreError {
     /// The bucket cannot be claimed.
     #[error("cannot claim the Object Store bucket {bucket}: {reason}")]
     Claim {
-        /// Its name.
+        /// Name of the bucket.
         bucket: String,
-        /// The client's words.
+        /// The client library's error text.
         reason: String,
     },
     /// The objects cannot be listed.
     #[error("cannot list the Object Store bucket {bucket}: {reason}")]
     List {
-        /// Its name.
+        /// Name of the bucket.
         bucket: String,
-        /// The client's words.
+        /// The client library's error text.
         reason: String,
     },
     /// An object could not be sent, fetched or removed.
@@ -86,15 +86,15 @@ pub enum ObjectStoreError {
     Object {
         /// The action that was attempted.
         action: &'static str,
-        /// The object.
+        /// Name of the object.
         name: String,
-        /// The client's words.
+        /// The client library's error text.
         reason: String,
     },
-    /// The object is larger than it may be.
+    /// The object has more bytes than the configuration allows.
     #[error("{name} has more than {bytes_max} bytes; raise snapshots.object_store_max_bytes")]
     TooLarge {
-        /// The object.
+        /// Name of the object.
         name: String,
         /// The limit in bytes.
         bytes_max: u64,
@@ -107,7 +107,7 @@ pub enum ObjectStoreError {
     TimedOut(Duration),
 }
 
-/// The bucket as one daemon uses it.
+/// A daemon's access to the bucket: it sends, fetches and removes snapshots there.
 pub struct SnapshotStore {
     pub(super) jetstream: Context,
     pub(super) config: ObjectStoreConfig,
@@ -148,8 +148,8 @@ impl SnapshotStore {
         Ok(bytes)
     }
 
-    /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged ones are counted and passed over.
-    /// Returns `None` if no whole snapshot is newer.
+    /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged snapshots are counted and
+    /// passed over. Returns `None` if no whole snapshot is newer.
     ///
     /// # Errors
     ///

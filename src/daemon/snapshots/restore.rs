@@ -23,15 +23,16 @@ use kvatlas_process::storage::open_regular;
 /// The snapshot that the daemon started from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
-    /// The file.
+    /// Path of the snapshot's file.
     pub path: PathBuf,
     /// The totals of its content.
     pub totals: SnapshotTotals,
-    /// When it was begun, in microseconds since the Unix epoch.
+    /// Time at which the snapshot was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-    /// The position behind which the events stream goes on after the snapshot; `None` if the snapshot says nothing about the stream.
+    /// Position in the events stream of the last message that the snapshot is known to include; `None` if the snapshot has no
+    /// position in that stream.
     pub cursor: Option<StreamCursor>,
-    /// How long checking and loading took.
+    /// Time that checking and loading took.
     pub elapsed: Duration,
 }
 
@@ -54,7 +55,7 @@ pub struct Restorer {
     pub limits: WireLimits,
     /// Name of the events stream that will be read behind the snapshot; `None` with core NATS.
     pub stream: Option<String>,
-    /// The position in the stream behind which to go on, set by [`Self::restore_newest`].
+    /// Position in the events stream after which reading goes on; set by [`Self::restore_newest`].
     pub position: Arc<StreamPosition>,
     /// Trust in the stream. Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
     pub trust: Arc<StreamTrust>,

@@ -53,13 +53,13 @@ impl SaveError {
 /// A snapshot that has been written.
 #[derive(Debug)]
 pub struct Saved {
-    /// The file.
+    /// Path of the snapshot's file.
     pub path: PathBuf,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
     /// The totals of its content.
     pub totals: SnapshotTotals,
-    /// How long writing took.
+    /// Time that writing took.
     pub elapsed: Duration,
     /// Why outdated snapshots could not be removed; `None` if they were removed.
     pub prune_error: Option<DirectoryError>,
@@ -118,7 +118,7 @@ impl Snapshotter {
         })
     }
 
-    /// Does `work` as if a snapshot were being written.
+    /// Runs `work` while holding the lock of a snapshot that is being written.
     #[cfg(test)]
     pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
         let _alone = self.saving.lock();

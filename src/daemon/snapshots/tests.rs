@@ -23,7 +23,7 @@ use super::*;
 
 const STREAM: &str = "EVENTS";
 
-/// A daemon's lanes, and what goes with them.
+/// A daemon's lanes, with the namespaces, the position in the stream and the trust that they share.
 struct World {
     namespaces: Arc<Namespaces>,
     pool: Arc<LanePool>,
@@ -93,7 +93,7 @@ impl World {
         blocking(move || restorer.restore_newest(&directory, &runtime).unwrap()).await
     }
 
-    /// Every holder: who, up to which batch, with how many blocks, and why it is not certain.
+    /// Returns for each holder its worker, the number of its last batch, its number of blocks, and its reasons for doubt.
     fn holders(&self) -> Vec<(String, u64, u64, DegradedReasons)> {
         let Some(namespace) = self.namespaces.get(&namespace()) else {
             return Vec::new();
@@ -135,7 +135,8 @@ fn cursor(sequence: u64) -> StreamCursor {
     }
 }
 
-/// The message `sequence`, from 1: four workers take turns to store eight blocks, and to remove the last three of them the time after.
+/// Makes the stream's message number `sequence`, counted from 1. Four workers take turns. A worker stores eight blocks, and in
+/// its next turn removes the last three of them.
 fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
     let (worker, seq) = ((sequence - 1) % 4, (sequence - 1) / 4 + 1);
     let first = seq.div_ceil(2) * 100;
@@ -297,7 +298,8 @@ fn the_default_generation_confirms_nothing() {
     assert!(StreamGeneration::default() < StreamTrust::default().generation());
 }
 
-/// A snapshot in whose middle, after the holders and before the walk, or after it, `meanwhile` happens.
+/// Writes a snapshot, and runs `meanwhile` after the holders are dumped: before the walk over the index, or after it if
+/// `after_walk`.
 async fn save_with(
     world: &Arc<World>,
     folder: &Path,
@@ -344,7 +346,7 @@ impl World {
         self.tell_of(Tier::DEVICE, worker, epoch, seq, events).await;
     }
 
-    /// As [`Self::tell`], of blocks in a tier.
+    /// Brings a batch of one worker about blocks in `tier` to its lane.
     async fn tell_of(&self, tier: Tier, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
         let batch = EventBatch {
             epoch,
@@ -398,7 +400,7 @@ async fn a_snapshot_brings_back_what_queries_found() {
     }
 }
 
-/// How deep the one holder has the blocks from 10 on: on the device, there or on the host, anywhere.
+/// Returns how many blocks from 10 on the only holder has: on the device, on device and host together, and in all tiers.
 fn depths_of_tiers(world: &World) -> [u32; 3] {
     let namespace = world.namespaces.get(&namespace()).unwrap();
     let query = kvatlas_core::wire::QueryKey::SequenceHashes((10..20).map(SequenceHash).collect());

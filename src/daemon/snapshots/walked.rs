@@ -36,8 +36,8 @@ struct Visit {
 }
 
 impl Walked {
-    /// Notes a holder that lane number `lane` has dumped and that is about to be written. If a walk finds the holder's blocks, its frame
-    /// gets its number in the forests.
+    /// Notes a holder that is about to be written, after lane number `lane` has dumped it. If a walk is to find the holder's
+    /// blocks, the holder's frame gets the number by which forests name the holder.
     pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
         self.frames += 1;
         self.last_frames.insert(name_of(&dump.frame), self.frames);

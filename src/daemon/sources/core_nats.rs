@@ -43,7 +43,7 @@ use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
 /// Most messages that are handed over in a row before other work is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
-/// Bytes taken after which the intake is told of them.
+/// Number of taken bytes after which the source reports them to the intake.
 const COUNTED_BYTES: u64 = 256 << 10;
 /// Pauses before a subscription that the server refused is tried again.
 const RETRIES: Backoff = Backoff {
@@ -62,12 +62,12 @@ pub(crate) struct CoreNatsSource {
     pub(super) incidents: watch::Receiver<u64>,
     /// Counts the refusals of the subscription. Each is an incident, too.
     pub(super) refusals: watch::Receiver<u64>,
-    /// Becomes true whenever the server has confirmed a subscription. The handler of the connection's notices makes it false at a refusal.
+    /// Whether the server has confirmed the subscription. This source, and the handler of the connection's notices, set the value
+    /// to false at a refusal.
     pub(super) subscribed: watch::Sender<bool>,
     /// Most messages that the client buffers for the subscription.
     pub(super) buffered_max: usize,
-    /// Count of the messages that the connection has received and the source has not taken. The source reports here each message that it
-    /// takes.
+    /// Count of the bytes that the connection has received and the source has not taken. The source reports taken messages here.
     pub(super) intake: Arc<Intake>,
     /// Opens trace spans; `None` without a collector.
     pub(super) tracer: Option<Tracer>,
@@ -140,8 +140,8 @@ impl CoreNatsSource {
         Ok(())
     }
 
-    /// Subscribes, and waits until the server has confirmed the subscription. Tries for ever, since a daemon outlives its broker, and
-    /// rights come back.
+    /// Subscribes, and waits until the server has confirmed the subscription. Tries without end, since a daemon outlives its
+    /// broker, and a withdrawn right can be restored.
     async fn subscribe(&self, pause: Duration) -> Result<Confirmed, SubscribeError> {
         tokio::time::sleep(pause).await;
         let mut failures = 0_u32;
@@ -176,8 +176,8 @@ impl CoreNatsSource {
         }
     }
 
-    /// Hands over the sorted messages and the buffered ones, `messages_max` of these at most. Never waits: messages without room in the
-    /// lanes are dropped there, and their workers' holders are doubted.
+    /// Hands over the messages in `inbox`, and at most `messages_max` buffered messages. Never waits: the lanes drop messages for
+    /// which they have no room, and doubt their workers' holders.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         let mut taken = Taken::default();
         // Looked up only when the buffer seems empty, for the connection changes this counter with every message.
@@ -222,7 +222,7 @@ impl CoreNatsSource {
     }
 }
 
-/// Counts of taken messages: all messages, and the bytes that the intake has not been told of.
+/// Counts of taken messages: their number, and the bytes that have not been reported to the intake.
 #[derive(Default)]
 struct Taken {
     messages: usize,

@@ -66,21 +66,21 @@ pub(crate) struct JetStreamSource {
     pub(super) subject: String,
     /// The lanes that messages go to.
     pub(super) pool: Arc<LanePool>,
-    /// The stream.
+    /// Configuration of the stream.
     pub(super) config: StreamConfig,
     /// Messages that may wait in the stream while holders still count as exact. At most half as many are pulled at once.
     pub(super) lag_max: u64,
     /// Says which holders are verified. A stall must have begun before the first query is answered.
     pub(super) trust: Arc<StreamTrust>,
-    /// The position behind which to go on reading; kept up to date.
+    /// Position in the stream after which reading goes on. The source keeps it up to date.
     pub(super) position: Arc<StreamPosition>,
-    /// Must change whenever the connection breaks or the server refuses a request.
+    /// Counter that must change whenever the connection breaks or the server refuses a request.
     pub(super) incidents: watch::Receiver<u64>,
-    /// Becomes true whenever the stream is read. The handler of the connection's notices makes it false at a refusal.
+    /// Whether the stream is being read. The handler of the connection's notices sets the value to false at a refusal.
     pub(super) attached: watch::Sender<bool>,
-    /// Becomes true when the stream has been read up to its end for the first time.
+    /// Whether the stream has been read up to its end once.
     pub(super) caught_up: watch::Sender<bool>,
-    /// Number of the stream's last message, if it was waited for in vain.
+    /// Number of the last message that the stream is known to have, if the next message did not come in time.
     pub(super) not_come: Option<u64>,
     pub(super) metrics: StreamMetrics,
     /// Opens trace spans; `None` without a collector.
@@ -89,15 +89,16 @@ pub(crate) struct JetStreamSource {
 
 /// A consumer, and how far it has to read.
 struct Attached {
-    /// The message that the first request brought, if the stream had one.
+    /// The message that the first request returned, if the stream had one.
     first: Option<Message>,
     messages: pull::Stream,
-    /// Check of the last message that was read before, which the consumer gives once more; `None` if there is nothing to compare.
+    /// Check of the last message that was read before this consumer was made. The consumer delivers that message once more.
+    /// `None` if there is nothing to compare.
     check: Option<Check>,
     /// Sequence number of the last message that must have been applied before holders are trusted again.
     target: u64,
     stall: Option<StreamStall>,
-    /// The consumer's number of the next message.
+    /// Number that the consumer gives to the next message it delivers.
     delivery: u64,
     unread: Unread,
     /// Number of the last message that had been read at the last look.
@@ -213,7 +214,8 @@ impl JetStreamSource {
         })
     }
 
-    /// Asks for one message. Any answer of the server, even that there is none, shows that messages can be asked for and come.
+    /// Asks for one message. Any answer of the server shows that the daemon may ask for messages and receives them. That includes
+    /// the answer that there is no message.
     async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
         let failed = |reason: String| StreamError::Probe {
             name: self.config.name.clone(),
@@ -246,7 +248,8 @@ impl JetStreamSource {
         PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
     }
 
-    /// Returns the position behind which to go on in the stream, and stores it. Messages before it that were never read are lost.
+    /// Returns the position in the stream after which reading goes on, and stores it. Messages before this position that were
+    /// never read are lost.
     fn resume(&self, stream: &EventStream) -> StreamCursor {
         let (beginning, span) = (stream.beginning(), stream.span());
         let cursor = match self.position.get() {
@@ -343,8 +346,8 @@ impl JetStreamSource {
         }
     }
 
-    /// Notes the number of the stream's last message, as the server reports it. Messages up to it that have not been read wait, whatever
-    /// the consumer says.
+    /// Notes the number `last` of the stream's last message, as the server reports it. Unread messages up to that number count as
+    /// waiting, even if the consumer counts none.
     fn note_end(&self, last: u64, attached: &mut Attached) {
         let sequence = self.position.sequence();
         let since_us = attached.unread.note_end(sequence, last, now_us());
@@ -352,8 +355,8 @@ impl JetStreamSource {
         self.metrics.set_progress(sequence, last.saturating_sub(sequence));
     }
 
-    /// Notes that every publisher is known, if the stream has been followed in one generation since the last look. The time between two
-    /// looks is longer than a publisher is silent. Needed after a loss in the middle of the stream.
+    /// Notes that every publisher is known, if the stream has been followed in the same generation since the last look. Every
+    /// publisher sends something between two looks. Needed after a loss in the middle of the stream.
     fn note_listed(&self, attached: &mut Attached) {
         let generation = self.trust.generation();
         if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {

@@ -25,9 +25,9 @@ pub(super) struct Pulse {
     echoes: Subscriber,
     /// Interval between pulses; `None` if there is no limit on the age of the state.
     interval: Option<Duration>,
-    /// When the next pulse is due.
+    /// Timer that ends when the next pulse is due.
     due: Pin<Box<Sleep>>,
-    /// Pulse that has been sent and has not come back: its number, and when it was sent.
+    /// Pulse that has been sent and has not come back: its number, and the time of sending in microseconds.
     under_way: Option<(u64, u64)>,
     sent: u64,
 }

@@ -1,7 +1,8 @@
 //! The roll call: the time after the start of a subscription in which every publisher shows itself.
 //!
-//! Core NATS keeps no message from before a subscription. A worker of which nothing has come is in no answer. Publishers send something
-//! every second. So once a subscription has stood for longer than a second, every publisher is known, and answers lack no worker.
+//! Core NATS keeps no message from before a subscription. An answer lacks each worker from which nothing has come yet. Publishers
+//! send something every second. So once a subscription has stood for longer than a second, every publisher is known, and answers
+//! lack no worker.
 
 use std::pin::Pin;
 use std::sync::Arc;

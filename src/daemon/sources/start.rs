@@ -119,7 +119,8 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
     Ok((stage, is_caught_up))
 }
 
-/// Notes that events are no longer followed. Unless the daemon is stopping, no holder can be confirmed any more, so none is called exact.
+/// Notes that events are no longer followed. Unless the daemon is stopping, the stream is doubted, so that no holder is called
+/// exact any more.
 fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust: &StreamTrust) {
     if stop.is_cancelled() {
         return;
@@ -131,7 +132,7 @@ fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust
     }
 }
 
-/// Notes the trouble of the connection, which a person reads while the daemon is not ready.
+/// Records the trouble of the connection, for people who ask why the daemon is not ready.
 fn note_trouble(readiness: &Readiness, notice: &ConnectionNotice) {
     let latch = Latch::EventsSubscribed;
     match notice {

@@ -19,15 +19,15 @@ pub(super) enum StreamError {
     /// The stream does not exist and is not to be created.
     #[error("the stream {name} does not exist; create it, or set events.stream_create")]
     Missing {
-        /// Its name.
+        /// Name of the stream.
         name: String,
     },
     /// The stream cannot be looked up.
     #[error("cannot look up the stream {name}: {source}; does the server have JetStream?")]
     LookUp {
-        /// Its name.
+        /// Name of the stream.
         name: String,
-        /// The client's words.
+        /// The client library's error.
         source: GetStreamError,
     },
     /// The server does not create the stream.
@@ -35,22 +35,22 @@ pub(super) enum StreamError {
         "cannot create the stream {name}: {source}; see events.stream_max_bytes and events.stream_replicas"
     )]
     Create {
-        /// Its name.
+        /// Name of the stream.
         name: String,
-        /// The client's words.
+        /// The client library's error.
         source: CreateStreamError,
     },
-    /// The stream holds other messages than our events.
+    /// The stream takes other messages than the events.
     #[error(
         "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other, so that its numbers prove \
          that nothing was lost; correct it, or name another in events.stream"
     )]
     Subjects {
-        /// Its name.
+        /// Name of the stream.
         name: String,
-        /// Its subjects.
+        /// Subjects of the stream.
         subjects: Vec<String>,
-        /// The subjects that it must have.
+        /// Subjects that the stream must have.
         expected: String,
     },
     /// The stream drops messages once they have been read.
@@ -58,15 +58,15 @@ pub(super) enum StreamError {
         "the stream {name} does not have the retention policy \"limits\"; correct it, or name another in events.stream"
     )]
     Retention {
-        /// Its name.
+        /// Name of the stream.
         name: String,
     },
     /// The messages cannot be asked for.
     #[error("cannot read the stream {name}: {source}")]
     Pull {
-        /// Its name.
+        /// Name of the stream.
         name: String,
-        /// The client's words.
+        /// The client library's error.
         source: PullError,
     },
     /// The first request for a message was not answered.
@@ -74,17 +74,17 @@ pub(super) enum StreamError {
         "cannot read the stream {name}: {reason}; may the daemon publish to $JS.API.CONSUMER.MSG.NEXT.>?"
     )]
     Probe {
-        /// Its name.
+        /// Name of the stream.
         name: String,
-        /// Trouble that came instead of an answer.
+        /// Error that came instead of an answer.
         reason: String,
     },
     /// The server does not create a consumer.
     #[error("cannot create a consumer of the stream {name}: {source}")]
     Consumer {
-        /// The stream's name.
+        /// Name of the stream.
         name: String,
-        /// The client's words.
+        /// The client library's error.
         source: ConsumerError,
     },
 }

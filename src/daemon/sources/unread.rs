@@ -1,16 +1,18 @@
-//! Record of since when the daemon knows of messages in the events stream that it has not read.
+//! Record of unread messages in the events stream, with the times since which the daemon has known of them.
 
 use std::collections::VecDeque;
 
-/// Most *sightings* that are remembered. A sighting is a time at which the stream had more messages than were read.
+/// Most *sightings* that are remembered. A sighting is the number of the stream's last message at a time when messages were
+/// unread.
 const SIGHTINGS_MAX: usize = 64;
 /// Least time between two sightings, in microseconds.
 const SIGHTING_INTERVAL_US: u64 = 10_000;
 
-/// Sightings of messages in the stream that are not read.
+/// Sightings of unread messages in the stream.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// The number of the stream's last message, and when the server reported it; in the order of time.
+    /// Sightings in the order of time: the number of the stream's last message, and the time at which the server reported it, in
+    /// microseconds.
     sightings: VecDeque<(u64, u64)>,
 }
 
@@ -20,8 +22,8 @@ impl Unread {
         self.sightings.back().map(|(last, _)| *last)
     }
 
-    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns since when the next message is
-    /// known, or 0 if there is none.
+    /// Notes that message `sequence` was read at `now_us`, with `waiting` messages behind it. Returns the time since which the
+    /// next unread message has been known, in microseconds, or 0 if there is none.
     pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
         self.note_end(sequence, sequence + waiting, now_us)
     }

@@ -1,4 +1,4 @@
-//! Traces: spans of queries and of event batches, for those who trace their requests.
+//! Traces: spans of queries and of event batches, for operators who trace requests across services.
 //!
 //! A request or an event message gets one span if it has a `traceparent` header ([W3C Trace
 //! Context](https://www.w3.org/TR/trace-context/)) whose sampled flag is set. Nothing else is traced. So the process that begins a trace

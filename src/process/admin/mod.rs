@@ -2,9 +2,9 @@
 //!
 //! The contract:
 //!
-//! * The listener has an operating-system thread of its own with its own runtime, so that it answers while every other
-//!   thread is saturated. Its answers come from an [`AdminSource`], whose methods run on that thread. They must not
-//!   wait for a lane or a connection.
+//! * The listener has an operating-system thread of its own with its own runtime, so that it answers while every other thread is
+//!   saturated. Its answers come from an [`AdminSource`], whose methods run on that thread. They must not wait for a lane (a
+//!   thread that applies events) or a connection.
 //! * [`AdminServer::start`] returns only after it has bound the address, so a taken port stops the start of the daemon.
 //! * Bounds limit everything that a client can hold: the connections, the time to send a request, the size of its head,
 //!   the life of a connection. A request with a body is refused.
@@ -67,8 +67,8 @@ pub trait AdminSource: Send + Sync {
     /// Returns the sizes of the index by namespace, as one JSON value.
     fn index_json(&self) -> String;
 
-    /// Returns flags of vLLM's router for a query string, or words for the client if the query string is none. `None` where no engines are
-    /// republished.
+    /// Returns flags of vLLM's router for a query string, or an error text for the client if the query string is not valid.
+    /// `None` if no engines are republished here.
     fn router_flags(&self, _query: Option<&str>) -> Option<Result<String, String>> {
         None
     }

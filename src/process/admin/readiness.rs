@@ -20,10 +20,11 @@ worded! {
         QueriesSubscribed => "queries_subscribed",
         /// Events that were published before the start are applied.
         CaughtUp => "caught_up",
-        /// The index knows as much as a serving replica does, or has had the time to learn it. Also set if no replica serves.
+        /// The index knows as much as the index of a serving replica, or has had the time to learn as much. Also set if no
+        /// replica serves.
         Settled => "settled",
-        /// All engines that a bridge in this process follows are known with their blocks, or have had the time to be seen.
-        /// Also set if there is no bridge.
+        /// A bridge in this process knows the blocks of all engines that it follows, or the time for that is over. Also set if
+        /// there is no bridge.
         EnginesFollowed => "engines_followed",
     }
 }
@@ -110,8 +111,8 @@ impl Readiness {
         self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
     }
 
-    /// Does as [`Self::may_answer`], but goes on while the daemon is draining: for clients that would take a refusal for an answer. The daemon
-    /// follows events until all questions are answered.
+    /// Whether a question may be answered, by the rules of [`Self::may_answer`], but also while the daemon is draining. For
+    /// clients that would take a refusal for an answer. A draining daemon follows events until all questions are answered.
     pub fn may_still_answer(&self) -> bool {
         self.bits.load(Ordering::Acquire) & !DRAINING | Latch::Connected.bit() == ALL_LATCHES
     }
@@ -160,8 +161,8 @@ impl ReadinessReport {
         self.bits & DRAINING != 0
     }
 
-    /// Returns the latch that keeps the others waiting: [`Latch::Connected`] if a connection has trouble, else the first that is not set
-    /// in the order in which a daemon sets them. `None` if the daemon is ready or stopping.
+    /// Returns the latch that the others wait for. That is [`Latch::Connected`] if a connection has trouble, else the first unset
+    /// latch in the order in which a daemon sets them. `None` if the daemon is ready or stopping.
     pub fn awaited(&self) -> Option<Latch> {
         const STARTED: [Latch; Latch::ALL.len()] = [
             Latch::SnapshotLoaded,

@@ -1,4 +1,4 @@
-//! Chooses the answer to each request. The functions do no I/O, and have no state but the source's.
+//! Chooses the answer to each request. The functions do no I/O, and have no state of their own.
 
 use bytes::Bytes;
 use hyper::body::Body;
@@ -22,7 +22,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns the answer to one request. For HEAD, the HTTP library leaves the body off, and keeps its length.
+/// Returns the answer to one request. For a HEAD request, the HTTP library drops the body and keeps the header with its length.
 pub(super) fn respond<B: Body>(request: &Request<B>, source: &dyn AdminSource) -> Answering {
     if let Some(answering) = respond_with_page(request, source) {
         return answering;

@@ -22,13 +22,13 @@ use kvatlas_telemetry::AdminMetrics;
 /// Error of starting or stopping the admin listener.
 #[derive(Debug, Error)]
 pub enum AdminError {
-    /// The address cannot be listened on.
+    /// The listener cannot be bound to the address.
     #[error(
         "the admin listener can't use {listen}: {source}; give an address of this machine and a free port with \
          --admin-listen, or turn it off with --admin-listen off"
     )]
     Bind {
-        /// Address as given.
+        /// Address as it was configured.
         listen: SocketAddr,
         /// Error of the operating system.
         source: io::Error,

@@ -12,15 +12,16 @@ use super::server::AdminLimits;
 use super::{AdminError, AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
 use crate::listener::ConnectionLimits;
 
-/// Longer than anything here takes; it turns a hang into a failure.
+/// Time limit of each step: longer than any step takes, so that a hang becomes a failure.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct Source {
     readiness: Readiness,
-    /// `/index` panics while this is set.
+    /// Whether a request for `/index` panics.
     index_panics: std::sync::atomic::AtomicBool,
-    /// `/metrics` tells that it was called, then waits until the other side is dropped.
+    /// Channels to a test: a request for `/metrics` sends on the first one, then waits until the test sends on the second one or
+    /// drops its sender.
     metrics_gate: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
 }
 
@@ -140,7 +141,8 @@ fn get(server: &AdminServer, target: &str) -> Answer {
     exchange(&mut connect(server), &request).expect("an answer")
 }
 
-/// The bytes that arrive until the server closes. A reset counts as closed: it is what unread input leads to.
+/// Returns the bytes that arrive until the server closes the connection. A reset counts as closed: a server that leaves input
+/// unread causes one.
 fn read_to_close(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     if let Err(error) = stream.read_to_end(&mut bytes) {

@@ -12,13 +12,13 @@ pub const WORKERS_LIMIT_MAX: usize = 10_000;
 ///
 /// | parameter | meaning |
 /// |---|---|
-/// | `namespace=NAME` | only those of this namespace |
-/// | `state=exact` or `state=degraded` | only those in this state |
-/// | `reason=REASON` | only those degraded for this reason, among others or alone |
-/// | `worker=NAME` | only those of this worker |
-/// | `changes=true` | with how their states have changed in the last hour, by the second, and in the last day, by the minute |
-/// | `limit=COUNT` | at most so many, 1 to [`WORKERS_LIMIT_MAX`] |
-/// | `after=NAMESPACE/WORKER/RANK` | the next page: what the last one gave as `next` |
+/// | `namespace=NAME` | only the holders of this namespace |
+/// | `state=exact` or `state=degraded` | only the holders in this state |
+/// | `reason=REASON` | only the holders that are degraded for this reason, alone or among others |
+/// | `worker=NAME` | only the holders of this worker |
+/// | `changes=true` | adds the changes of each holder's state: of the last hour by the second, of the last day by the minute |
+/// | `limit=COUNT` | at most so many holders, 1 to [`WORKERS_LIMIT_MAX`] |
+/// | `after=NAMESPACE/WORKER/RANK` | the next page: the value of `next` in the page before |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkersQuery {
     /// Only the holders of this namespace; `None` for all namespaces.
@@ -204,8 +204,8 @@ fn parse_limit(value: &str) -> Result<usize, WorkersQueryError> {
     }
 }
 
-/// Decodes `%XX`, and nothing else: a plus sign stays a plus sign (RFC 3986, section 2.1). `None` for a percent sign
-/// without two hexadecimal digits, and if the result is not UTF-8.
+/// Decodes `%XX` and nothing else: a plus sign stays a plus sign (RFC 3986, section 2.1). `None` if a percent sign has no two
+/// hexadecimal digits behind it, or if the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

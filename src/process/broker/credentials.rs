@@ -28,7 +28,7 @@ pub(super) fn present(how: &Authentication, nonce: &[u8]) -> io::Result<Auth> {
     Ok(auth)
 }
 
-/// As [`present`], with the client library's type of error.
+/// Returns the credentials for one connection as [`present`] does, with the client library's type of error.
 pub(super) fn present_to_client(how: &Authentication, nonce: &[u8]) -> Result<Auth, AuthError> {
     present(how, nonce).map_err(AuthError::new)
 }

@@ -30,7 +30,7 @@ const FETCHED: &str = ".tools/nats-server";
 /// Largest message of every embedded broker, in bytes.
 const MAX_PAYLOAD_BYTES: u32 = 8 << 20;
 
-/// Time that a server may take to listen.
+/// Longest time from the start of a server until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time that a server may take to stop before it is killed.
@@ -49,7 +49,7 @@ const JETSTREAM_LIMITS: &str = "jetstream { max_file_store: 1TB }\n";
 /// Name of the configuration file in the server's directory.
 const CONFIG_FILE: &str = "nats-server.conf";
 
-/// Shell script of the watchdog. Its input ends when this process ends; then it kills the child.
+/// Shell script of the watchdog. The script's input ends when this process ends, and then the script kills the child.
 const WATCHDOG: &str = "read -r line; kill -KILL \"$1\"";
 
 /// Error of the embedded broker, or of the search for its binary.
@@ -119,7 +119,7 @@ pub struct BrokerOptions {
     pub jetstream_directory: Option<PathBuf>,
 }
 
-/// A running `nats-server`, killed when this is dropped.
+/// A running `nats-server`. Dropping the value kills the server.
 #[derive(Debug)]
 pub struct EmbeddedBroker {
     child: Child,
@@ -246,8 +246,8 @@ impl EmbeddedBroker {
         }
     }
 
-    /// Ends the watchdog. Once the child has been waited for, another process may get its id, and the watchdog would
-    /// kill that process.
+    /// Ends the watchdog. After the child has been waited for, another process may get the child's id, and a watchdog would kill
+    /// that process.
     fn dismiss_watchdog(&mut self) {
         if let Some(mut watchdog) = self.watchdog.take() {
             // Both calls fail only if the watchdog is gone already.

@@ -18,8 +18,8 @@ use kvatlas_telemetry::log_gated;
 
 /// Interval between two looks at the waiting bytes. The bytes that arrive within it can exceed the bound.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. Because it
-/// is not too low, no message that was taken seems to wait.
+/// Upper bound on the bytes that the server sends with a message beside its subjects, headers and payload. With a lower number,
+/// taken messages would seem to wait.
 const MESSAGE_OVERHEAD_BYTES: u64 = 40;
 
 /// Counts of the bytes that a connection has received and that have been taken.
@@ -50,7 +50,7 @@ impl Intake {
         self.statistics.get_or_init(|| client.statistics());
     }
 
-    /// Bytes that have been received since the beginning.
+    /// Returns the number of bytes that have been received since the connection was first made.
     pub fn received(&self) -> u64 {
         let statistics = self.statistics.get();
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
@@ -67,17 +67,19 @@ impl Intake {
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
-    /// Notes that nothing waited any more when [`Self::received`] was `received`, or later. So all these bytes count as taken.
+    /// Notes that all of the first `received` bytes count as taken. To be called with an earlier value of [`Self::received`],
+    /// once no message waits.
     pub fn took_all(&self, received: u64) {
         self.taken.store(received, Ordering::Relaxed);
     }
 
-    /// Waits until much seems to wait. A task that then finds its buffers empty says so with [`Self::took_all`].
+    /// Waits until more than half of the bound seems to wait. If the caller then finds its buffers empty, it calls
+    /// [`Self::took_all`].
     pub async fn asked(&self) {
         self.look_again.notified().await;
     }
 
-    /// Ends a subscription from which nobody takes any more. All that it has received counts as taken.
+    /// Ends a subscription from which no task takes messages any more. All messages that it has received count as taken.
     pub async fn discard(&self, mut messages: Subscriber) {
         // An error means that the client is closed.
         let _ = messages.unsubscribe().await;
@@ -86,7 +88,7 @@ impl Intake {
         }
     }
 
-    /// Whether half of the bound has room. No connection is made before.
+    /// Whether at most half of the bound is taken by waiting bytes. A connection is made only then.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() <= self.bytes_max / 2
     }
@@ -97,7 +99,7 @@ impl Intake {
         self.received().saturating_sub(taken)
     }
 
-    /// Waits until half of the bound has room.
+    /// Waits until at most half of the bound is taken by waiting bytes.
     pub(super) async fn room(&self) {
         while !self.has_room() {
             self.look_again.notify_one();
@@ -105,8 +107,8 @@ impl Intake {
         }
     }
 
-    /// Ends the connection of `client` whenever too much waits, until the client is closed. The client must have been
-    /// made with this bound.
+    /// Ends the connection of `client` whenever more bytes than the bound wait, until the client is closed. The client must have
+    /// been made with this bound.
     pub async fn watch(self: Arc<Self>, client: Client) {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;

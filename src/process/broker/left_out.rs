@@ -1,4 +1,4 @@
-//! Credentials that sign what the server sends, in a program that was built without the feature `nkeys`: they are refused.
+//! Refusal of credentials that sign the server's nonce, for a program that was built without the feature `nkeys`.
 
 use std::io;
 use std::path::Path;

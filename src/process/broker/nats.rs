@@ -28,8 +28,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time that the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Number of round trips that confirm a subscription. The client library hands over the server's errors by another way
-/// than messages. The second trip gives the errors time to arrive first.
+/// Number of round trips that confirm a subscription. The client library delivers the server's errors on another path than
+/// messages. The second trip gives the errors time to arrive first.
 const CONFIRMATION_TRIPS: usize = 2;
 
 /// Error of connecting to NATS.
@@ -54,7 +54,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns what went wrong, without the advice.
+    /// Returns the text of the error without the advice.
     pub fn found(&self) -> String {
         match self {
             Self::Credentials { .. } => self.to_string(),
@@ -72,7 +72,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether a server answers, and refuses the client.
+    /// Whether a server answered and refused the client.
     pub fn is_refusal(&self) -> bool {
         let Self::Connect { source, .. } = self else {
             return false;
@@ -160,7 +160,7 @@ pub enum ConnectPatience {
     Forever,
 }
 
-/// Bounds on the messages that a connection may have received and that are not taken yet.
+/// Bounds on the messages that a connection has received and the process has not taken yet.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     /// Largest number of messages that wait for one subscription.
@@ -206,7 +206,7 @@ pub async fn connect(
     connect_with(config, role, buffer, patience, notice).await
 }
 
-/// Returns the servers of a configuration for messages: hosts and ports, without the passwords that URLs may have.
+/// Returns the servers of a configuration for use in messages: hosts and ports, without passwords in URLs.
 pub fn places_of(config: &NatsConfig) -> String {
     let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
     config.urls.iter().map(name).collect::<Vec<_>>().join(", ")
@@ -294,7 +294,8 @@ fn check_credentials(how: &Authentication) -> Result<(), ConnectError> {
     })
 }
 
-/// Connects for one part of the daemon. As [`connect`], but it tries for ever, and counts and logs each incident under `connection`.
+/// Connects for one part of the daemon, as [`connect`] does. Tries without end, and counts and logs each incident under
+/// `connection`.
 pub async fn connect_counted(
     config: &NatsConfig,
     connection: Connection,
@@ -355,7 +356,8 @@ fn describe(error: &async_nats::ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
 }
 
-/// Returns a clear cause for the text of a [`ConnectErrorKind`]. From the text alone, a reader would not recognise an absent server.
+/// Returns a clear cause for the text of a [`ConnectErrorKind`], if there is one. The text alone does not show that a server is
+/// absent.
 fn known_cause(kind: &str) -> Option<&'static str> {
     let causes = [
         (
@@ -390,8 +392,8 @@ fn mend_of(kind: ConnectErrorKind) -> &'static str {
     }
 }
 
-/// Waits until the server has processed everything that was sent on `client` before. It sends a message to an inbox of
-/// our own, which comes back after all that. A flush alone only says that the bytes have left.
+/// Waits until the server has processed everything that was sent on `client` before. Sends a message to an inbox of this client,
+/// which comes back after everything before it. A flush would show only that the bytes have left.
 pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), RoundTripError> {
     let trip = async {
         let inbox = client.new_inbox();
@@ -414,9 +416,9 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
 /// Waits until the server has confirmed a subscription that was made on `client` before, and returns whether it has.
 /// `name` is for the log.
 ///
-/// If the server cannot be reached, the function keeps waiting. It returns `false` if so much waits in `intake` that no
-/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription, since nobody else takes
-/// from it before it is confirmed.
+/// If the server cannot be reached, the function keeps waiting. It returns `false` if so many bytes wait in `intake` that no
+/// connection is made. Then the subscriber must [discard](Intake::discard) its subscription: no task takes from an unconfirmed
+/// subscription.
 pub async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {

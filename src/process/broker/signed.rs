@@ -1,4 +1,4 @@
-//! Credentials that sign what the server sends.
+//! Credentials that sign the server's nonce, the text that it sends to each new connection.
 
 use std::io;
 use std::path::Path;

@@ -38,8 +38,8 @@ impl From<HttpError> for EtcdError {
     }
 }
 
-/// Asks etcd at `authority` one question, and returns its answer. `method` is the path below `/v3/`, `body` the body of
-/// the request. The answer may have at most `bytes_max` bytes.
+/// Sends etcd at `authority` one request, and returns the answer. `method` is the path below `/v3/`, and `body` the request's
+/// body. The answer may have at most `bytes_max` bytes.
 ///
 /// # Errors
 ///

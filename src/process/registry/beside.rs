@@ -1,11 +1,12 @@
-//! Facts about an engine's blocks that its events do not tell. They come from the configuration of the engine.
+//! Facts about an engine's blocks that are not in its events. They depend on the engine's configuration, and are given in flags,
+//! files and registrations.
 
 use std::collections::BTreeMap;
 
 use kvatlas_core::hash::Scheme;
 use serde::{Deserialize, Serialize};
 
-/// Word for a difference between blocks that an engine's events do not tell.
+/// Word for a property that distinguishes an engine's blocks and is not in its events.
 const UNTOLD: &str = "untold";
 
 /// The facts about an engine's blocks that are not in its events.

@@ -18,7 +18,7 @@ use kvatlas_config::{Discovery, Secret};
 
 pub use beside::{BesideEvents, read_scheme};
 
-/// Longest wait for the holders of engines that are no longer followed to leave the index.
+/// Longest wait until the holders of engines that are no longer followed have left the index.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two attempts while such holders are still there.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
@@ -26,9 +26,9 @@ const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 /// Name of one publisher of an engine: an instance, a model and a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
-    /// The model, and the tenant for whom it serves.
+    /// The model, and the tenant for whom the publisher serves it.
     pub model: ModelKey,
     /// Data-parallel rank of the publisher.
     pub rank: Rank,
@@ -45,24 +45,24 @@ impl fmt::Display for EngineKey {
 pub struct NewEngine {
     /// Key of the publisher.
     pub key: EngineKey,
-    /// Address at which it publishes events, such as `tcp://host:5557`.
+    /// Address at which the publisher publishes events, such as `tcp://host:5557`.
     pub endpoint: String,
-    /// Address at which it replays batches that were missed; `None` if it does not replay.
+    /// Address at which the publisher replays missed batches; `None` if it does not replay.
     pub replay: Option<String>,
-    /// Format of its payloads.
+    /// Format of the publisher's payloads.
     pub format: Format,
     /// Number of tokens in a block.
     pub block_size: u32,
     /// Prefix of the topics that are followed; empty for all topics.
     pub topic: String,
-    /// Facts about its blocks that are not in its events.
+    /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
-    /// Facts about its groups of layers that are not in its events.
+    /// Facts about the engine's groups of layers that are not in the engine's events.
     pub groups: GroupFacts,
-    /// Address where requests for it go, and its labels.
+    /// Address where requests for the engine go, and its labels.
     #[serde(default)]
     pub profile: Profile,
-    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators give it; a registered
+    /// Place where Dynamo's workers write how to ask them for all their blocks. Only operators can give this place; a registered
     /// publisher has none.
     #[serde(skip)]
     pub discovery: Option<Discovery>,
@@ -79,7 +79,7 @@ impl NewEngine {
         *self == relabelled
     }
 
-    /// Whether its server delivers events over gRPC.
+    /// Whether the engine's server delivers events over gRPC.
     pub fn is_grpc(&self) -> bool {
         is_grpc(&self.endpoint)
     }
@@ -89,7 +89,7 @@ impl NewEngine {
         std::iter::once(self.endpoint.as_str()).chain(self.replay.as_deref())
     }
 
-    /// Returns the kind of connection over which its events come.
+    /// Returns the kind of connection over which the publisher's events come.
     pub fn connection(&self) -> Connection {
         match self.format {
             _ if self.is_grpc() => Connection::Stream,
@@ -99,7 +99,8 @@ impl NewEngine {
         }
     }
 
-    /// Whether one connection to it may tell of several holders. Such a source is no ZeroMQ publisher of its own.
+    /// Whether one connection to this publisher may bring the events of several holders. False for a publisher with ZeroMQ
+    /// sockets of its own.
     pub fn is_source(&self) -> bool {
         self.connection() != Connection::Sockets
     }
@@ -123,11 +124,11 @@ fn is_grpc(address: &str) -> bool {
     address.starts_with("grpc://") || address.starts_with("grpcs://")
 }
 
-/// An engine that is given by the address of its server. The server is asked for the rest. Registered ones are written
-/// to a file, as [`NewEngine`] is.
+/// An engine that is given by the address of its server. The server is asked for the rest. A bridge writes registered servers to
+/// a file, as it does with [`NewEngine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewServer {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
     /// URL of the server: `http://HOST:PORT` or `grpc://HOST:PORT`; with TLS, `https://HOST:PORT` or `grpcs://HOST:PORT`.
     pub url: String,
@@ -135,27 +136,27 @@ pub struct NewServer {
     pub model: Option<String>,
     /// Tenant for whom it serves; empty for the default tenant.
     pub tenant: String,
-    /// Kind of server that it is first asked as.
+    /// Kind of engine that is tried first when the server is asked.
     pub format: Format,
     /// Number of tokens in a block; `None` if the engine has to tell it.
     pub block_size: Option<u32>,
-    /// Facts about its blocks that are not in its events.
+    /// Facts about the engine's blocks that are not in the engine's events.
     pub beside: BesideEvents,
-    /// Facts about its groups of layers that are not in its events.
+    /// Facts about the engine's groups of layers that are not in the engine's events.
     pub groups: GroupFacts,
     /// Facts from the source (such as DNS or Kubernetes) in which the server was found.
     pub discovered: Discovered,
     /// Scheme of the hashes that name its blocks; `None` for the contract's scheme.
     pub scheme: Option<Scheme>,
-    /// Address where requests for it go, and its labels.
+    /// Address where requests for the engine go, and its labels.
     pub profile: Profile,
 }
 
-/// Facts that a source of engines knows of an engine, beside its address.
+/// Facts about an engine that the source in which it was found tells, beside its address.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Discovered {
-    /// Identity that tells the engine from all others that have had its name or its address, such as a pod's UID. Empty
-    /// if there is none.
+    /// Identity that distinguishes the engine from earlier engines with its name or its address, such as a pod's UID. Empty if
+    /// there is none.
     pub identity: String,
     /// Labels by their keys, such as those of a pod.
     pub labels: BTreeMap<String, String>,
@@ -164,7 +165,7 @@ pub struct Discovered {
 /// Name of one server: an instance, and the cache that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub instance: String,
     /// Model that the server must serve, if one is given.
     pub model: Option<String>,
@@ -198,8 +199,8 @@ impl NewServer {
         }
     }
 
-    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ, and so may the labels
-    /// with which it was found.
+    /// Whether `other` is asked and followed in exactly the same way. Address and labels may differ, also the labels with which
+    /// the server was found.
     pub fn is_asked_like(&self, other: &Self) -> bool {
         let relabelled = Self {
             profile: self.profile.clone(),
@@ -228,8 +229,8 @@ impl GivenEngine {
         text.starts_with("http://") || text.starts_with("https://") || is_grpc(text)
     }
 
-    /// Tells whether an endpoint of an engine with this format is a server that is asked for its publishers.
-    /// TensorRT-LLM's HTTP server is none: it is asked for events.
+    /// Tells whether an endpoint of an engine with this format is a server that is asked for its publishers. False for
+    /// TensorRT-LLM's HTTP server, which is asked for events instead.
     pub fn is_server(endpoint: &str, format: Format) -> bool {
         match format {
             Format::Vllm | Format::Sglang => Self::is_url(endpoint),
@@ -246,7 +247,7 @@ impl GivenEngine {
         }
     }
 
-    /// Name that gateways have for the instance.
+    /// Name of the instance, as gateways know it.
     pub fn instance(&self) -> &str {
         match self {
             Self::Publisher(engine) => &engine.key.instance,
@@ -290,7 +291,7 @@ pub struct EngineState {
     pub last_error: Option<String>,
 }
 
-/// A server that is asked for its publishers, or was, and its state.
+/// A server that is or was asked for its publishers, and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerState {
     /// The server as it was given.
@@ -387,8 +388,8 @@ impl RegisterRefusal {
     }
 }
 
-/// Follows engines by `attempt`. While holders with another block size are in the way, it repeats the attempt for at
-/// most two seconds: holders of engines that were just unregistered are about to leave.
+/// Follows engines by `attempt`. Repeats the attempt for at most two seconds while holders with another block size prevent it:
+/// holders of engines that were just unregistered are about to leave.
 ///
 /// # Errors
 ///
@@ -449,12 +450,12 @@ pub trait EngineRegistry: Send + Sync {
     /// [`RegisterRefusal::Host`].
     fn may_register(&self, engine: &GivenEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
 
-    /// Token that a client needs to register engines, unless it is a program on this machine or has shown the
-    /// configured token. `None` if the bridge has no such token.
+    /// Token that a client needs to register engines. Programs on this machine, and clients that have shown the configured token,
+    /// do not need it. `None` if the bridge has no such token.
     fn register_token(&self) -> Option<&Secret>;
 
-    /// Stops following all engines for which `is_meant` holds, and returns their keys. If it holds for one rank of a
-    /// server, all ranks of the server are meant.
+    /// Stops following all engines for which `is_meant` holds, and returns their keys. If it holds for one rank of a server, all
+    /// ranks of that server are stopped.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
 
     /// Returns the engines, in the order of their keys.

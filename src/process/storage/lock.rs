@@ -12,7 +12,7 @@ use super::regular;
 
 /// Name of the file that is locked.
 const LOCK_FILE: &str = ".lock";
-/// Largest number of bytes that are read of an owner's name, and of characters that are shown of it.
+/// Largest number of bytes that are read of an owner's name, and largest number of its characters that are shown.
 const OWNER_BYTES_MAX: usize = 256;
 
 /// Error of taking a directory.
@@ -75,8 +75,8 @@ impl DirectoryLock {
     }
 }
 
-/// Unlocks the file explicitly, because closing it is not enough. A child process that another thread is just starting
-/// has the file, too, until its program begins.
+/// Unlocks the file explicitly, because closing it is not enough. If another thread is just starting a child process, the child
+/// has the file open, too, until its program begins.
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Unlocking fails only if there is no lock any more.
@@ -94,7 +94,7 @@ fn owner_in(file: &mut File) -> String {
     }
 }
 
-/// Returns a name that came from outside, made fit to be shown: cut, and without control characters.
+/// Returns a name from outside in a form that is safe to show: cut to a maximum length, and without control characters.
 pub fn shown(name: &str) -> String {
     let characters = name.chars().filter(|character| !character.is_control());
     characters.take(OWNER_BYTES_MAX).collect()

@@ -1,19 +1,22 @@
-//! Which engine gets a request: by what is cached, by load, and among equals by a home. It needs nothing else: copy it.
+//! Policy that chooses the engine for a request: by cached blocks, by load, and among equal engines by the prompt's home. The
+//! file needs no other file: copy it.
 //!
-//! `deploy/router-example/README.md` says why.
+//! `deploy/router-example/README.md` gives the reasons for the policy.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-/// Most tokens that decide a prompt's home: more than the system prompt, which most prompts share.
+/// Most tokens that decide a prompt's home, the engine that its first tokens choose. They are more than the system prompt, which
+/// most prompts share.
 const HOME_TOKENS_MAX: usize = 1024;
-/// Part of the prompt's own cost, one in so many. Where something is known, engines within it above the cheapest are equals.
+/// Divisor of the prompt's blocks. If cached blocks are known, engines that cost at most this quotient more than the cheapest
+/// engine count as equal.
 const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 
-/// Returns the hash of the first tokens, which decide the prompt's home. Their number is a power of two: so a short conversation keeps its
-/// home over most turns.
+/// Returns the hash of the first tokens, which decide the prompt's home. The number of these tokens is a power of two. So a short
+/// conversation keeps its home over most turns.
 fn home_key(tokens: &[u32]) -> [u8; 32] {
     let shortened = tokens.len().min(HOME_TOKENS_MAX);
     let decisive = shortened.checked_ilog2().map_or(0, |power| 1 << power);
@@ -24,7 +27,8 @@ fn home_key(tokens: &[u32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the engine's score for prompts with this key: the same in every router. The highest is the home.
+/// Returns the engine's score for prompts with the home key `key`. The score is the same in every router, and the engine with the
+/// highest score is the home.
 fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
     let hasher = Sha256::new()
         .chain_update(engine)
@@ -33,10 +37,11 @@ fn home_score(engine: &str, key: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the engine for a prompt of so many blocks, and how many of them it has to compute. `None` if there are no engines.
+/// Returns the engine for a prompt of `blocks` blocks, and the number of blocks that the engine has to compute. `None` if there
+/// are no engines.
 ///
-/// `usable` says how many of them each engine need not compute, as far as that is known. `under_way` says how many blocks each engine has
-/// to compute for other prompts.
+/// `usable` has the number of the prompt's blocks that each engine can reuse, as far as that is known. `under_way` has the number
+/// of blocks that each engine has to compute for other prompts.
 pub(crate) fn choose<'e>(
     engines: &'e [String],
     tokens: &[u32],

@@ -15,7 +15,7 @@ use super::described;
 pub(crate) struct Answer {
     /// The payload.
     pub(in super::super) payload: Vec<u8>,
-    /// The form of the (first) query.
+    /// The form of the query, or of the first query of a batch.
     pub(in super::super) kind: QueryKind,
     /// The namespace asked about.
     pub(in super::super) namespace: NamespaceName,
@@ -33,7 +33,8 @@ pub(crate) enum AnyReply {
 }
 
 impl Answer {
-    /// Encodes the answer to a request. At most `bytes_max` can be sent, so a longer one goes without addresses and labels.
+    /// Encodes the answer to a request. An answer longer than `bytes_max`, the most that can be sent, goes without addresses and
+    /// labels.
     pub(in super::super) fn to_query(
         namespace: NamespaceName,
         request: &QueryRequest,

@@ -11,20 +11,20 @@ use super::{Doubts, usable_max};
 /// The length of a query.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    /// Number of its blocks.
+    /// Number of the query's blocks.
     pub(super) blocks: u32,
-    /// Most of its blocks that a request can use.
+    /// Largest number of the query's blocks that a request can reuse.
     usable_max: u32,
 }
 
 impl Asked {
-    /// The length of a query of `blocks` blocks.
+    /// Makes the length of `query`, which has `blocks` blocks. Its tokens bound the number of usable blocks.
     pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
         let usable_max = usable_max(&query.key, query.token_count, indexer);
         Self::new(blocks, usable_max)
     }
 
-    /// The length of a query of `blocks` blocks, no more than `usable_max` of which are usable.
+    /// Makes the length of a query of `blocks` blocks, of which at most `usable_max` are usable. `None` means all.
     pub(super) fn new(blocks: impl TryInto<u32>, usable_max: Option<u32>) -> Self {
         let blocks = blocks.try_into().unwrap_or(u32::MAX);
         Self {
@@ -33,14 +33,14 @@ impl Asked {
         }
     }
 
-    /// Whether the `near` blocks are all that there can be.
+    /// Whether `near`, the blocks in nearer tiers, already reaches the length of the query, so that further tiers cannot add any.
     fn is_met_by(self, near: NearBlocks) -> bool {
         near.matched_blocks >= self.blocks && near.usable_blocks >= self.usable_max
     }
 }
 
 impl Doubts<'_, '_> {
-    /// Whether some holder's blocks beyond the device are in doubt.
+    /// Whether some holder of the namespace is in doubt about tiers beyond the device.
     fn are_of_tiers(&self) -> bool {
         self.before.partial.up_to(Tier::DEVICE) != self.before.partial
     }
@@ -60,7 +60,7 @@ impl Doubts<'_, '_> {
     }
 }
 
-/// The places of holders in an answer that have a tier in doubt, whether or not that doubt concerns the query.
+/// The places of the holders in an answer that are in doubt about a tier, whether or not that doubt concerns the query.
 #[derive(Debug, Default)]
 pub(super) struct Doubted {
     judged: usize,
@@ -68,8 +68,8 @@ pub(super) struct Doubted {
 }
 
 impl Doubted {
-    /// Judges the next holder of the answer, which has the `near` blocks of the query: returns those of its `reasons` that concern the
-    /// query.
+    /// Judges the next holder of the answer: returns those of its `reasons` for doubt that concern the query. `near` counts its
+    /// blocks of the query on the device, and on device and host together.
     pub(super) fn judge(
         &mut self,
         reasons: DegradedReasons,

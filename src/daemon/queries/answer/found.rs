@@ -23,16 +23,16 @@ const NEAR_TIERS: [Tier; 2] = [Tier::DEVICE, Tier::HOST];
 pub(crate) struct FoundHolder {
     /// The holder's id.
     pub(crate) id: HolderId,
-    /// Number of leading blocks that count, in whichever tiers. By the settings, these are the blocks that a request can reuse, or the
-    /// blocks that full attention has.
+    /// Number of leading blocks that count, in all tiers together. By the settings, these are the blocks that a request can
+    /// reuse, or the blocks that full attention has.
     pub(crate) blocks: u32,
-    /// The same count for its blocks on the device alone, and on device and host together.
+    /// Number of leading blocks that count as in `blocks`: on the device alone, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
-    /// Whether its state is certain.
+    /// Whether the holder's state is certain.
     pub(crate) is_exact: bool,
-    /// Whether the state of its device is certain, and that of its device and host together.
+    /// Whether the state of the holder's device is certain, and whether the state of its device and host together is.
     pub(crate) near_exact: [bool; 2],
-    /// The address where requests for it go.
+    /// The address where requests for the holder go.
     pub(crate) address: Option<Address>,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Found {
     pub(crate) block_size: u32,
     /// Number of the prompt's blocks.
     pub(crate) asked_blocks: u32,
-    /// The holders.
+    /// Holders of at least the first block of the prompt.
     pub(crate) holders: Vec<FoundHolder>,
     /// The most blocks that one of the holders has, and the most that a request can reuse from one.
     pub(crate) most: NearBlocks,
     /// Number of holders of the namespace that a query in this form cannot find.
     pub(crate) foreign_holders: u32,
-    /// Number of holders asked about that are not in the list, and whose state is not certain.
+    /// Number of holders that the query asks about and the list lacks, and whose state is not certain.
     pub(crate) doubtful_holders: u32,
 }
 
@@ -129,7 +129,7 @@ impl Found {
         AnswerState::of(is_exact, self.holders.is_empty())
     }
 
-    /// The findings, for metrics.
+    /// Returns the findings in the form that metrics count.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,

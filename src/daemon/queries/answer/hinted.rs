@@ -1,4 +1,4 @@
-//! Hints of routers: taking them, and the holders that they predict beside an answer.
+//! Hints of routers: taking hints, and adding the holders that hints predict to an answer.
 
 use std::time::Instant;
 
@@ -46,7 +46,8 @@ impl Answerer {
         Ok(taken)
     }
 
-    /// Looks which hints have come true: of at most `max` hints a namespace, whether the holder has all their blocks.
+    /// Checks which hints have come true, that is, whether their holder has all their blocks. Checks at most `max` hints of each
+    /// namespace.
     pub(crate) fn look_at_hints(&self, max: usize, now: Instant) {
         if let Some(hints) = &self.hints {
             hints.look(max, now, |name, hint| {
@@ -76,8 +77,8 @@ impl Answerer {
         Ok(kept.add(&namespace.name, holder, &mut chain, now))
     }
 
-    /// Returns the holders that will soon have more of a prompt than is known of them, if the query asks for predictions. Holders that
-    /// the index does not know are left out.
+    /// Returns the holders that, by hints, will soon have more blocks of a prompt than the index knows. Empty unless the query
+    /// asks for predictions. Holders that the index does not know are left out.
     pub(super) fn predicted(
         &self,
         namespace: &Namespace,

@@ -14,9 +14,10 @@ use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
 #[cfg(test)]
 mod tests;
 
-/// Blocks after which a search looks at each holder once more, about: chains that share prefixes branch that often.
+/// Approximate number of blocks after which a search looks at each holder once more. Chains that share prefixes branch about that
+/// often.
 const BLOCKS_PER_LOOK: usize = 64;
-/// Ranks of a worker, about.
+/// Approximate number of ranks of a worker, for estimates.
 const RANKS: usize = 8;
 
 impl Answerer {

@@ -10,8 +10,10 @@ use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 ///
 /// # Errors
 ///
-/// [`ErrorCode::BadRequest`] for block hashes, if the namespace speaks a scheme: its chain has no block hashes, and the contract's would
-/// find no holder. The same for an adapter's tokens, if it is not known how the scheme hashes them.
+/// [`ErrorCode::BadRequest`] in two cases:
+/// - The query has block hashes, and the namespace speaks a scheme. A scheme's chain has no block hashes, and the contract's
+///   block hashes would find no holder.
+/// - The query has an adapter's tokens, and it is not known how the scheme hashes them.
 pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
     let Some(chains) = &namespace.chains else {
         return Ok(Cow::Borrowed(key));

@@ -8,7 +8,7 @@ use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Pro
 
 use super::with_wait;
 
-/// Number of holders whose number of tokens in a block is only guessed.
+/// Number of holders whose block size is only guessed.
 pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
     match namespace.is_configured {
         true => 0,

@@ -34,7 +34,7 @@ pub(super) fn answerer() -> Answerer {
 }
 
 impl Answerer {
-    /// The answer to a payload on a subject, at once.
+    /// Answers the request in `payload` on the query subject `subject`, in one piece.
     fn answer_query(
         &self,
         subject: &str,
@@ -106,7 +106,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
     }
 }
 
-/// A worker may have begun of whom nothing has come yet.
+/// While the daemon has not heard of every publisher, an unknown worker may hold blocks.
 #[test]
 fn before_everybody_is_known_no_answer_is_certain() {
     let answerer = answerer();
@@ -150,7 +150,7 @@ fn before_everybody_is_known_no_answer_is_certain() {
     assert_eq!(code("other"), ErrorCode::UnknownNamespace);
 }
 
-/// The holders' publishers have said nothing of their blocks' size.
+/// Holders whose publishers have not told the block size cannot be found by tokens for certain.
 #[test]
 fn who_cannot_be_found_by_tokens_for_want_of_a_size_is_in_doubt() {
     let answerer = answerer();
@@ -260,7 +260,7 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
 }
 
-/// The statements of an answer, without its list, must be what a look at each holder says.
+/// The count of doubtful holders in an answer must equal a count over each holder that the answer does not list.
 #[test]
 fn whoever_may_hold_more_and_is_not_listed_is_counted() {
     let answerer = answerer();
@@ -351,7 +351,7 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 1);
 }
 
-/// An answerer about one namespace with blocks of 4 tokens, and who has what of it.
+/// An answerer about one namespace with blocks of 4 tokens, to which tests add holders.
 struct Scene {
     answerer: Answerer,
     namespace: Arc<Namespace>,
@@ -376,7 +376,7 @@ impl Scene {
         }
     }
 
-    /// Adds a holder of blocks with these tokens, `reasons` told of it.
+    /// Adds a holder of a chain of `blocks`, each given by its tokens. The holder is degraded for `reasons`.
     fn add(&self, worker: &str, blocks: &[&[u32]], reasons: &[DegradedReason]) -> HolderWriter {
         let worker = WorkerName::new(worker).unwrap();
         let mut writer = self
@@ -408,7 +408,7 @@ impl Scene {
         QueryReply::decode(&answer.unwrap().payload).unwrap()
     }
 
-    /// The holders with their blocks, whether each is certain, and whether the answer is.
+    /// Returns the holders found, each with its matched blocks and whether it is exact, and whether the whole answer is exact.
     fn found(&self, key: &QueryKey) -> (Vec<(String, u32, bool)>, bool) {
         let reply = self.ask(key.clone(), None);
         let holders = reply

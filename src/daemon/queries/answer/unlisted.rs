@@ -14,15 +14,15 @@ use super::{Doubts, saturating_u32, unsized_holders};
 pub(super) struct Listed<'a> {
     pub(super) worker: &'a WorkerName,
     pub(super) rank: Rank,
-    /// Whether the holder has no doubt that could concern such a query.
+    /// Whether the holder is exact for the query: none of its doubts concerns it.
     pub(super) is_exact: bool,
 }
 
-/// Number of holders of the asked `workers`, or of all, that are not `listed` and may hold more than is known. Such holders are:
+/// Counts the holders of `workers`, or of all workers, that are not `listed` and may hold more than is known. Such holders are:
 ///
 /// - Holders whose state has not been certain since before the search.
-/// - For a query by tokens, holders whose number of tokens in a block is only guessed.
-/// - Holders of which nothing has been heard yet. All these count as one.
+/// - For a query by tokens, holders whose block size is only guessed.
+/// - Holders of which nothing has been heard yet. All of them together count as one.
 pub(super) fn count_doubtful<'a, T>(
     trust: &StreamTrust,
     doubts: &Doubts<'_, '_>,

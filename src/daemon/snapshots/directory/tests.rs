@@ -10,7 +10,7 @@ fn write(directory: &SnapshotDirectory, created_us: u64) -> PathBuf {
     try_write(directory, created_us).unwrap().path
 }
 
-/// A snapshot with some content, so that there is something to write.
+/// Writes a snapshot with enough content that writing it can fail.
 fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, DirectoryError> {
     directory.write(created_us, |writer| {
         let cursor = kvatlas_core::snapshot::StreamCursor {
@@ -25,7 +25,7 @@ fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, 
     })
 }
 
-/// Every file of a snapshot's name is whole; how many there are.
+/// Checks that every file with a snapshot's name is whole. Returns the number of these files.
 fn whole_snapshots(path: &Path) -> usize {
     let directory = SnapshotDirectory::open(path, 100).unwrap();
     let snapshots = directory.snapshots().unwrap();

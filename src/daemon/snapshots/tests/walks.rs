@@ -71,7 +71,7 @@ async fn what_happens_during_a_walk_is_right_after_it() {
 }
 
 impl World {
-    /// How deep each worker has the blocks from `first` on.
+    /// Returns each worker with the number of blocks that it has from `first` on, without a hole.
     pub(super) fn depths(&self, first: u64) -> Vec<(String, u32)> {
         let query =
             kvatlas_core::wire::QueryKey::SequenceHashes((first..first + 20).map(SequenceHash).collect());

@@ -1,5 +1,5 @@
-//! Tests that need a `nats-server`; the error of a test without one says how to get it. Where
-//! `KVATLAS_TEST_OLD_NATS_SERVER` names an older one, they run against both.
+//! Tests that need a `nats-server`. Without one, a test fails, and its error says how to get one. If
+//! `KVATLAS_TEST_OLD_NATS_SERVER` names an older server, the tests run against both.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
@@ -29,7 +29,7 @@ async fn a_broker_takes_clients_and_large_messages() {
     }
 }
 
-/// The size that a stream may grow to does not depend on the disk space that is free today.
+/// A stream's maximum size may exceed the free disk space.
 #[tokio::test]
 async fn a_stream_may_be_larger_than_the_free_disk() {
     for binary in binaries() {
@@ -179,7 +179,7 @@ fn the_watchdog_kills_the_child_of_a_dead_parent() {
     watchdog.wait().unwrap();
 }
 
-/// Makes an executable file, or one that is not, in a directory of its own.
+/// Makes an empty file `name` below `root`, with the permissions `mode`. Makes the directories above it.
 fn place(root: &Path, name: &str, mode: u32) -> PathBuf {
     let path = root.join(name);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests that need a `nats-server`, as those of the embedded broker.
+//! Tests of the bound on waiting bytes. They need a `nats-server`, as the tests of the embedded broker do.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -24,7 +24,8 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A connection whose bytes are bounded, how often it was made and broken, and the bound.
+/// Makes a connection whose waiting bytes are bounded. Returns the client, how often it has connected and disconnected, and the
+/// bound.
 async fn bounded(url: &str) -> (Client, watch::Receiver<(u32, u32)>, Arc<Intake>) {
     let flags = BTreeMap::from([("nats.url".to_owned(), url.to_owned())]);
     let config = Config::load(flags, std::iter::empty(), None).unwrap();

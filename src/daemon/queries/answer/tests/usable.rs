@@ -1,8 +1,8 @@
-//! Tests of what a request can reuse.
+//! Tests of the number of blocks that a request can reuse.
 
 use super::*;
 
-/// A holder of ten blocks, of which the first four and the eighth are resumable on the device, and the last two lie on the host.
+/// Adds a holder of ten blocks. The first four and the eighth are resumable on the device. The last two lie on the host.
 fn partly_resumable(answerer: &Answerer) {
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
     let worker = WorkerName::new("partly").unwrap();
