@@ -1,4 +1,4 @@
-//! The used part of a capacity, by one index or by several together.
+//! The used part of a capacity, which one index has or several indexes share.
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -12,7 +12,7 @@ const BLOCK_BYTES: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Events of one holder that wait may take the room that the others leave, divided by this number.
+/// Divisor for waiting events: those of one holder may take this fraction of the room that other holders leave.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -28,7 +28,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns how this differs from `before`.
+    /// Returns the difference between this value and `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             blocks: self.blocks - before.blocks,
@@ -104,7 +104,7 @@ impl Usage {
         }
     }
 
-    /// Returns the change that takes the whole usage away.
+    /// Returns the change that brings the usage to zero.
     pub(crate) fn all_gone(&self) -> Change {
         let gone = |used: &AtomicCell<u64>| -used.load().cast_signed();
         Change {
@@ -121,8 +121,8 @@ impl Usage {
         fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)
     }
 
-    /// Whether state without a place among the runs takes only a small part of the capacity. Blocks with a place must
-    /// not have to give way to it.
+    /// Whether state without a place among the runs takes only a small part of the capacity. Beyond that part, such
+    /// state would displace blocks that have a place.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
