@@ -34,7 +34,7 @@ worded! {
 }
 
 impl RejectReason {
-    /// Returns the doubt about the holder that follows; `None` if nothing is lost.
+    /// Returns the reason for doubt about the holder that follows from such a rejection. `None` if nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {
             Self::UnknownBlock | Self::ForeignChain => None,

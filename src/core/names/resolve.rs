@@ -46,8 +46,8 @@ pub(super) struct ResolvedSequence<'e> {
 }
 
 impl ResolvedSequence<'_> {
-    /// Returns the blocks as a sequence to be stored among the runs, of which some are `kept`. `None` if the block
-    /// before the first has no place.
+    /// Returns the blocks as a sequence to be stored among the runs. `kept` tells which of them the holder keeps.
+    /// `None` if the block before the first has no place.
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,

@@ -20,9 +20,9 @@ pub(super) struct Work<'a> {
     pub(super) applied: &'a mut Applied,
     /// The tier of the event's blocks.
     pub(super) tier: Tier,
-    /// Most blocks of the holder.
+    /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Most bytes of events that wait, of all holders.
+    /// Maximum bytes of waiting events of all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no room for the holders,
-//! their blocks are not of the namespace's size, or their messages cannot be read.
+//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no
+//! room for the holders, their blocks are not of the namespace's size, or their messages cannot be read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -110,7 +110,8 @@ impl RefusedHolders {
         self.remove(&id.worker, &[Part::Rank(id.rank), Part::Unread]);
     }
 
-    /// Forgets holders for whose last batch's `listened_us` `is_over` holds. Returns whether there were any.
+    /// Forgets each holder whose last dropped batch is too old. `is_over` decides that from the batch's `listened_us`.
+    /// Returns whether any holder was forgotten.
     pub fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
         if self.workers.read().is_empty() {
             return false;

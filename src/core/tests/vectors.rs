@@ -55,7 +55,7 @@ fn limits() -> WireLimits {
     WireLimits::default()
 }
 
-/// The map without the entries that are absent.
+/// JSON map of the entries that have a value.
 fn present(entries: &[(&str, Option<Value>)]) -> Value {
     let given = entries
         .iter()

@@ -30,7 +30,7 @@ impl<const SIZE_MAX: usize> FlatNode for Node<SIZE_MAX> {
     }
 }
 
-/// Sizes have room up to the parameter, and pops of nodes with children up to as many.
+/// The links that a node carries. A node with children has room for them only if neither number is above `SIZE_MAX`.
 fn stored<const SIZE_MAX: usize>(links: Links) -> Option<Links> {
     let has_room = links.is_leaf() || links.subtree_size.max(links.num_parents) <= SIZE_MAX;
     has_room.then_some(links)

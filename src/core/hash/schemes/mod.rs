@@ -4,11 +4,11 @@
 //! | scheme | one step of the chain | before the first block |
 //! |---|---|---|
 //! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | a step from XXH64 of the seed, with the model's name as text |
-//! | `llm-d-cbor-fnv` | FNV-64a of canonical CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
+//! | `llm-d-cbor-fnv` | FNV-64a of CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
 //! | `sglang` | first 8 bytes of SHA-256 of the parent's digest and the tokens | nothing; with a salt, the salt's digest |
-//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of canonical CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
+//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
 //!
-//! A digest is all 32 bytes of SHA-256.
+//! A digest is all 32 bytes of SHA-256. The CBOR is canonical.
 //!
 //! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and
 //! on the model name in a request. For a request with an adapter, the adapter's name stands in place of the model's.

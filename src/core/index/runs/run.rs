@@ -10,9 +10,9 @@
 //! any block of another run, or begins at position 0. So the place of a block determines its whole prefix, whatever the
 //! hashes are.
 //!
-//! Every field is a word that can be read at any time. By the time a reader looks, the number can be another run's.
-//! What the reader reads then is nonsense, and harmless. The index's own documentation explains why no answer is made
-//! of it.
+//! Every field is a word that can be read at any time. By the time a reader looks, another run can have the run's
+//! number. Then the reader reads wrong values, which do no harm: the index's own documentation explains why no answer
+//! contains them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -57,7 +57,8 @@ pub(crate) struct Run {
     pub(super) bars: Words,
     /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether the run is a twin: when it was made, another block after the same block had the same fragment of a hash.
+    /// Whether the run is a twin: when it was made, the block before it already had another child with the same hash
+    /// fragment.
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the run's last block.
     pub(super) tops: AtomicU32,
@@ -255,9 +256,10 @@ impl Run {
         }
     }
 
-    /// Returns the range of offsets in which a query leaves the run, as marks tell. `len` is the number of blocks that
-    /// both have. The blocks before the range's start perhaps agree. The block at its end does not agree, if the end is
-    /// below `len`. `wanted` gives the query's hash at an offset.
+    /// Returns the range of offsets in which a query leaves the run, as the marks tell. `len` is the number of blocks
+    /// that both have, and `wanted` gives the query's hash at an offset. Blocks before the start of the range have
+    /// equal marks, but may still differ. If the end of the range is below `len`, the block at the end differs for
+    /// certain.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
@@ -310,7 +312,8 @@ impl Run {
         prefetch(&self.bars);
     }
 
-    /// Prefetches the bars that a search needs which has found `agreed` of the blocks, at least one.
+    /// Prefetches the bars that a search needs after `agreed` leading blocks of the run agreed with the query. `agreed`
+    /// is at least 1.
     #[inline]
     pub(crate) fn prefetch_bars(&self, agreed: usize, guard: &Guard) {
         let array = self.bars.get(guard);

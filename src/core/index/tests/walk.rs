@@ -1,4 +1,4 @@
-//! Walks against what holders dump, and while holders change.
+//! Walks, compared with what holders dump, and walks while holders change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,7 @@ fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u6
     }
 }
 
-/// The blocks of the holders with these numbers, as a walk finds them, restored in another index.
+/// Restores the walked holders in another index. Returns the blocks of each holder, as the walk found them.
 fn restored(walked: &[WalkedHolder]) -> Vec<BTreeSet<u64>> {
     let other = index();
     let mut writers: Vec<HolderWriter> = (0..)
