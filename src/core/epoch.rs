@@ -39,8 +39,8 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// No thread that takes a guard from now on can reach what `free` frees, and what it frees can be sent to another
-    /// thread.
+    /// No thread that takes a guard from now on can reach the memory that `free` frees. The freed values can be sent to
+    /// another thread.
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce()) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.

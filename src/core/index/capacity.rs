@@ -47,11 +47,11 @@ pub(super) struct Greedy {
 }
 
 impl IndexShared {
-    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is how many blocks the event
-    /// before has stored. To be called between turns.
+    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is the number of blocks that the
+    /// last event stored. To be called between turns.
     ///
-    /// A writer makes room only for about as much as it has stored. So a writer that stores little does not wait
-    /// because of what another stores.
+    /// A writer makes room only for about as many blocks as it has stored. So a writer that stores little does not wait
+    /// for the blocks of a writer that stores much.
     pub(crate) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;

@@ -130,7 +130,7 @@ pub enum NamespaceRefused {
     },
 }
 
-/// Most names of refused namespaces that are remembered. Once so many are remembered, every other name may have been
+/// Most names of refused namespaces that are remembered. With this number remembered, any other name may have been
 /// refused, too.
 const REFUSED_MAX: usize = 1024;
 

@@ -91,7 +91,7 @@ pub struct TotalUsage {
 }
 
 impl TotalUsage {
-    /// Makes a total for `capacity`, of which nothing is used.
+    /// Makes a total for `capacity`, with nothing used yet.
     pub fn of(capacity: Capacity) -> Self {
         Self {
             usage: Arc::new(Usage::of(capacity)),

@@ -4,11 +4,12 @@ use crossbeam_utils::atomic::AtomicCell;
 
 use super::settings::Capacity;
 
-/// Approximate bytes of a distinct block. By it, bytes to be freed become a number of blocks to be evicted.
+/// Approximate bytes of a distinct block. Eviction divides the bytes to be freed by this number to get a number of
+/// blocks.
 const BLOCK_BYTES: u64 = 32;
 
-/// Divisor of the capacity. The result, or [`ASIDE_BYTES_MIN`] if that is more, bounds the state that has no place among
-/// the runs: blocks without a parent, and events that wait.
+/// Divisor of the capacity in bytes. The quotient bounds the state that has no place among the runs: blocks without a
+/// parent, and events that wait. The bound is at least [`ASIDE_BYTES_MIN`].
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
@@ -47,7 +48,7 @@ impl Change {
     }
 }
 
-/// A capacity and what is used of it.
+/// A capacity, and how much of it is used.
 #[derive(Debug)]
 pub(crate) struct Usage {
     capacity: Capacity,
@@ -61,7 +62,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Makes the usage of a `capacity` of which nothing is used.
+    /// Makes the usage of a `capacity`, with nothing used yet.
     pub(crate) fn of(capacity: Capacity) -> Self {
         Self {
             capacity,
@@ -128,9 +129,9 @@ impl Usage {
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes of waiting events one holder may have in all. `own` is how many it has already; all
-    /// holders together may have `bytes_max`. Each may take a part of what the others leave, so something is left for
-    /// holders that come later.
+    /// Returns how many bytes of waiting events one holder may have in all. `own` is the number that it has already.
+    /// All holders together may have `bytes_max`. A holder may take only a part of the room that the others leave, so
+    /// that room is left for later holders.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

@@ -8,7 +8,7 @@ worded! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[repr(usize)]
     pub enum RejectReason {
-        /// A removed block was not held; nothing is lost by that.
+        /// A removed block was not held. Nothing is lost then.
         UnknownBlock => "unknown_block",
         /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
         /// Nobody can tell whether the engine still has the first block.

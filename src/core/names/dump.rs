@@ -62,8 +62,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// Returns events for the first of these blocks of a run, and for the blocks after it that differ from it only in
-    /// being resumable.
+    /// Returns events for the first of these blocks of a run, and for the blocks after it that are alike. Alike are
+    /// blocks that differ only in being resumable.
     fn events(
         &self,
         run: RunId,

@@ -138,8 +138,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the block that `name` means, if that is another block than the one at `spot`. `form` is the form in
-    /// which the block at `spot` is to have the name.
+    /// Returns the block that has `name` already, if it is not the block at `spot`. The block at `spot` is to get the
+    /// name in the form `form`.
     pub(super) fn find_other(
         &self,
         name: u64,

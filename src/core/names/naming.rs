@@ -123,7 +123,8 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks of one form, none of which has several names, from the holder.
+    /// Removes from the holder the blocks at the offsets `from` to `to`. All of them have the same form, which is not
+    /// [`Form::Many`].
     pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
         if form == Form::Own {
             self.names.remove(run, from, to);

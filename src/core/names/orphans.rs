@@ -142,8 +142,8 @@ impl Orphans {
         self.blocks.insert(key, orphan);
     }
 
-    /// Adds a name with tiers, or tiers alone, to a block, and its whole hash if that was not known. Returns false if
-    /// the block is absent or has too many names.
+    /// Adds a name with tiers, or tiers alone, to a block. Also notes its whole hash if only now it is known. Returns
+    /// false if the block is absent or has too many names.
     pub(super) fn extend(
         &mut self,
         key: Key,

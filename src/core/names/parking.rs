@@ -204,7 +204,7 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all events that wait, and the remembered removals. Returns how many blocks are lost by that.
+    /// Drops all events that wait, and the remembered removals. Returns the number of blocks lost.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();

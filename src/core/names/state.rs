@@ -38,7 +38,7 @@ impl Work<'_> {
 pub(super) struct HolderState {
     /// The blocks that have places, for queries.
     pub(super) share: Share,
-    /// The engine's names of these blocks, where they are not the hashes.
+    /// The engine's names of these blocks, apart from names that are the blocks' hashes.
     pub(super) names: Names,
     pub(super) orphans: Orphans,
     /// Blocks that some orphans may have waited for. Empty between events.
@@ -80,8 +80,8 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If that is much, others have turns at the runs
-    /// meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
+    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If these are many, other writers have turns
+    /// at the runs meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,

@@ -163,7 +163,7 @@ impl Names {
         count
     }
 
-    /// Removes the names of blocks of which each has one here.
+    /// Removes the names of the blocks at the offsets `from` to `to`. Each of them has exactly one name here.
     pub(super) fn remove(&mut self, run: RunId, from: u16, to: u16) {
         if let Some(column) = self.columns.get(&run) {
             let names = column.firsts(from, to).iter().copied();

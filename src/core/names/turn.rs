@@ -74,15 +74,15 @@ impl Turn<'_> {
         self.store_ready();
     }
 
-    /// Publishes what is done so far, in the middle of a long event, and lets others have turns. Blocks may be evicted
-    /// meanwhile.
+    /// Publishes the changes made so far, in the middle of a long event, and lets others have turns. Blocks may be
+    /// evicted meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.work.runs);
         let state = &mut self.state;
         self.work.runs.pause_for(|| MutexGuard::bump(state));
     }
 
-    /// Calls `some` with all of these items, as many at a time as suit one turn.
+    /// Calls `some` with these items, part by part. Each part is as large as suits one turn.
     fn in_turns<T>(&mut self, all: &[T], mut some: impl FnMut(&mut Self, &[T])) {
         for (number, now) in all.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {

@@ -44,7 +44,7 @@ pub struct RefusedAt {
     pub unix_us: u64,
 }
 
-/// The holders of a worker that are told apart.
+/// Entry under which a worker's dropped batches are listed: one rank, or several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Rank(Rank),

@@ -56,13 +56,13 @@ pub struct StatusReply {
     pub v: u64,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Number of distinct blocks in the index: the blocks that some holder has, and the blocks missing in the middle
+    /// Number of distinct blocks in the index: the blocks that some holder has, and the missing blocks in the holes
     /// before them.
     pub distinct_blocks: u64,
     /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
-    /// Number of holders of which it is not known whether their blocks have `block_size` tokens. Their publishers do
-    /// not tell the size, and the configuration does not name the namespace. Absent if it is 0.
+    /// Number of holders whose block size is not known; their blocks may have other than `block_size` tokens. Their
+    /// publishers do not tell the size, and the configuration does not name the namespace. Absent if it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
     /// Number of holders that are left out, because there was no place for them. Absent if it is 0.

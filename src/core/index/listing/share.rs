@@ -2,8 +2,8 @@
 //! sets them run by run.
 //!
 //! A holder is regular if it has each block together with all blocks before it, all in one tier, each under its
-//! sequence hash. Such a holder is described by its share of each run alone. So one walk can read many regular holders,
-//! and meets the blocks that they have in common once.
+//! sequence hash. So the numbers of leading blocks that the holder has of each run describe it wholly. So one walk can
+//! read many regular holders, and meets the blocks that they have in common once.
 //!
 //! A walk meets a holder's runs at different instants, while events go on to change the holder. So it finds the
 //! holder's blocks from before the walk, changed by some of the events since. If these events are applied again in

@@ -147,8 +147,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Returns which of these runs has a block, and at which offset. Looks at each run, because a table of all blocks would
-/// stay behind.
+/// Finds a block in these runs. Returns the place of its run in `runs`, and its offset in the run. Looks at each run,
+/// because a table made for the search would keep its memory.
 fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {

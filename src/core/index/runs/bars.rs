@@ -231,7 +231,7 @@ impl Table {
         }
     }
 
-    /// Returns the row that begins at an offset. If there is none, cuts the row with that offset in two.
+    /// Returns the row that begins at an offset. If no row begins there, cuts the row with that offset in two.
     fn cut(&mut self, offset: u16) -> usize {
         if self.rows.is_empty() {
             let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();

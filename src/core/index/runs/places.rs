@@ -10,7 +10,7 @@ use super::writer::{RunView, RunWriter};
 use super::{RunId, Spot};
 use crate::name_map::NameMap;
 
-/// Most places that the table keeps for one hash. Further blocks with that hash are not found by it.
+/// Most places that the table keeps for one hash. The table does not find further blocks with that hash.
 const EQUAL_MAX: usize = 16;
 
 /// Number of places in `places` whose hashes have the bits of `key`.

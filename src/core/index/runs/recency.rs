@@ -1,9 +1,9 @@
 //! How recently runs were used, and which blocks are evicted first. Time is counted in ticks of a clock that advances
 //! with the number of blocks stored.
 //!
-//! A run is used when a holder gets more of it, or when a search looks at it. When a child run is removed, its parent
-//! becomes at least as recent as the child was. A leaf is the end of a run, behind the last block that another run
-//! follows.
+//! A run counts as used when a holder gets more of its blocks, or when a search looks at it. When a child run is
+//! removed, its parent becomes at least as recent as the child was. A leaf is the end of a run, behind the last block
+//! that another run follows.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;

@@ -58,8 +58,8 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Returns the holders of the first `blocks` blocks in the tiers of `step`, if the summary tells that every holder
-    /// of the run has all of them. `None` if the summary does not tell.
+    /// Returns all holders of the run, if the summary tells that each of them has the first `blocks` blocks in the
+    /// tiers of `step`. `None` if the summary does not tell.
     #[inline]
     pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
         let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;

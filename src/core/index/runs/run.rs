@@ -55,7 +55,7 @@ pub(crate) struct Run {
     pub(crate) used: AtomicU32,
     /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
     pub(super) bars: Words,
-    /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
+    /// One bit for each block: set if only a fragment of the block's hash is known. Empty if all hashes are whole.
     pub(super) short: Words,
     /// Whether the run is a twin: when it was made, the block before it already had another child with the same hash
     /// fragment.
@@ -181,8 +181,8 @@ impl<'g> Column<'g> {
         self.hashes.get(offset).into_iter().for_each(prefetch);
     }
 
-    /// Prefetches the first `count` fingerprints of hashes, with `with_content` also those of content, and the first
-    /// hash.
+    /// Prefetches the first hash and the first `count` fingerprints of hashes. With `with_content`, also prefetches the
+    /// fingerprints of content.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
         let prints = self.prints.iter().take(count).step_by(8);
@@ -294,7 +294,7 @@ impl Run {
             && self.len() > 0
     }
 
-    /// The holders of the run, and how much of it each has.
+    /// Returns the roster: the holders of the run, and how much of the run each has.
     #[inline]
     pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
         Roster::new(&self.entries, self.more.get(guard))

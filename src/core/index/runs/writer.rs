@@ -64,7 +64,7 @@ impl RunStore {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Counts a change of what a holder uses beside the runs.
+    /// Counts a change of the memory that a holder uses beside the runs.
     pub(crate) fn count_usage(&mut self, change: Change) {
         self.state.change.add(change);
     }
@@ -276,7 +276,7 @@ impl<'s> RunWriter<'s> {
         Some((Spot { run, offset: 0 }, count))
     }
 
-    /// Completes hashes of which only a fragment was known.
+    /// Replaces fragments of hashes by the whole `hashes`, from `spot` on.
     pub(crate) fn refine(&self, spot: Spot, hashes: &[SequenceHash]) {
         let Some(run) = self.run(spot.run) else { return };
         let (column, short) = (run.column(&self.guard), run.short.get(&self.guard));
@@ -379,8 +379,8 @@ impl<'s> RunWriter<'s> {
         count
     }
 
-    /// Makes one step of a holder: counts it in the change counters of these runs before and after `change`, which sets
-    /// how much the holder has of the runs.
+    /// Makes one step of a holder. `change` sets how much the holder has of these runs. The step is counted in the
+    /// runs' change counters before and after `change`.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
         runs.iter().for_each(|id| self.count_step(*id));
         // A reader that sees a change of the step also sees that the step has begun.

@@ -21,7 +21,7 @@ pub struct QueryChain<'a> {
 enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
-    /// Hashes to be computed, one after the other.
+    /// Hashes that are computed from tokens or block hashes, each from the hash before it.
     Rolled(Rolled<'a>),
 }
 
@@ -102,8 +102,8 @@ impl<'a> QueryChain<'a> {
         !matches!(self.hashes, Hashes::Lineage(_))
     }
 
-    /// Returns the sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that
-    /// is known.
+    /// Returns the sequence hash of the block at `index`, or its fragment if the query gives no more. `index` must be
+    /// below [`Self::len`].
     #[inline]
     pub(crate) fn hash(&mut self, index: usize) -> u64 {
         match &mut self.hashes {

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// Number of groups with which a single holder's depth is compared. With so many groups, single holders make no further
-/// ones.
+/// Number of groups with which a single holder's depth is compared. Beyond this number, single holders make no new
+/// groups.
 const GROUPS_MAX: usize = 8;
 
 /// Holders that have the same number of leading blocks, or the same bounds on it.
@@ -74,7 +74,7 @@ impl<S> Default for Depths<S> {
 }
 
 impl<S: SlotBits> Depths<S> {
-    /// Notes that the depth of these holders is `depth`. Does nothing if that is 0.
+    /// Notes that the depth of these holders is `depth`. Does nothing if `depth` is 0.
     #[inline]
     pub(super) fn settle(&mut self, depth: u32, slots: &S) {
         if depth == 0 || slots.is_empty() {
@@ -102,7 +102,7 @@ impl<S: SlotBits> Depths<S> {
     }
 
     /// Splits the holders of each depth by how many of their blocks are usable. `split` gets a depth and its holders.
-    /// It calls its last argument with each number of usable blocks and the set of holders that can use so many.
+    /// For each number of usable blocks, it calls its last argument with the number and the set of holders.
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();

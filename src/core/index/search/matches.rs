@@ -116,7 +116,7 @@ impl Near {
 #[derive(Debug)]
 pub struct Matches(pub(super) Option<Box<Found>>);
 
-/// Groups that a search has found, and what is needed to name their holders.
+/// Groups that a search has found, and the directory that names their holders.
 #[derive(Debug)]
 pub(super) struct Found {
     /// Directory that the search used. It is borrowed, because a counted reference would be a word that all queries
@@ -142,8 +142,8 @@ impl Matches {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
-    /// Returns the holders with at least one matched block. Holders with most usable blocks come first, and of these
-    /// the deepest. Holders that are alike in both are in no particular order.
+    /// Returns the holders with at least one matched block. The order is: most usable blocks first, then most matched
+    /// blocks. Holders with equal numbers are in no particular order.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {

@@ -38,8 +38,8 @@ impl Content<'_> {
         }
     }
 
-    /// Returns the hashes of the blocks from `from` to `to`, which exist, 32 at most. `buffer` takes hashes that have
-    /// to be computed.
+    /// Returns the block hashes of the blocks from `from` to `to`. All of these blocks exist, and they are 32 at most.
+    /// Hashes that must be computed are written to `buffer`.
     #[inline]
     fn blocks<'b>(&'b self, from: usize, to: usize, buffer: &'b mut [BlockHash; CHUNK]) -> &'b [BlockHash] {
         match self {
@@ -176,7 +176,7 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`, all of which the query has.
+    /// Passes the first `agreed` blocks of a run that begins at `start`. The query must have all of them.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {

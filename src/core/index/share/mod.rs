@@ -1,5 +1,5 @@
-//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see a change of it as one
-//! step.
+//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see each change of a
+//! share as one step.
 //!
 //! A holder has intervals of each run ([`part`]). The entries in the runs' rosters tell readers how far these intervals
 //! reach. The names that engines give blocks are no part of a share.
@@ -70,12 +70,12 @@ impl Share {
         self.parts.bytes()
     }
 
-    /// Returns what the holder has of a run.
+    /// Returns the holder's part of a run: its intervals of blocks there.
     pub(crate) fn part(&self, run: RunId) -> Option<&Part> {
         self.parts.get(&run)
     }
 
-    /// Returns what the holder has of each run, in no particular order.
+    /// Returns the holder's part of each run, in no particular order.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (RunId, &Part)> {
         self.parts.iter().map(|(run, part)| (*run, part))
     }
@@ -85,7 +85,7 @@ impl Share {
         0..self.parts.splits()
     }
 
-    /// Returns the runs of one group of which the holder has something.
+    /// Returns the runs of one group in which the holder has blocks.
     pub(crate) fn runs_of(&self, group: usize) -> Vec<RunId> {
         self.parts.keys_of(group).copied().collect()
     }

@@ -87,7 +87,7 @@ pub(crate) fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
 }
 
-/// Blocks with the same attributes, one after the other.
+/// Consecutive blocks with the same attributes: the offsets from `from` up to `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) from: u16,
@@ -106,7 +106,7 @@ pub(crate) struct Part {
     pub(crate) hint: u32,
 }
 
-/// Adds an interval at the end, which is joined to the last interval if that touches it and has the same attributes. An
+/// Adds an interval at the end. If the last interval touches it and has the same attributes, the two become one. An
 /// empty interval is not added.
 fn push<A>(intervals: &mut SmallVec<A>, from: u16, to: u16, attributes: Attributes)
 where

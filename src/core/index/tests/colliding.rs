@@ -138,7 +138,7 @@ impl Run {
         }
     }
 
-    /// Stores a stretch of a path after a block that the holder has, under a name that the block has.
+    /// Stores a stretch of a path after a block of the holder. The event gives that block by one of its names.
     fn store(&mut self, random: &mut Random, number: usize, path: &[Node], tier: u8) {
         let (_, writer, model) = &mut self.holders[number];
         let from = random.below(path.len());

@@ -63,7 +63,7 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     (0..3).map(holder).collect()
 }
 
-/// The script of what is to happen within one search.
+/// The script of one search: the steps that are made while it runs.
 struct Script {
     random: Random,
     held: Rc<RefCell<Vec<Holder>>>,
@@ -73,7 +73,7 @@ struct Script {
     seen: Rc<RefCell<Vec<Vec<Depths>>>>,
 }
 
-/// Lets the steps that are left happen, each at some point after the one before.
+/// Makes the steps that are left, each at a random point of the search after the step before.
 fn interleave(mut script: Script) {
     let Some((holder, tier, event)) = script.left.pop() else {
         return;

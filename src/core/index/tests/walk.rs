@@ -59,7 +59,7 @@ fn random_path(random: &mut Random) -> Vec<SequenceHash> {
     path_hashes(branches)
 }
 
-/// Stores or removes in a way that keeps the holder regular.
+/// Stores a path, or removes a leaf, so that the holder stays regular.
 fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u64>) {
     let path = random_path(random);
     if random.chance(70) || held.is_empty() {

@@ -1,5 +1,5 @@
-//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. [`loom`]
-//! takes the place of the atomics in the product's sources, and [`epoch`] that of the collector.
+//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. The
+//! atomics in the product's sources are replaced by those of [`loom`], and the collector by [`epoch`].
 //!
 //! - Arrays of words (`words.rs`): a reader keeps the array that it has found, whole, while writers replace it.
 //! - A run's header and its blocks (`header.rs`): all blocks that a length counts are there.

@@ -64,7 +64,7 @@ fn corpus(seed: u64) -> Vec<Vec<u8>> {
     payloads
 }
 
-/// Runs every decoder; says how many took the payload.
+/// Runs every decoder on the payload. Returns how many accepted it.
 fn decode_all(payload: &[u8]) -> usize {
     let limits = WireLimits::default();
     let mut taken = 0;
