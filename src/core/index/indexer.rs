@@ -14,9 +14,9 @@ use super::shared::{IndexShared, TotalUsage};
 /// Sizes of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexSizes {
-    /// Distinct blocks that some holder has, and missing blocks in the holes before them.
+    /// Number of distinct blocks that some holder has, and of the missing blocks in the holes before them.
     pub distinct_blocks: u64,
-    /// Blocks held, summed over all holders, including blocks behind holes.
+    /// Number of blocks held, summed over all holders, including blocks behind holes.
     pub held_blocks: u64,
     /// Number of holders.
     pub holders: usize,
@@ -30,7 +30,7 @@ pub struct IndexSizes {
     pub unsized_holders: u32,
     /// Number of blocks whose hash an earlier block has, too. Above 0, the sequence hashes are no chain.
     pub chain_conflicts: u64,
-    /// Distinct blocks evicted so far because there were too many.
+    /// Number of distinct blocks evicted so far because there were too many.
     pub evicted_blocks: u64,
     /// Bytes of the blocks, the tables that find them and the holders; see [`Capacity`](super::Capacity).
     pub bytes: u64,

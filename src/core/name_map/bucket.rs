@@ -61,7 +61,7 @@ impl BucketPrints {
         !self.empty() & TOPS
     }
 
-    /// Whether slots that belong to this bucket or before it lie behind it.
+    /// Whether slots lie behind this bucket that belong to it or to a bucket before it.
     #[inline]
     pub(super) fn has_behind(self) -> bool {
         self.0 & TOPS != 0

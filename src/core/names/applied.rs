@@ -27,8 +27,8 @@ worded! {
         ParkingFull => "parking_full",
         /// Blocks were dropped because their parent did not come in time.
         ParkingExpired => "parking_expired",
-        /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
-        /// placed behind another block.
+        /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans stand
+        /// behind the wrong block.
         AmbiguousParent => "ambiguous_parent",
     }
 }
@@ -73,7 +73,7 @@ impl Applied {
         self.rejected[reason as usize]
     }
 
-    /// Whether blocks were left out that the engine has nevertheless, or may have.
+    /// Whether blocks were left out that the engine still has, or may have.
     pub fn is_short(&self) -> bool {
         let is_short = |reason: &RejectReason| self.rejected(*reason) > 0 && reason.doubt().is_some();
         RejectReason::ALL.iter().any(is_short)

@@ -1,5 +1,5 @@
-//! The number of holders whose states are not certain, without a look at each holder: they are counted again only after
-//! one of them has changed.
+//! The number of holders whose states are not certain. Most calls look at no holder: the holders are counted again only
+//! after one of them has changed.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -80,8 +80,8 @@ impl RefusedWorker {
 
 impl RefusedHolders {
     /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
-    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether it is the first
-    /// batch that was dropped of the holder.
+    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether this is the
+    /// first dropped batch of the holder.
     pub fn note(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, at: RefusedAt) -> bool {
         let mut refused = self.workers.write();
         let has_room = refused.len() < WORKERS_MAX;

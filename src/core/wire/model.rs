@@ -268,7 +268,8 @@ mod tests {
 
     use super::*;
 
-    /// The documentation and clients in other languages have these: they must be kept stable.
+    /// Pins the mapping. The documentation and clients in other languages contain these values, so they must be kept
+    /// stable.
     #[test]
     fn the_mapping_is_pinned() {
         for (model, tenant, namespace) in [

@@ -144,7 +144,7 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     })))
 }
 
-/// Facts with which a search begins.
+/// State with which a search begins.
 struct Start<'g, S> {
     /// Holders that the search asks about; all if `None`.
     asked: Option<S>,

@@ -140,7 +140,7 @@ impl Run {
         self.holders = kept.into_values().collect();
     }
 
-    /// Dumps everything into a fresh index and goes on with that.
+    /// Dumps all holders into a fresh index, which takes the place of the old one.
     fn restore(&mut self, blocks_per_event_max: usize) {
         let fresh = new_index(&self.shape);
         for holder in &mut self.holders {

@@ -53,7 +53,7 @@ fn change(writer: &mut HolderWriter, path: &Path, random: &mut Random) {
     writer.apply(event, Tier::DEVICE, 0);
 }
 
-/// The holders, each with how many leading blocks it holds.
+/// Returns the holders, each with the number of leading blocks that it holds.
 fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(u32, u32)> {
     let matches = index.find_matches(key, Search::default()).unwrap();
     let mut found: Vec<_> = matches

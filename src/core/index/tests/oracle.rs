@@ -16,7 +16,7 @@ use super::world::{PlainKey, block_hash_of_tokens, next_hash};
 /// of tiers in which it is not resumable.
 pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>, u8);
 
-/// The device, the host, and all other tiers, one bit each.
+/// Returns the classes of these tiers, one bit each: the device, the host, and all other tiers.
 fn classes(tiers: u8) -> u8 {
     tiers & 3 | if tiers & 0b1111_1100 == 0 { 0 } else { 4 }
 }
@@ -164,7 +164,7 @@ impl Oracle {
         last.map_or(0, |last| last + 1)
     }
 
-    /// The keys that queries can find: whose chain down to position 0 is resident.
+    /// The keys that queries can find: blocks that the holder has together with all blocks before them.
     pub(super) fn counting_keys(&self) -> Vec<PlainKey> {
         let mut keys: Vec<PlainKey> = self.blocks.keys().copied().collect();
         keys.sort_by_key(|key| key.position);

@@ -17,7 +17,7 @@ fn chain() -> Vec<u64> {
     (1..=DEPTH).collect()
 }
 
-/// The chain with another top bit from `from` on.
+/// The chain, with the top bit of each hash set from offset `from` on.
 fn other_from(from: usize) -> Vec<u64> {
     let flip = |(at, hash)| if at < from { hash } else { hash | TOP };
     chain().into_iter().enumerate().map(flip).collect()
