@@ -25,14 +25,14 @@ pub struct Namespace {
     /// Chains that hash tokens as the namespace's publishers do. `None` if the publishers use the contract's hashes,
     /// which the namespace's name tells.
     pub chains: Option<SchemeChains>,
-    /// Number of answers about the namespace that were given so far, and how many were exact.
+    /// Counter of the answers about the namespace that were given so far.
     pub answers: AnswerTally,
     /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has
     /// some.
     empty_since_us: AtomicU64,
 }
 
-/// Counter of answers, exact and not exact.
+/// Counter of answers: all of them, and those that were not exact.
 #[derive(Debug, Default)]
 pub struct AnswerTally {
     all: AtomicU64,

@@ -44,7 +44,7 @@ fn node<const SIZE_MAX: usize>(label: u8, value: Option<u32>) -> Node<SIZE_MAX> 
     }
 }
 
-/// A trie as a textbook has it.
+/// A trie by its recursive definition: each node contains its children.
 #[derive(Debug, Clone, Default)]
 struct Tree {
     children: Vec<(u8, Option<u32>, Tree)>,
