@@ -1,8 +1,8 @@
 //! Guard under which readers look at data that writers may replace.
 //!
-//! This is epoch-based reclamation: what a writer takes out is freed when every guard held at that moment is gone. That
-//! is true only among guards of one collector, and `crossbeam_epoch` lets anyone make another collector, in safe code.
-//! A [`Guard`] is always of the process's own collector, because nothing else makes guards.
+//! This is epoch-based reclamation: what a writer takes out is freed when every guard held at that moment is gone. This
+//! holds only among guards of one collector, and `crossbeam_epoch` lets safe code make further collectors. Every
+//! [`Guard`] belongs to the collector of the process, because only this module makes guards.
 
 use crossbeam_epoch::{Guard as Pinned, Shared};
 
@@ -23,14 +23,14 @@ impl Guard {
         &self.0
     }
 
-    /// Does as if the guard were dropped and taken anew. No reference taken under it can be left, because the guard is
-    /// borrowed as a whole.
+    /// Releases the guard and takes it anew. The call borrows the guard exclusively, so no reference that was read
+    /// under the guard can outlive the call.
     #[inline]
     pub(crate) fn repin(&mut self) {
         self.0.repin();
     }
 
-    /// Frees some of the memory that waits to be freed, as far as no guard keeps it.
+    /// Frees some of the memory that writers have given up and that no guard keeps.
     pub(crate) fn flush(&self) {
         self.0.flush();
     }
@@ -39,15 +39,15 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// No thread that takes a guard from now on can reach what `free` frees, and what it frees can be sent to another
-    /// thread.
+    /// No thread that takes a guard from now on can reach the memory that `free` frees. The freed values can be sent to
+    /// another thread.
     #[allow(unsafe_code, reason = "the one way to free what readers may still look at")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce()) {
         // SAFETY: the caller's promise; `crossbeam_epoch` asks for no other.
         unsafe { self.0.defer_unchecked(free) }
     }
 
-    /// Frees what an [`crossbeam_epoch::Owned`] was, as [`Self::defer`] does.
+    /// Frees `old`, which was made from a [`crossbeam_epoch::Owned`], when every guard held now is gone.
     ///
     /// # Safety
     ///

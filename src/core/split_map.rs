@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-/// Number of entries from which on the map is split.
+/// Number of entries at which one map is split into [`SPLITS`] small maps.
 const WHOLE_MAX: usize = 8192;
-/// Number of small maps into which it is split.
+/// Number of small maps that a large map consists of.
 const SPLITS: usize = 256;
 
 /// Hash map of one or of many small maps; see the module.
@@ -15,7 +15,7 @@ pub(crate) struct SplitMap<K, V> {
     /// No map, one map, or [`SPLITS`] maps.
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
-    /// Bytes of the maps.
+    /// Bytes that the small maps have allocated for entries.
     bytes: usize,
 }
 
@@ -34,7 +34,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().all(HashMap::is_empty)
     }
 
-    /// Bytes of the whole map.
+    /// Number of bytes that the whole map has allocated.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.maps.capacity() * size_of::<HashMap<K, V>>()
     }

@@ -1,8 +1,8 @@
 //! Arrays of words that readers look at without a lock. An array that grows is replaced as a whole.
 //!
-//! A replaced array is put aside when no reader can see it any more, and then freed by a writer. The thread that finds
-//! out that no reader sees the array can be a reader. If the reader freed the array, it would wait for the writer's
-//! part of the allocator, and the writer for it.
+//! A replaced array is put aside when no reader can see it any more, and a writer frees it later. Readers free no
+//! array: they would contend with the writer for the writer's part of the allocator. A reader can be the thread that
+//! finds an array unused, and it only puts the array aside.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -29,7 +29,7 @@ const ADDRESS_BITS: u32 = 48;
 /// Least length that is stored as its logarithm: from here on, lengths are powers of two.
 const LONG: usize = 1 << 15;
 
-/// Arrays, of all indexes, that no reader sees any more and that are to be freed. [`COUNT`] is their number.
+/// Arrays of all indexes that no reader sees any more and that are still to be freed. [`COUNT`] is their number.
 static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -72,7 +72,7 @@ pub(crate) fn word_at(words: &[AtomicU64], index: usize) -> u64 {
     words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
-/// Copies as many words as both have.
+/// Copies words from `from` to `to`, as many as the shorter of the two has.
 #[inline]
 pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     for (from, to) in from.iter().zip(to) {
@@ -80,7 +80,7 @@ pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     }
 }
 
-/// Number of arrays from which on freeing them is worth it in the middle of other work.
+/// Number of arrays put aside from which on a thread interrupts other work to free them.
 pub(crate) const GIVEN_BACK: usize = 64;
 
 /// Frees the arrays that no reader sees any more, if there are at least `arrays_min`.
@@ -109,8 +109,9 @@ fn put_aside(array: Array) {
 }
 
 impl Words {
-    /// Returns the array as it is now. The reference lives no longer than the guard, which outlasts a replacement. Nor
-    /// does it live longer than `self`, which frees its array when dropped, without waiting for guards.
+    /// Returns the present array. The reference lives no longer than the guard, which keeps a replaced array from being
+    /// freed. The reference also lives no longer than `self`: when `self` is dropped, its array is freed at once,
+    /// whatever guards are held.
     #[inline]
     pub(crate) fn get<'g>(&'g self, _: &'g Guard) -> &'g [AtomicU64] {
         let word = self.0.load(Ordering::Acquire);
@@ -192,7 +193,8 @@ mod tests {
         array.iter().for_each(|word| word.store(len, Ordering::Relaxed));
     }
 
-    /// Small enough for Miri, which sees every look at freed memory.
+    /// Checks that readers of a replaced array still see their old array. The test is small enough for Miri, which
+    /// reports each read of freed memory.
     #[test]
     fn readers_of_a_replaced_array_go_on_with_what_they_have() {
         let steps = if cfg!(miri) { 40 } else { 20_000 };

@@ -92,7 +92,7 @@ impl std::fmt::Display for BlockSize {
     max = BlockSize::TOKENS_MAX
 )]
 pub struct BlockSizeError {
-    /// The refused size.
+    /// The refused number of tokens.
     pub tokens: u32,
 }
 
@@ -157,8 +157,8 @@ pub fn block_hash(tokens: &[Token], seed: HashSeed) -> BlockHash {
 /// Hash of the tokens of one block together with the other objects that its cache depends on, such as images. Each
 /// object is given by its hash.
 ///
-/// The object hashes follow the tokens as little-endian u64, in the order in which they are given. The contract demands ascending order.
-/// Without any object the result is that of [`block_hash`].
+/// The object hashes follow the tokens as little-endian u64, in the order in which they are given. The contract demands
+/// ascending order. Without any object the result is that of [`block_hash`].
 pub fn block_hash_with(
     tokens: &[Token],
     objects: impl IntoIterator<Item = u64>,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whichever buffer serves a length, the hash is the one-shot hash of the plain bytes.
+        /// Checks for every length that the hash equals the one-shot hash of the plain bytes, whichever buffer is used.
         #[test]
         fn every_length_hashes_the_little_endian_bytes(
             tokens in prop_oneof![

@@ -68,7 +68,8 @@ impl PositionalLineageHash {
         }
     }
 
-    /// [`PositionalLineageHash::new`] for a hot loop whose position is already checked. Cannot fail.
+    /// Packs a block whose position is already checked, as [`PositionalLineageHash::new`] does. For hot loops; cannot
+    /// fail.
     ///
     /// At position 0, which has no parent, `parent` is ignored.
     #[inline]
@@ -274,11 +275,11 @@ pub fn lineage_hashes(
     lineage_hashes_from(0, None, sequence)
 }
 
-/// The lineage hashes of the blocks `sequence` that start at position `first` after the block with sequence
-/// hash `parent`.
+/// The lineage hashes of consecutive blocks, whose sequence hashes are `sequence`. The first block is at position
+/// `first` and follows the block with sequence hash `parent`.
 ///
-/// Each item is the result of [`PositionalLineageHash::new`]. The first is an error if only one of `parent` and
-/// `first` says that there is a parent.
+/// Each item is the result of [`PositionalLineageHash::new`]. So the first item is an error if `parent` is given at
+/// position 0, or missing at a later position.
 pub fn lineage_hashes_from(
     first: u64,
     parent: Option<SequenceHash>,
@@ -320,9 +321,9 @@ pub enum LineageError {
          encode it in the smallest mode that holds it"
     )]
     WrongMode {
-        /// The mode of the encoding.
+        /// The mode in which the position is encoded.
         mode: u8,
-        /// The position of the encoding.
+        /// The position that the integer encodes.
         position: Position,
     },
     /// The current fragment at a mode's last position has bits that the child's parent field cannot hold.
@@ -331,9 +332,9 @@ pub enum LineageError {
          cut it to what the parent field of the next position holds"
     )]
     FragmentTooWide {
-        /// The position of the encoding.
+        /// The position that the integer encodes.
         position: Position,
-        /// The bits that are allowed.
+        /// Number of bits that the current fragment may have.
         bits: u32,
     },
 }

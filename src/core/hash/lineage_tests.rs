@@ -42,7 +42,7 @@ fn lineage_hashes_match_the_contract_vectors() {
     );
 }
 
-/// Worked out by hand from the layout table, for what the contract vectors leave open.
+/// Compares hashes with values worked out by hand from the layout table, in cases that the contract vectors leave out.
 #[test]
 fn the_layout_is_the_documented_one() {
     let ones = SequenceHash(u64::MAX);
@@ -196,7 +196,8 @@ fn a_chain_checks_that_its_start_fits_its_parent() {
     assert_eq!(lineage_hashes(&[]).next(), None);
 }
 
-/// A chain long enough to cross both mode boundaries: every step aligns, and every way of making it agrees.
+/// Checks a chain long enough to cross both mode boundaries. Each hash is a child of the hash before, equals the result
+/// of `child`, and sorts behind it.
 #[test]
 fn a_chain_aligns_across_both_mode_boundaries() {
     let sequence: Vec<_> = (0..65_600_u64)

@@ -12,10 +12,10 @@ use super::text::{HashTextError, parse_hexadecimal};
 /// Why a text is not a lineage hash.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LineageTextError {
-    /// Not hexadecimal, or not of the right length.
+    /// The text is not hexadecimal, or has the wrong length.
     #[error(transparent)]
     NotHexadecimal(#[from] HashTextError),
-    /// Hexadecimal, but no block has this lineage hash.
+    /// The text is hexadecimal, but no block can have this lineage hash.
     #[error("{text:?} is not a lineage hash: {source}")]
     Lineage {
         /// The text as given.

@@ -37,7 +37,7 @@ impl PositionalSequenceHash {
     /// The last position that fits, 2^31 - 1.
     pub const POSITION_MAX: u64 = (1 << 31) - 1;
 
-    /// Packs the parts. Of the block hash it keeps the bits that the position's mode has room for.
+    /// Packs the parts. Keeps as many low bits of the block hash as the position's mode has room for.
     ///
     /// # Errors
     ///
@@ -165,9 +165,9 @@ pub enum PositionalSequenceHashError {
          encode it in the smallest mode that holds it"
     )]
     WrongMode {
-        /// The mode of the encoding.
+        /// The mode in which the position is encoded.
         mode: u8,
-        /// The position of the encoding.
+        /// The position that the integer encodes.
         position: u64,
     },
 }

@@ -9,8 +9,9 @@ use dashmap::mapref::one::{Ref, RefMut};
 use super::lineage::PositionalLineageHash;
 use super::positional::PositionalHash;
 
-/// Shards of one position's map. Few, because the map's writers mostly hold the outer shard anyway. A deep sequence makes
-/// thousands of these maps. With the default of four shards per core, each would take kilobytes.
+/// Number of shards of one position's map. Few are enough, because a writer of the map mostly holds the outer shard
+/// anyway. More would cost memory: a deep sequence makes thousands of these maps, and with the default of four shards
+/// per core each map would take kilobytes.
 const LEVEL_SHARDS: usize = 2;
 
 /// Values keyed by positional hash, grouped by position.
@@ -84,8 +85,8 @@ where
         removed.map(|(_, value)| value)
     }
 
-    /// Erases the map of `position` if it is empty. Another thread may have inserted a value since the caller saw it empty, so the check is
-    /// repeated under the exclusive lock.
+    /// Erases the map of `position` if it is empty. Another thread may have inserted a value since the caller saw it
+    /// empty, so the check is repeated under the exclusive lock.
     fn erase_if_empty(&self, position: u64) {
         self.levels.remove_if(&position, |_, level| level.is_empty());
     }

@@ -19,7 +19,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 pub struct HashTextError {
     /// The text as given, shortened.
     pub text: String,
-    /// The digits of a full hash.
+    /// Number of digits of a full hash.
     pub digits: usize,
 }
 

@@ -3,7 +3,7 @@
 use crate::hash::{Position, PositionalLineageHash};
 
 /// Returns the mask of the bits of a sequence hash that the lineage hash of the block at `position` keeps. The lineage
-/// hash of its child keeps the same bits of it.
+/// hash of the child block keeps the same bits.
 #[inline]
 pub(crate) fn current_mask(position: u32) -> u64 {
     let position = Position::new(u64::from(position)).unwrap_or(Position::MAX);
@@ -16,7 +16,7 @@ pub(crate) fn is_fragment_of(key: PositionalLineageHash, hash: u64) -> bool {
     (key.current_hash_fragment() ^ hash) & current_mask(Position::from(key).as_u32()) == 0
 }
 
-/// Mask of the bits of a sequence hash that every lineage hash keeps, whatever the position. The table of hashes is
-/// keyed by them.
+/// Mask of the bits of a sequence hash that every lineage hash keeps, whatever the position. These bits are the keys of
+/// the table of hashes.
 pub(crate) const COMMON_MASK: u64 =
     u64::MAX >> (64 - PositionalLineageHash::current_fragment_bits(Position::MAX));

@@ -3,10 +3,11 @@
 //!
 //! # Shares
 //!
-//! If a worker has much more than its share, its blocks go first, and blocks that a worker within its share has, too,
-//! are spared. So a worker that stores without end forgets its own blocks, whoever stored last. All ranks of a worker
-//! count as one. A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in
-//! sum than the capacity, it is an equal part of that sum.
+//! A worker's share is an equal part of the capacity. If holders have blocks in common and hold more in sum than the
+//! capacity, the share is an equal part of that sum. All ranks of a worker count as one.
+//!
+//! If a worker has much more than its share, its blocks go first. Blocks that a worker within its share holds, too, are
+//! spared. So a worker that stores without end loses its own blocks, even if another worker stored last.
 //!
 //! # How blocks are taken
 //!
@@ -25,15 +26,15 @@ use super::hook::point;
 use super::runs::Victim;
 use super::shared::{IndexShared, TotalUsage};
 
-/// Eviction frees a little more than it must: the capacity divided by this number. So not every event at the bound has
-/// to evict.
+/// Divisor of the capacity: eviction frees that part of the capacity beyond what it must. So not every event at the
+/// bound has to evict.
 const SLACK: u64 = 64;
 /// Most blocks that eviction frees beyond what it must, since the event that stores waits for it.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
 /// Number of evicted blocks after which other threads that evict have a turn.
 const TURN_BLOCKS: u64 = 256;
-/// Most blocks that an event evicts for each block that it stores. That is enough: no block takes so many times the
+/// Most blocks that an event evicts for each block that it stores. This is enough, because no block takes 16 times the
 /// memory of another.
 const SHARE: u64 = 16;
 
@@ -46,11 +47,11 @@ pub(super) struct Greedy {
 }
 
 impl IndexShared {
-    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is how many blocks the event
-    /// before has stored. To be called between turns.
+    /// Evicts blocks if this index, or all indexes together, have too many. `stored` is the number of blocks that the
+    /// last event stored. To be called between turns.
     ///
-    /// A writer makes room only for about as much as it has stored. So a writer that stores little does not wait
-    /// because of what another stores.
+    /// A writer makes room only for about as many blocks as it has stored. So a writer that stores little does not wait
+    /// for the blocks of a writer that stores much.
     pub(crate) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
@@ -59,7 +60,7 @@ impl IndexShared {
         }
     }
 
-    /// Evicts blocks as long as there is an `excess`, and a few more, `share` at most. The holders of these blocks are
+    /// Evicts the `excess` blocks and a few more, but about `share` blocks at most. The holders of these blocks are
     /// degraded first, so that no shortened match counts as exact.
     fn evict(&self, excess: impl Fn() -> u64, share: u64) {
         if excess() == 0 {
@@ -134,8 +135,8 @@ impl IndexShared {
         })
     }
 
-    /// Whether a worker may have blocks back although there is no room: it has less than half of its share, and other
-    /// workers have much more than theirs.
+    /// Whether a worker has less than half of its share while other workers have much more than theirs. Such a worker
+    /// may have blocks back even if there is no room.
     pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
         self.greedy().is_some_and(|greedy| {
             let directory = self.slots.load();
@@ -145,8 +146,8 @@ impl IndexShared {
         })
     }
 
-    /// Takes the blocks of `victims` from all holders that have any, from each holder in one go. So the call waits only
-    /// once for a holder that is in the middle of an event.
+    /// Takes the blocks of `victims` from all holders that have any of them. Each holder loses its blocks in one go, so
+    /// the call waits at most once for a holder in the middle of an event.
     fn take(&self, victims: &[Victim]) {
         let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {

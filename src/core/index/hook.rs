@@ -1,4 +1,4 @@
-//! Hooks for tests: points of a search at which a test can let something happen, and ends of turns, which tests count.
+//! Hooks for tests: points of a search at which a test can run its own code, and ends of turns, which tests count.
 //! Outside of tests the hooks do nothing.
 
 /// Marks a point just before a search looks at something that writers change.

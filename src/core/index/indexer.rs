@@ -14,15 +14,15 @@ use super::shared::{IndexShared, TotalUsage};
 /// Sizes of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IndexSizes {
-    /// Distinct blocks that some holder has, and missing blocks in the holes before them.
+    /// Number of distinct blocks that some holder has, and of the missing blocks in the holes before them.
     pub distinct_blocks: u64,
-    /// Blocks held, summed over all holders, including blocks behind holes.
+    /// Number of blocks held, summed over all holders, including blocks behind holes.
     pub held_blocks: u64,
-    /// Holders.
+    /// Number of holders.
     pub holders: usize,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
-    /// Stored events that wait for their parent.
+    /// Number of stored events that wait for their parent.
     pub parked_events: u64,
     /// Number of holders whose hashes are not the contract's chain.
     pub foreign_holders: u32,
@@ -30,7 +30,7 @@ pub struct IndexSizes {
     pub unsized_holders: u32,
     /// Number of blocks whose hash an earlier block has, too. Above 0, the sequence hashes are no chain.
     pub chain_conflicts: u64,
-    /// Distinct blocks evicted so far because there were too many.
+    /// Number of distinct blocks evicted so far because there were too many.
     pub evicted_blocks: u64,
     /// Bytes of the blocks, the tables that find them and the holders; see [`Capacity`](super::Capacity).
     pub bytes: u64,
@@ -77,8 +77,8 @@ impl PositionalIndexer {
         &self.shared.settings
     }
 
-    /// Whether there is room for blocks of `holder` that had no room before: asking for its full state may bring them
-    /// back.
+    /// Whether there is room again for blocks that `holder` lost or could not store for want of room. Then a request
+    /// for the holder's full state may bring these blocks back.
     pub fn has_room_for(&self, holder: &HolderRecord) -> bool {
         let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
         let has_room = || self.shared.runs.has_room() || self.shared.is_short_of_share(&holder.id.worker);
@@ -91,12 +91,12 @@ impl PositionalIndexer {
         Ok(self.find_chain(&mut chain, search))
     }
 
-    /// Does as [`Self::find_matches`], with a chain that the caller goes on using.
+    /// Returns the same as [`Self::find_matches`], for a chain that the caller keeps and may use again.
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
         search::find(&self.shared, chain, search)
     }
 
-    /// Returns bounds on how long a prefix each holder holds. The query gives only some blocks of a chain.
+    /// Returns bounds on how long a prefix each holder holds, for a query that gives only some blocks of its chain.
     pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
         search::find_bounds(&self.shared, chain, search)
     }
@@ -116,14 +116,14 @@ impl PositionalIndexer {
         self.shared.slots.load().holders_of(workers).cloned().collect()
     }
 
-    /// Returns how many holders' states are not certain. Looks at each holder only if something has changed since the
-    /// last call.
+    /// Returns the number of holders whose state is not certain. Looks at each holder only if something has changed
+    /// since the last call.
     pub fn doubtful_holders(&self, trust: &StreamTrust) -> DoubtfulHolders {
         self.shared.slots.doubtful(trust, self.shared.replacements.load())
     }
 
-    /// Returns why the state of `holder` is not certain that a search has seen. `before` is the result of
-    /// [`Self::doubtful_holders`] from before the search.
+    /// Returns the reasons why the state of `holder` that a search saw is not certain. `before` is the result of a call
+    /// of [`Self::doubtful_holders`] before the search.
     pub fn reasons_since(
         &self,
         before: &DoubtfulHolders,

@@ -7,8 +7,8 @@
 //! of the tree, in tiers (`share`). A holder's share of a run is a short list of intervals. A hole or a second tier
 //! splits an interval, and nothing else changes.
 //!
-//! The index knows blocks by sequence and lineage hashes only. What engines call blocks, and what events leave open, is
-//! translated before the index, for each holder by itself (`crate::names`).
+//! The index knows blocks by sequence and lineage hashes only. A translator before the index resolves the engines' own
+//! names, and anything that events leave open, for each holder by itself (`crate::names`).
 //!
 //! A block of a holder is either *resumable* or *barred*. A request cannot go on behind a barred block, although full
 //! attention has the block. Mostly all blocks are resumable. Bars are kept beside the entries (`runs::bars`), and
@@ -25,28 +25,29 @@
 //!
 //! # What a query sees during writes
 //!
-//! A holder changes in steps. A search is exact for all holders if, during the search, no step changes a run that the
-//! search looks at. The rules, each with the tests that check it:
+//! A holder changes in steps. If no step changes a run that a search looks at while it runs, the search is exact for
+//! all holders. The rules, each with the tests that check it:
 //!
 //! 1. A block keeps its place as long as some holder has the block. A run is cut, and its number given out again, only
 //!    where no holder has anything. (`tests::differential`)
-//! 2. So whatever a search reads about places that one holder has all the time is true all the time. That holds even if
-//!    the search reads other places at other instants. (`tests::interleaved`)
+//! 2. So if a holder has a place during a whole search, everything that the search reads about the place is true at
+//!    each instant. That holds even if the search reads other places at other instants. (`tests::interleaved`)
 //! 3. Tables move no entry while they can be read. A table is replaced as a whole, by a table with all entries that are
-//!    still there (copy on write). So a run that is there all the time is found. A run is marked as followed from
-//!    before the first run after it can be found until none can be found any more. So nothing need be looked up after a
-//!    run that is not marked. A Bloom filter has the runs at position 0: the bit of such a run is set before the run
-//!    can be found, and cleared after. (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
-//! 4. Each run has a change counter, a seqlock. A step counts in the runs that it changes before its first change can
-//!    be seen, and again after its last. Steps take turns. So a search knows whether the holders' shares of a run were
-//!    the same from its first look at the run to its end. A run's summary of all its holders changes in the same steps.
-//!    (`runs::header`, `runs::roster`, `tests::interleaved`, `tests/loom`)
+//!    still there (copy on write). So a run that is there all the time is found. A run is marked as followed as long as
+//!    readers can find a run after it. The mark is set before the first such run can be found, and cleared after the
+//!    last. So a search looks nothing up after a run without the mark. A Bloom filter has the runs at position 0: the
+//!    bit of such a run is set before the run can be found, and cleared after. (`tests::concurrency`, `tests/loom`,
+//!    `runs::store`, `runs::heads`)
+//! 4. Each run has a change counter, a seqlock. A step raises the counters of the runs that it changes, once before its
+//!    first change can be seen and once after its last. Steps take turns. So a search can tell whether the holders'
+//!    shares of a run stayed the same since its first look at the run. A run's summary of all its holders changes in
+//!    the same steps. (`runs::header`, `runs::roster`, `tests::interleaved`, `tests/loom`)
 //! 5. A step about runs that a search has not looked at changes nothing that the search has read. If the search has
-//!    found a next block, it has looked at that block's run. If it has found none, the holder did not have the block at
-//!    some instant of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at
-//!    an instant of the search. (`tests::interleaved`, `tests::concurrency`)
+//!    found a next block, it has looked at that block's run. If it has found no next block, the holder lacked that
+//!    block at some instant of the look. Otherwise the block would have been found (2, 3). So the answer is the
+//!    holder's state at an instant of the search. (`tests::interleaved`, `tests::concurrency`)
 //! 6. If a step about a run that a search has looked at is made during the search, the search is repeated. After some
-//!    tries the search takes a turn at the runs, in which nobody makes a step. (`tests::concurrency`)
+//!    tries the search takes a turn at the runs, during which no step can be made. (`tests::concurrency`)
 //! 7. Locks are taken in one order: eviction, a holder's state, the runs. A thread that has the runs never waits for a
 //!    holder. (No test looks at the order. A wrong one can hang `tests::eviction`, where writers and eviction run at
 //!    once.)
@@ -54,7 +55,7 @@
 //!    event. (`tests::defects`)
 //! 9. Fingerprints of prompts that a run keeps are bound to the hashes that the run had. If the run has other hashes by
 //!    now, the fingerprints fit nothing. (`tests::known`)
-//! 10. While a holder works on what concerns it alone (hashing, its own names), other writers have turns at the runs.
+//! 10. While a holder does work that concerns it alone (hashing, its own names), other writers have turns at the runs.
 //!     Blocks that the holder has put among the runs and not published yet are not cut off meanwhile.
 //!     (`tests::interleaved`)
 //!
@@ -77,7 +78,8 @@
 //! | `hook` | points at which tests stop a search or count a writer's turns; does nothing outside of tests |
 //!
 //! Three containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all
-//! at once; `crate::name_map`, from names to numbers; and `crate::words`, arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
+//! at once; `crate::name_map`, from names to numbers; and `crate::words`, arrays that readers look at without a lock.
+//! The index knows no clock, does no I/O and has no async code.
 
 pub(crate) mod block;
 mod capacity;

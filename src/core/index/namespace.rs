@@ -16,23 +16,23 @@ use super::shared::TotalUsage;
 /// One namespace and its index.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Its name.
+    /// Name of the namespace.
     pub name: NamespaceName,
-    /// Its index.
+    /// Index of the namespace.
     pub indexer: PositionalIndexer,
     /// Whether the configuration names the namespace. Then the namespace stays, with its settings.
     pub is_configured: bool,
     /// Chains that hash tokens as the namespace's publishers do. `None` if the publishers use the contract's hashes,
     /// which the namespace's name tells.
     pub chains: Option<SchemeChains>,
-    /// Count of the answers about the namespace that were given so far.
+    /// Counter of the answers about the namespace that were given so far.
     pub answers: AnswerTally,
     /// Time since which the namespace has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has
     /// some.
     empty_since_us: AtomicU64,
 }
 
-/// A count of the answers that were given.
+/// Counter of answers: all of them, and those that were not exact.
 #[derive(Debug, Default)]
 pub struct AnswerTally {
     all: AtomicU64,
@@ -69,8 +69,8 @@ impl Namespace {
         })
     }
 
-    /// Whether the namespace has no holder, and the configuration does not name it. Then another block size may be
-    /// told.
+    /// Whether the namespace has no holder, and the configuration does not name it. Then a batch may give the namespace
+    /// another block size.
     pub fn is_free(&self) -> bool {
         !self.is_configured && self.indexer.shared.slots.load().workers == 0
     }
@@ -93,8 +93,8 @@ fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }
 
-/// Returns the settings as they hold for a namespace of this name. If the name tells a hash scheme, its hashes are
-/// taken as they are: the contract's chain is not computed.
+/// Returns `settings`, adapted to a namespace of this name. If the name tells a hash scheme, the engine's hashes are
+/// used as they are: the contract's chain is not computed.
 fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSettings {
     match chains_of(name) {
         None => settings,
@@ -105,13 +105,13 @@ fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSe
     }
 }
 
-/// Why a namespace cannot be made.
+/// Reason why a namespace cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NamespaceRefused {
-    /// As many namespaces exist as may exist.
+    /// The maximum number of namespaces exists already.
     #[error("{namespaces} namespaces exist; no more are allowed (limits.max_namespaces)")]
     LimitReached {
-        /// The limit.
+        /// Maximum number of namespaces.
         namespaces: usize,
     },
     /// Only namespaces of the configuration may exist.
@@ -130,7 +130,7 @@ pub enum NamespaceRefused {
     },
 }
 
-/// Most names of refused namespaces that are remembered. Once so many are remembered, every other name may have been
+/// Most names of refused namespaces that are remembered. With this number remembered, any other name may have been
 /// refused, too.
 const REFUSED_MAX: usize = 1024;
 
@@ -144,16 +144,17 @@ pub struct Namespaces {
     namespaces_max: usize,
     /// Whether namespaces may exist that the configuration does not name. True at first.
     pub is_open: bool,
-    /// Whether such namespaces may have a block size that their batches tell. True at first.
+    /// Whether namespaces that the configuration does not name may take their block size from their batches. True at
+    /// first.
     pub takes_sizes: bool,
-    /// Namespaces that were to be made, and why they were refused.
+    /// Names of namespaces that batches asked for and that were refused, each with the reason.
     refused: RwLock<HashMap<NamespaceName, NamespaceRefused>>,
     total: Arc<TotalUsage>,
 }
 
 impl Namespaces {
-    /// Makes the namespaces in `configured`, and leaves room for others with the `defaults`, `namespaces_max` in all.
-    /// `capacity` bounds the size of all namespaces together.
+    /// Makes the namespaces in `configured`. Further namespaces can come later with the settings in `defaults`, up to
+    /// `namespaces_max` in all. `capacity` bounds the size of all namespaces together.
     pub fn new(
         capacity: Capacity,
         defaults: NamespaceSettings,
@@ -183,9 +184,9 @@ impl Namespaces {
         self.current.read().get(name).cloned()
     }
 
-    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. That of
-    /// [`PROBE_NAME`] goes as soon as it has none. Namespaces of the configuration stay. `now_us` is a clock in microseconds that does not run backwards. To be called now and
-    /// then.
+    /// Removes the namespaces that have had no holder for `empty_us_max` microseconds, and returns them. The namespace
+    /// called [`PROBE_NAME`] is removed as soon as it has no holder. Namespaces of the configuration stay. `now_us` is
+    /// a clock in microseconds that does not run backwards. To be called now and then.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
         let is_forgotten = |name: &NamespaceName, namespace: &mut Arc<Namespace>| {
             let empty_us_max = if name.as_str() == PROBE_NAME {
@@ -242,7 +243,7 @@ impl Namespaces {
         Ok(created)
     }
 
-    /// Returns why no further namespace can be made when `namespaces` exist; `None` if one can.
+    /// Returns the reason why no further namespace can be made when `namespaces` exist; `None` if one can be made.
     fn refuses(&self, namespaces: usize) -> Option<NamespaceRefused> {
         let limit = self.namespaces_max;
         match self.is_open {
@@ -262,8 +263,8 @@ impl Namespaces {
         }
     }
 
-    /// Returns why the namespace called `name` does not exist although a batch has wanted to make it. `None` if no
-    /// batch has, or if it could be made by now. Once 1,024 names have been refused, every other name counts as one
+    /// Returns the reason why the namespace called `name` was refused to a batch. `None` if no batch asked for the
+    /// namespace, or if it could be made by now. Once 1,024 names have been refused, every other name counts as one
     /// that may have been refused.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
         let now = self.refuses(self.current.read().len());

@@ -41,11 +41,11 @@ impl NamespaceSettings {
 /// Bounds on one index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexLimits {
-    /// Most workers.
+    /// Maximum number of workers.
     pub workers_max: usize,
-    /// Most data-parallel ranks of one worker.
+    /// Maximum number of data-parallel ranks of one worker.
     pub ranks_per_worker_max: usize,
-    /// Most blocks of one holder.
+    /// Maximum number of blocks of one holder.
     pub blocks_per_holder_max: usize,
     /// Bounds on the events of one holder that wait for a parent.
     pub parking: ParkingLimits,
@@ -68,14 +68,14 @@ impl Default for IndexLimits {
 /// Bounds on the stored events of one holder that wait for their parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParkingLimits {
-    /// Most events that wait.
+    /// Maximum number of waiting events of one holder.
     pub events_max: usize,
-    /// Most blocks that wait, in all events together.
+    /// Maximum number of blocks in all waiting events of one holder together.
     pub blocks_max: usize,
-    /// Most bytes of events that wait, of all holders of all indexes that share a total. One holder may take a fourth
-    /// of what the others leave.
+    /// Maximum bytes of waiting events, summed over all holders of all indexes that share a total. One holder may take
+    /// a fourth of what the others leave.
     pub bytes_max: u64,
-    /// Longest time that an event waits, in microseconds.
+    /// Longest time that an event waits for its parent, in microseconds.
     pub wait_us_max: u64,
 }
 
@@ -90,21 +90,22 @@ impl Default for ParkingLimits {
     }
 }
 
-/// Bounds on the size of an index, or of several together. At a bound, blocks are evicted: leaves first, least recently
-/// stored or matched first.
+/// Bounds on the size of an index, or of several together. At a bound, blocks are evicted. Only leaves are evicted,
+/// those first that were stored or matched longest ago.
 ///
-/// Bytes count the shared runs, the tables that find them, and the state of each holder. Blocks without a parent, and
-/// events that wait for one, are not evicted. They may take an eighth of the capacity, or 1 MiB if that is more.
+/// The bytes are those of the shared runs, of the tables that find them, and of the state of each holder. Blocks whose
+/// parent is unknown, and events that wait for their parent, are not evicted. These two may take an eighth of the
+/// capacity, or 1 MiB if that is more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Most distinct blocks.
+    /// Maximum number of distinct blocks.
     pub blocks_max: u64,
-    /// Most bytes.
+    /// Maximum number of bytes.
     pub bytes_max: u64,
 }
 
 impl Capacity {
-    /// No bounds.
+    /// Capacity without any bound.
     pub const UNBOUNDED: Self = Self {
         blocks_max: u64::MAX,
         bytes_max: u64::MAX,

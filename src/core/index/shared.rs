@@ -63,7 +63,7 @@ impl IndexShared {
         self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
-    /// Gives a holder a slot, in which eviction finds it. `make` makes the holder.
+    /// Gives a holder a slot, by which eviction finds the holder. `make` makes the holder.
     pub(crate) fn register<H: Evictable + 'static>(
         &self,
         id: &HolderId,
@@ -83,7 +83,7 @@ impl IndexShared {
     }
 }
 
-/// The usage of several indexes together, and which indexes they are.
+/// The usage of several indexes together, and the list of these indexes.
 #[derive(Debug)]
 pub struct TotalUsage {
     pub(super) usage: Arc<Usage>,
@@ -91,7 +91,7 @@ pub struct TotalUsage {
 }
 
 impl TotalUsage {
-    /// Makes a total for `capacity`, of which nothing is used.
+    /// Makes a total for `capacity`, with nothing used yet.
     pub fn of(capacity: Capacity) -> Self {
         Self {
             usage: Arc::new(Usage::of(capacity)),

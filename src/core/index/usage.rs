@@ -1,18 +1,19 @@
-//! The used part of a capacity, by one index or by several together.
+//! The used part of a capacity, which one index has or several indexes share.
 
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::settings::Capacity;
 
-/// Approximate bytes of a distinct block. By it, bytes to be freed become a number of blocks to be evicted.
+/// Approximate bytes of a distinct block. Eviction divides the bytes to be freed by this number to get a number of
+/// blocks.
 const BLOCK_BYTES: u64 = 32;
 
-/// Divisor of the capacity. The result, or [`ASIDE_BYTES_MIN`] if that is more, bounds the state that has no place among
-/// the runs: blocks without a parent, and events that wait.
+/// Divisor of the capacity in bytes. The quotient bounds the state that has no place among the runs: blocks without a
+/// parent, and events that wait. The bound is at least [`ASIDE_BYTES_MIN`].
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
-/// Events of one holder that wait may take the room that the others leave, divided by this number.
+/// Divisor for waiting events: those of one holder may take this fraction of the room that other holders leave.
 const WAITING_SHARE: u64 = 4;
 
 /// Change of the usage: positive if more is used, negative if less.
@@ -28,7 +29,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns how this differs from `before`.
+    /// Returns the difference between this value and `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             blocks: self.blocks - before.blocks,
@@ -47,7 +48,7 @@ impl Change {
     }
 }
 
-/// A capacity and what is used of it.
+/// A capacity, and how much of it is used.
 #[derive(Debug)]
 pub(crate) struct Usage {
     capacity: Capacity,
@@ -61,7 +62,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Makes the usage of a `capacity` of which nothing is used.
+    /// Makes the usage of a `capacity`, with nothing used yet.
     pub(crate) fn of(capacity: Capacity) -> Self {
         Self {
             capacity,
@@ -104,7 +105,7 @@ impl Usage {
         }
     }
 
-    /// Returns the change that takes the whole usage away.
+    /// Returns the change that brings the usage to zero.
     pub(crate) fn all_gone(&self) -> Change {
         let gone = |used: &AtomicCell<u64>| -used.load().cast_signed();
         Change {
@@ -121,16 +122,16 @@ impl Usage {
         fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)
     }
 
-    /// Whether state without a place among the runs takes only a small part of the capacity. Blocks with a place must
-    /// not have to give way to it.
+    /// Whether state without a place among the runs takes only a small part of the capacity. Beyond that part, such
+    /// state would displace blocks that have a place.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
-    /// Returns how many bytes of waiting events one holder may have in all. `own` is how many it has already; all
-    /// holders together may have `bytes_max`. Each may take a part of what the others leave, so something is left for
-    /// holders that come later.
+    /// Returns how many bytes of waiting events one holder may have in all. `own` is the number that it has already.
+    /// All holders together may have `bytes_max`. A holder may take only a part of the room that the others leave, so
+    /// that room is left for later holders.
     pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
         let others = self.waiting.load().saturating_sub(own);
         bytes_max.saturating_sub(others) / WAITING_SHARE

@@ -13,7 +13,7 @@ pub(super) const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BucketPrints(u64);
 
-/// The lowest bit of each byte, and the highest one.
+/// Mask of the lowest bit of each byte. [`TOPS`] is the mask of the highest bits.
 const LANES: u64 = 0x0101_0101_0101_0101;
 const TOPS: u64 = LANES << PRINT_BITS;
 /// Largest overflow count. From here on, slots behind a bucket are no longer counted.
@@ -61,7 +61,7 @@ impl BucketPrints {
         !self.empty() & TOPS
     }
 
-    /// Whether slots that belong to this bucket or before it lie behind it.
+    /// Whether slots lie behind this bucket that belong to it or to a bucket before it.
     #[inline]
     pub(super) fn has_behind(self) -> bool {
         self.0 & TOPS != 0

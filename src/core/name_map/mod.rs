@@ -139,7 +139,7 @@ impl Default for NameMap {
 }
 
 impl NameMap {
-    /// How many names there are.
+    /// Number of slots in use. A name counts once for each of its places.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -250,7 +250,7 @@ impl NameMap {
         len
     }
 
-    /// Makes room in the segment of a home if it is full. Returns the home as it is then.
+    /// Makes room in the segment of a home if that segment is full. Returns the home of the same tag after that.
     #[inline]
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
@@ -416,7 +416,7 @@ impl Segment {
         self.put_behind(home, slot)
     }
 
-    /// Does as [`Self::put`], for a slot whose home is full.
+    /// Puts a slot whose home is full into the next bucket that has room. Returns how many buckets were added.
     #[inline(never)]
     fn put_behind(&mut self, home: usize, slot: Slot) -> usize {
         let (buckets, mut place) = (self.prints.len(), home);
@@ -523,7 +523,7 @@ mod tests {
         number + (1 << 12)
     }
 
-    /// Finds all places of a name, as the map alone can: those with its tag.
+    /// Returns all places of a name that the map alone can find, which are the places with the name's tag.
     fn places(map: &NameMap, name: u64) -> Vec<u64> {
         let mut places = Vec::new();
         map.find(name, |place| {

@@ -8,7 +8,7 @@ worded! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[repr(usize)]
     pub enum RejectReason {
-        /// A removed block was not held; nothing is lost by that.
+        /// A removed block was not held. Nothing is lost then.
         UnknownBlock => "unknown_block",
         /// A block lost its place or its name to another block: one name for two blocks, or one hash after two parents.
         /// Nobody can tell whether the engine still has the first block.
@@ -27,14 +27,14 @@ worded! {
         ParkingFull => "parking_full",
         /// Blocks were dropped because their parent did not come in time.
         ParkingExpired => "parking_expired",
-        /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans have been
-        /// placed behind another block.
+        /// A block came under a name that orphans had given as the sequence hash of their parent. So the orphans stand
+        /// behind the wrong block.
         AmbiguousParent => "ambiguous_parent",
     }
 }
 
 impl RejectReason {
-    /// Returns the doubt about the holder that follows; `None` if nothing is lost.
+    /// Returns the reason for doubt about the holder that follows from such a rejection. `None` if nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {
             Self::UnknownBlock | Self::ForeignChain => None,
@@ -73,7 +73,7 @@ impl Applied {
         self.rejected[reason as usize]
     }
 
-    /// Whether blocks were left out that the engine has nevertheless, or may have.
+    /// Whether blocks were left out that the engine still has, or may have.
     pub fn is_short(&self) -> bool {
         let is_short = |reason: &RejectReason| self.rejected(*reason) > 0 && reason.doubt().is_some();
         RejectReason::ALL.iter().any(is_short)

@@ -1,4 +1,4 @@
-//! Blocks to be stored: one by one, or one after the other.
+//! Blocks to be stored: single blocks, or sequences of consecutive blocks.
 
 use crate::hash::{PositionalLineageHash, SequenceHash, lineage_hashes_from};
 use crate::index::runs::Spot;

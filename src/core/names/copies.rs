@@ -1,7 +1,7 @@
-//! Further names, in one column, of blocks that have several names.
+//! Further names of the blocks of one column: the second and later names of each block that has several.
 //!
-//! Names are kept in groups of 32 blocks, and only groups with further names are there. So a change moves the names of
-//! one group at most, and a second name takes little more than itself.
+//! Names are kept in groups of 32 blocks, and a group without further names takes no memory. So a change moves the
+//! names of one group at most, and a second name takes little more memory than its own bytes.
 
 use super::alias::{Alias, Aliases, NAMES_MAX};
 
@@ -83,7 +83,7 @@ impl Copies {
         self.of(offset).len() + 1 < NAMES_MAX
     }
 
-    /// Adds the further names of a block to `names`, which has the first, and corrects the first one's tiers.
+    /// Adds the further names of a block to `names`, which has its first name. Sets the tiers of the first name.
     pub(super) fn add_to(&self, offset: u16, names: &mut Aliases) {
         for further in self.of(offset) {
             if let Some(first) = names.first_mut() {
@@ -93,7 +93,7 @@ impl Copies {
         }
     }
 
-    /// Replaces the names of a block. Of the first name only its tiers are kept here.
+    /// Replaces the names of a block. For the first name, only its tiers are kept here.
     pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
         let (first, rest) = names
             .split_first()

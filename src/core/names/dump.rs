@@ -17,8 +17,8 @@ use super::orphans::{Key, Orphan};
 use super::state::HolderState;
 
 impl Holder {
-    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is as it is when its turn
-    /// comes, since blocks may be evicted meanwhile.
+    /// Returns events that rebuild the holder's blocks, parents before children. Each piece is read only when its turn
+    /// comes, because blocks may be evicted meanwhile.
     pub(super) fn dump_events<'h>(
         &'h self,
         index: &'h IndexShared,
@@ -62,8 +62,8 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// Returns events for the first of these blocks of a run, and for the blocks after it that differ from it only in
-    /// being resumable.
+    /// Returns events for the first of these blocks of a run, and for the blocks after it that are alike. Alike are
+    /// blocks that differ only in being resumable.
     fn events(
         &self,
         run: RunId,
@@ -109,8 +109,8 @@ impl HolderState {
         named.into_iter().flat_map(events).collect()
     }
 
-    /// Returns the name by which events give this block as a parent. If the holder has the block, earlier events have
-    /// stored it, and its name finds it. Otherwise its hash is enough.
+    /// Returns the name by which events give this block as a parent. That is the block's oldest name, if the holder has
+    /// the block under a name: earlier events have stored it so. Otherwise it is the block's hash.
     fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
         let names = self.names_of(spot, runs);
         SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))
@@ -135,8 +135,8 @@ fn each_tier(
     tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
-/// Returns a hash with the fragment of the orphan's parent that is the parent's name or no name at all. If it were
-/// another block's name, the events would mean another parent.
+/// Returns a hash by which events give the absent parent of an orphan. The hash has the parent's fragment. It is the
+/// parent's own name or no name at all: with another block's name, the events would mean that block as the parent.
 fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);

@@ -51,7 +51,8 @@ impl HolderState {
         placed.or_else(|| self.orphans.find_name(name).map(Found::Orphan))
     }
 
-    /// Does as [`Self::find_name`], for a block that has a place.
+    /// Returns the place of the block that the engine calls `name`. `None` if only a block without a place has the
+    /// name.
     pub(super) fn find_spot(&self, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
         if let Some(spot) = self.names.find(name) {
             return Some(spot);
@@ -116,7 +117,8 @@ impl HolderState {
         Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    /// Returns where the children of a block begin. `hash` is its whole sequence hash, unless another one is known.
+    /// Returns where the children of a block begin. `hash` is the block's whole sequence hash, if the caller can tell
+    /// it. A hash that the holder knows itself comes first.
     fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
         let (spot, known) = match found {
             Found::Placed(spot) => {
@@ -136,8 +138,8 @@ impl HolderState {
         }
     }
 
-    /// Returns the block that `name` means, if that is another block than the one at `spot`. `form` is the form in
-    /// which the block at `spot` is to have the name.
+    /// Returns the block that has `name` already, if it is not the block at `spot`. The block at `spot` is to get the
+    /// name in the form `form`.
     pub(super) fn find_other(
         &self,
         name: u64,

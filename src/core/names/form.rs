@@ -1,19 +1,19 @@
 //! Notes that a holder keeps with its blocks: how the engine names them, and whether their whole hashes are known. A
-//! block that is named by its whole hash has the note 0. So publishers that use the contract's hashes leave nothing
-//! here.
+//! block that is named by its whole hash has the note 0. So blocks of publishers that use the contract's hashes need no
+//! notes.
 
 use crate::index::share::Attributes;
 
 /// How the engine names a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// By its sequence hash.
+    /// The block is named by its sequence hash.
     Hash,
-    /// By its lineage hash alone.
+    /// The block has no name: events give it by its lineage hash alone.
     Nameless,
-    /// By one name of its own, which is in the holder's table of names.
+    /// The block has one name of its own, which is in the holder's table of names.
     Own,
-    /// By several names, which are in the table.
+    /// The block has several names, which are in the holder's table.
     Many,
 }
 
@@ -28,7 +28,7 @@ pub(super) trait Named: Copy {
     fn with_form(self, form: Form) -> Self;
     /// Whether the holder knows the whole sequence hash.
     fn is_whole(self) -> bool;
-    /// Notes that the whole hash is known if `is_whole`. Otherwise all stays as it is.
+    /// Notes that the whole hash is known, if `is_whole` is true. Otherwise returns the note unchanged.
     fn with_whole(self, is_whole: bool) -> Self;
 }
 

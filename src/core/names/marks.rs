@@ -9,7 +9,7 @@ pub(super) struct Marks<'a> {
     runs: &'a [u32],
     /// Whether the next block is not resumable.
     pub(super) is_barred: bool,
-    /// Least number of blocks, from the next one on, that are alike.
+    /// Lower bound on the number of blocks, from the next one on, that are alike: all resumable or all barred.
     pub(super) alike: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The translator before the index: what events say about one holder becomes a change of its share of the index.
+//! The translator before the index: it turns the events of one holder into changes of the holder's share of the index.
 //!
 //! The index knows blocks by sequence and lineage hashes. Events may call blocks otherwise: by names of the engine's
 //! own, several for one block, after parents that have not come, or by content alone. All that is resolved here, for

@@ -26,8 +26,9 @@ impl HolderState {
         }
     }
 
-    /// Gives a further name to a block that has a place, or adds tiers to a name that it has. Without `name`, that is
-    /// its first name. Returns false if the block has too many names.
+    /// Gives a block that has a place a further name with `tiers`, or adds `tiers` to a name that the block has.
+    /// Without `name`, the block's first name gets the tiers. If it has no name either, it gets the tiers without a
+    /// name. Returns false if the block has too many names.
     pub(super) fn name_again(
         &mut self,
         spot: Spot,
@@ -103,8 +104,8 @@ impl HolderState {
         Some(withdrawn != 0)
     }
 
-    /// Removes the blocks from `from` to `to` whose form satisfies `is_it` from the holder, and their names from the
-    /// tables.
+    /// Removes blocks of a run from the holder, and their names from the tables. These are the blocks at the offsets
+    /// `from` to `to` whose form satisfies `is_it`.
     pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
         while at < to {
@@ -122,7 +123,8 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks of one form, none of which has several names, from the holder.
+    /// Removes from the holder the blocks at the offsets `from` to `to`. All of them have the same form, which is not
+    /// [`Form::Many`].
     pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
         if form == Form::Own {
             self.names.remove(run, from, to);
@@ -130,7 +132,8 @@ impl HolderState {
         self.lose(Spot { run, offset: from }, to);
     }
 
-    /// Stores one block again that has a place. It gets a tier, a name, or a whole hash in addition.
+    /// Stores a block again that the holder has at the place `at`. The block may get a tier, a name or a whole hash in
+    /// addition.
     pub(super) fn extend(
         &mut self,
         at: Spot,

@@ -20,7 +20,7 @@ pub(super) type Key = PositionalLineageHash;
 
 /// Number of orphans looked at in one go when orphans without a name are dropped.
 const DROPPED_MAX: usize = 4096;
-/// Most blocks with equal hashes that are looked at.
+/// Most orphans with equal hashes that a search by hash looks at.
 const SAME_HASH_MAX: usize = 64;
 
 /// Names of a block without a place, oldest first.
@@ -32,7 +32,7 @@ pub(super) struct Orphan {
     /// Sequence hash, if `is_whole` tells that it is known.
     hash: SequenceHash,
     is_whole: bool,
-    /// Tiers that hold the block without a name. Empty once the block has a name.
+    /// Tiers that hold the block without a name, one bit each. 0 once the block has a name.
     pub(super) nameless: u8,
     pub(super) names: Names,
     /// Classes of tiers in which the block is not resumable.
@@ -84,7 +84,7 @@ pub(super) struct Orphans {
     /// Keys by the bits of the sequence hash that every position keeps. Orphans whose hash is one of their names are
     /// not here.
     by_hash: BTreeSet<(u64, Key)>,
-    /// Keys by name. As bytes, they need no padding.
+    /// Keys by name. They are kept as bytes, which need no padding.
     by_name: SplitMap<u64, [u8; 16]>,
 }
 
@@ -142,8 +142,8 @@ impl Orphans {
         self.blocks.insert(key, orphan);
     }
 
-    /// Adds a name with tiers, or tiers alone, to a block, and its whole hash if that was not known. Returns false if
-    /// the block is absent or has too many names.
+    /// Adds a name with tiers, or tiers alone, to a block. Also notes its whole hash if only now it is known. Returns
+    /// false if the block is absent or has too many names.
     pub(super) fn extend(
         &mut self,
         key: Key,

@@ -52,7 +52,7 @@ impl ParkedEvent {
         size_of::<Self>() + bytes_of(&self.stored) + bytes_of_names(self.remaining.capacity())
     }
 
-    /// Notes whether the blocks of this event that have one of these names or hashes are resumable.
+    /// Sets whether blocks of this event are resumable: all blocks that have one of these names or hashes.
     fn mark(&mut self, hashes: &HashSet<u64>, keys: &HashSet<PositionalLineageHash>, resumable: bool) {
         let names = self.stored.engine_hashes.as_ref();
         let is_meant = |index: usize| {
@@ -93,9 +93,9 @@ pub(crate) const UNPLACED_MAX: usize = 65_536;
 /// are not known yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Unplaced {
-    /// By its sequence hash.
+    /// Block given by its sequence hash.
     Hash(u64),
-    /// By its lineage hash.
+    /// Block given by its lineage hash.
     Key(PositionalLineageHash),
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
     /// Number of events that have had to wait so far.
     stamp: u64,
-    /// Removals that came while some event waited, each with the value of `stamp` when it last came.
+    /// Removals that came while some event waited, each with the value of `stamp` at its last arrival.
     unplaced: HashMap<(Tier, Unplaced), u64>,
 }
 
@@ -187,8 +187,8 @@ impl Parking {
         dropped.map(|event| event.remaining.len()).sum()
     }
 
-    /// Notes that a block which the holder does not have was removed: it must not come with an event that waits.
-    /// Returns how many blocks had to be dropped to stay within the bounds.
+    /// Notes the removal of a block that the holder does not have. If a waiting event has the block, it must not be
+    /// stored with that event. Returns how many blocks had to be dropped to stay within the bounds.
     pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
         let Some(oldest) = self.events.first().map(|event| event.stamp) else {
             return 0;
@@ -204,7 +204,7 @@ impl Parking {
         self.drop_all()
     }
 
-    /// Drops all events that wait, and the remembered removals. Returns how many blocks are lost by that.
+    /// Drops all events that wait, and the remembered removals. Returns the number of blocks lost.
     pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
@@ -223,9 +223,9 @@ impl Parking {
             && !hash.is_some_and(is_removed)
     }
 
-    /// Notes whether blocks of events that wait are resumable. If `blocks` has lineage hashes, nobody can tell yet
-    /// whether they mean blocks that are named otherwise. So events that may have such blocks are dropped. Returns how
-    /// many blocks were dropped.
+    /// Notes whether blocks of waiting events are resumable. If `blocks` has lineage hashes, it is not known yet
+    /// whether they mean blocks of events that give sequence hashes. So waiting events with sequence hashes are dropped
+    /// then. Returns how many blocks were dropped.
     pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
         if self.events.is_empty() {
             return 0;

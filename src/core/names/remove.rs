@@ -16,11 +16,11 @@ use super::orphans::Key;
 use super::parking::Unplaced;
 use super::state::{HolderState, Work};
 
-/// Hash in a removed event that is no name, and whether an event that waits has a block of that name.
+/// Hash in a removed event that is not the name of a held block, and whether a waiting event has a block of that name.
 pub(super) type Other = (u64, bool);
 
-/// Removes from `others` each hash that was still a name when it came earlier in the same event. `names` are all hashes
-/// of that event. Returns how many were removed.
+/// Removes from `others` each hash that an earlier mention in the same event has removed as a name. `names` are all
+/// hashes of that event. Returns how many hashes were removed.
 pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -> usize {
     if others.len() == names.len() {
         // None was a name.
@@ -41,8 +41,8 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     before - others.len()
 }
 
-/// Removes from `others` repeated mentions of blocks of events that wait. The first mention stays: because of it the
-/// waiting block does not come. Returns how many were removed.
+/// Removes from `others` the repeated mentions of blocks of waiting events. The first mention stays, because it has
+/// kept the waiting block from being stored. Returns how many mentions were removed.
 pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     let waited = others.iter().filter(|(_, waits)| *waits);
     let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
@@ -53,9 +53,9 @@ pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
     before - others.len()
 }
 
-/// Returns the stretch of blocks around the block at `offset` that have these names, one after the other in either
-/// direction. `names` begin after that block's own name. `after` and `before` are the names that the blocks on its two
-/// sides have.
+/// Returns the start and end of the stretch of blocks, from the block at `offset` on forwards or backwards, that have
+/// these names in order. `names` begin after that block's own name. `after` and `before` are the names of the blocks on
+/// its two sides.
 fn along(
     offset: u16,
     names: &[SequenceHash],
@@ -73,9 +73,9 @@ fn along(
 }
 
 impl HolderState {
-    /// Removes blocks by name, in a fast way, if every block of the holder has names of its own and no event waits.
-    /// Returns how many names are done; 0 if the condition is not met. Otherwise the first name that is left, if any,
-    /// means no block.
+    /// Removes blocks by name, in a fast way. This works only if every block of the holder has names of its own and no
+    /// event waits. Returns how many names are done; 0 if the condition is not met. If it is met and names are left, no
+    /// block has the first of these.
     fn remove_own(&mut self, names: &[SequenceHash], work: &mut Work<'_>) -> usize {
         let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
@@ -93,7 +93,7 @@ impl HolderState {
         })
     }
 
-    /// Removes the blocks that an event gives by `names`. Hashes that are no name go to `others`.
+    /// Removes the blocks that an event gives by `names`. Hashes that no block has as a name are added to `others`.
     pub(super) fn remove_names(
         &mut self,
         names: &[SequenceHash],
@@ -133,8 +133,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block, which has the first of `names`, and its neighbours in either direction as far as they have the
-    /// next names. Returns how many names are done. Without names, removes the block under all its names.
+    /// Removes a block under the first of `names`, and the neighbours on one side that have the next names. Returns how
+    /// many names are done. If `names` is empty, removes the block under all its names.
     fn remove_along(
         &mut self,
         found: Found,
@@ -179,8 +179,8 @@ impl HolderState {
         blocks
     }
 
-    /// Returns the stretch to be removed: the block at `spot`, which is held under one name or none, and its neighbours
-    /// that are held alike and have these names.
+    /// Returns the stretch to be removed. It has the block at `spot`, which is held under one name or none, and the
+    /// neighbours with the same attributes that have these names.
     fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
         let part = self.share.part(spot.run)?;
         let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
@@ -210,9 +210,9 @@ impl HolderState {
         }
     }
 
-    /// Removes blocks by sequence hashes, each under all its names, as by its lineage hash. A hash that names a block
-    /// of an event that waits means that block alone, which does not come any more. Blocks that are held under other
-    /// names stay.
+    /// Removes blocks by sequence hashes, each block under all its names, as a removal by lineage hash does. If a hash
+    /// names a block of a waiting event, it means that block alone: the block will not be stored with the event, and
+    /// held blocks stay.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);

@@ -46,8 +46,8 @@ pub(super) struct ResolvedSequence<'e> {
 }
 
 impl ResolvedSequence<'_> {
-    /// Returns the blocks as a sequence to be stored among the runs, of which some are `kept`. `None` if the block
-    /// before the first has no place.
+    /// Returns the blocks as a sequence to be stored among the runs. `kept` tells which of them the holder keeps.
+    /// `None` if the block before the first has no place.
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,
@@ -74,8 +74,8 @@ impl ResolvedSequence<'_> {
 }
 
 impl HolderState {
-    /// Returns the start of an event's blocks, if they are given one after the other. Fails if the parent is unknown
-    /// and the event gives no position.
+    /// Returns the start of an event's blocks, which are consecutive. Fails if the parent is unknown and the event
+    /// gives no position.
     pub(super) fn start_of(&self, stored: &StoredBlocks, runs: &RunWriter<'_>) -> Result<Start, Unresolved> {
         let (parent, position) = match &stored.names {
             BlockNames::Sequence {
@@ -95,7 +95,7 @@ impl HolderState {
     }
 }
 
-/// Finds out the hashes and names of an event's blocks. They begin at `start` if they are given one after the other.
+/// Finds out the hashes and names of an event's blocks. If the blocks are consecutive, they begin at `start`.
 pub(super) fn resolve<'e>(
     stored: &'e StoredBlocks,
     settings: &NamespaceSettings,

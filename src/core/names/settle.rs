@@ -11,11 +11,12 @@ use super::form::{self, Form, Named};
 use super::orphans::{Key, Orphan};
 use super::state::{HolderState, Work};
 
-/// Number of orphans that get their places, or of blocks that some may have waited for, after which others have a turn.
+/// Number of steps after which other writers have a turn. A step gives one orphan its place, or finds that no more
+/// orphans wait for a block.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
-    /// Stores one block, which is known by its lineage hash, or whose parent is.
+    /// Stores one block by its lineage hash. The block's whole sequence hash need not be known.
     pub(super) fn store_block(&mut self, block: &NewBlock, work: &mut Work<'_>) {
         let NewBlock {
             key,
@@ -84,7 +85,7 @@ impl HolderState {
         self.settle_after(parent, key, &orphan, work);
     }
 
-    /// Returns the place of the block before the block with this lineage hash, if the holder has it.
+    /// Returns the place of the parent of the block with this lineage hash, if the holder has the parent.
     fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
@@ -108,7 +109,8 @@ impl HolderState {
         self.adopt(spot, spot.offset + 1);
     }
 
-    /// Moves an orphan to its place at `spot`, where it becomes held or adds its tiers and names.
+    /// Moves an orphan to its place at `spot`. If the holder has a block there, that block gets the orphan's tiers and
+    /// names.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &RunWriter<'_>) {
         let (end, is_whole) = (spot.offset + 1, orphan.sequence_hash().is_some());
         let held = self.attributes(spot);
@@ -128,8 +130,8 @@ impl HolderState {
         }
     }
 
-    /// Moves an orphan to its place if it turns out to be the block at `at`, so that the holder has the block there.
-    /// Returns whether there was such an orphan.
+    /// Moves the orphan that is the block at `at`, if there is one, to that place. Returns whether there was such an
+    /// orphan.
     pub(super) fn merge_orphan(&mut self, at: Spot, runs: &RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {

@@ -20,9 +20,9 @@ pub(super) struct Work<'a> {
     pub(super) applied: &'a mut Applied,
     /// The tier of the event's blocks.
     pub(super) tier: Tier,
-    /// Most blocks of the holder.
+    /// Maximum number of blocks of the holder.
     pub(super) blocks_max: usize,
-    /// Most bytes of events that wait, of all holders.
+    /// Maximum bytes of waiting events of all holders together.
     pub(super) waiting_bytes_max: u64,
 }
 
@@ -38,7 +38,7 @@ impl Work<'_> {
 pub(super) struct HolderState {
     /// The blocks that have places, for queries.
     pub(super) share: Share,
-    /// The engine's names of these blocks, where they are not the hashes.
+    /// The engine's names of these blocks, apart from names that are the blocks' hashes.
     pub(super) names: Names,
     pub(super) orphans: Orphans,
     /// Blocks that some orphans may have waited for. Empty between events.
@@ -80,8 +80,8 @@ impl HolderState {
         self.share.get(spot)
     }
 
-    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If that is much, others have turns at the runs
-    /// meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
+    /// Runs `work`, which concerns this holder alone, on `blocks` blocks. If these are many, other writers have turns
+    /// at the runs meanwhile. Blocks that the holder has put among the runs are kept until they can be published.
     pub(super) fn aside<T>(
         &mut self,
         blocks: usize,

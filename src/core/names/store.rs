@@ -16,8 +16,8 @@ use super::orphans::Key;
 use super::state::{HolderState, TURN_BLOCKS, Work};
 
 impl HolderState {
-    /// Stores as much of a sequence as suits one turn, and leaves the rest in `sequence`. Returns whether the rest is
-    /// for another turn: then the holder has the block before it.
+    /// Stores as many blocks of a sequence as suit one turn, and leaves the rest in `sequence`. Returns whether the
+    /// rest needs another turn. If so, the holder has the block before the rest.
     pub(super) fn store_sequence(&mut self, sequence: &mut Sequence<'_>, work: &mut Work<'_>) -> bool {
         let mut done = 0;
         while let Some(first) = sequence.hashes.first() {
@@ -65,8 +65,8 @@ impl HolderState {
         false
     }
 
-    /// Stores, in a full holder, blocks of which it does not have the first. Only blocks that the holder has already
-    /// can be stored again. Without orphans, all are rejected.
+    /// Handles blocks for a full holder that lacks the first of them. Only blocks that the holder has already are
+    /// stored again. If it has no orphans, all blocks are rejected.
     fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
             return work.reject_full(sequence.hashes.len());
@@ -80,8 +80,7 @@ impl HolderState {
         }
     }
 
-    /// Makes the holder have the first blocks of a sequence, which are the blocks of a run from `at` up to the offset
-    /// `end`.
+    /// Gives the holder the first blocks of a sequence. These are the blocks of a run from `at` up to the offset `end`.
     fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         while at.offset < end {
             // Blocks go one by one if some are left out.
@@ -100,7 +99,7 @@ impl HolderState {
         }
     }
 
-    /// Makes the holder have new blocks, as many as go together. Returns how many are done.
+    /// Gives the holder new blocks, as many as can be stored together. Returns how many blocks are done.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
         let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
@@ -161,8 +160,8 @@ impl HolderState {
         count
     }
 
-    /// Enters the names of leading new blocks from `at` on, if the names are not the blocks' hashes. The first block is
-    /// one of these. Enters at most `wanted` names, and returns how many.
+    /// Enters names of new blocks from `at` on into the table, up to the first name that is its block's hash. The first
+    /// block's name is not its hash. Enters at most `wanted` names, and returns how many.
     fn enter_own(
         &mut self,
         sequence: &Sequence<'_>,
@@ -186,7 +185,8 @@ impl HolderState {
         }
     }
 
-    /// Stores blocks again that the holder has already, all with the attributes `held`. Returns how many are done.
+    /// Stores again blocks that the holder has already, all with the attributes `held`. Returns how many blocks are
+    /// done.
     fn hold_again(
         &mut self,
         sequence: &Sequence<'_>,
@@ -231,8 +231,8 @@ impl HolderState {
         1
     }
 
-    /// Gives a further name to each of some blocks from `at` on: the first block, and the blocks after it whose names
-    /// are new. Returns how many. All these blocks have the attributes `held`, and every block of the holder has names
+    /// Gives a further name to the block at `at`, and to the blocks after it as long as their names are new. Returns
+    /// how many blocks got one. All these blocks have the attributes `held`. Every block of the holder must have names
     /// of its own.
     fn hold_copies(
         &mut self,
@@ -254,7 +254,8 @@ impl HolderState {
         count
     }
 
-    /// Notes whether blocks are barred in the event's tier. `names` are names, or else sequence hashes.
+    /// Notes whether blocks are barred in the event's tier. Each of `names` is a block's name, or a sequence hash if no
+    /// block has that name.
     pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
         for SequenceHash(name) in names {
             let mut found: SmallVec<[Found; 2]> = self.find_name(*name, &work.runs).into_iter().collect();
@@ -265,7 +266,7 @@ impl HolderState {
         }
     }
 
-    /// Does as [`Self::mark_names`], by lineage hashes.
+    /// Notes whether blocks, given by lineage hashes, are barred in the event's tier.
     pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
@@ -285,9 +286,9 @@ impl HolderState {
     }
 }
 
-/// Returns the leading names of a sequence that can go into the table together, for blocks from `at` on with these
-/// hashes. The first is not looked at. They end before a name that is the block's hash, and before a block and a name
-/// that `is_other` rules out.
+/// Returns the leading names of a sequence that can go into the table together. They are for the blocks from `at` on,
+/// which have these `hashes`. The first name is taken unchecked. The names end before a name that is its block's hash,
+/// or for which `is_other` is true.
 fn own_names<'a>(
     sequence: &Sequence<'a>,
     at: Spot,
@@ -302,7 +303,7 @@ fn own_names<'a>(
     &sequence.names[..blocks.take_while(is_own).count()]
 }
 
-/// Number of leading names of a sequence that blocks have.
+/// Number of leading `names` that equal the blocks' own names.
 fn agreement(names: &[u64], own: impl Iterator<Item = u64>) -> usize {
     own.zip(names).take_while(|(own, name)| own == *name).count()
 }

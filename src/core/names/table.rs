@@ -121,8 +121,8 @@ impl Names {
         self.copies_bytes += column.copies_bytes();
     }
 
-    /// Enters names into the map, for blocks one after the other from `at` on, up to the first name that another block
-    /// has. Does not look at the first of them: the caller knows that it is new. Returns how many.
+    /// Enters names into the map for consecutive blocks from `at` on, up to the first name that another block has. The
+    /// first name is entered unchecked, because the caller knows that it is new. Returns how many names were entered.
     fn enter(&mut self, at: Spot, names: &[u64]) -> usize {
         let columns = &self.columns;
         let is_equal = |index: usize, place: u64| {
@@ -138,7 +138,8 @@ impl Names {
             .insert_run(names.iter().copied(), at.bits(), is_equal, is_new)
     }
 
-    /// Gives blocks from `at` on, which have no names here, one name each, as [`Self::enter`]. Returns how many.
+    /// Gives one name each to consecutive blocks from `at` on, up to the first name that another block has. These
+    /// blocks have no names here yet. Returns how many names were given.
     pub(super) fn insert(&mut self, at: Spot, names: &[u64]) -> usize {
         let count = self.enter(at, names);
         self.columns
@@ -147,8 +148,9 @@ impl Names {
         count
     }
 
-    /// Gives blocks from `at` on, which have names here and room for one more, a further name each, as
-    /// [`Self::enter`]. All blocks are in the tiers `held`, under their new names in `tiers`. Returns how many.
+    /// Gives a further name each to consecutive blocks from `at` on, up to the first name that another block has. These
+    /// blocks have names here, and room for one more. All of them are in the tiers `held`; the new names get `tiers`.
+    /// Returns how many names were given.
     pub(super) fn insert_further(&mut self, at: Spot, names: &[u64], held: u8, tiers: u8) -> usize {
         let count = self.enter(at, names);
         let column = self.columns.or_default(at.run);
@@ -161,7 +163,7 @@ impl Names {
         count
     }
 
-    /// Removes the names of blocks of which each has one here.
+    /// Removes the names of the blocks at the offsets `from` to `to`. Each of them has exactly one name here.
     pub(super) fn remove(&mut self, run: RunId, from: u16, to: u16) {
         if let Some(column) = self.columns.get(&run) {
             let names = column.firsts(from, to).iter().copied();

@@ -74,15 +74,15 @@ impl Turn<'_> {
         self.store_ready();
     }
 
-    /// Publishes what is done so far, in the middle of a long event, and lets others have turns. Blocks may be evicted
-    /// meanwhile.
+    /// Publishes the changes made so far, in the middle of a long event, and lets others have turns. Blocks may be
+    /// evicted meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.work.runs);
         let state = &mut self.state;
         self.work.runs.pause_for(|| MutexGuard::bump(state));
     }
 
-    /// Calls `some` with all of these items, as many at a time as suit one turn.
+    /// Calls `some` with these items, part by part. Each part is as large as suits one turn.
     fn in_turns<T>(&mut self, all: &[T], mut some: impl FnMut(&mut Self, &[T])) {
         for (number, now) in all.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
@@ -96,7 +96,8 @@ impl Turn<'_> {
         self.work.applied.reject(reason, blocks);
     }
 
-    /// Does what is due for blocks that have been evicted since the last turn.
+    /// Follows up evictions since the last turn. Drops blocks without a name if the engine uses names, and waiting
+    /// events, whose parents may be gone.
     fn prepare(&mut self) {
         if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
             // A block without a name may have had a name that is forgotten. When that name is removed, nobody would
@@ -268,7 +269,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Stores events that waited for blocks that are there now, and then events that waited for these.
+    /// Stores the waiting events whose parents are there now, then the events that waited for their blocks, and so on.
     fn store_ready(&mut self) {
         let mut blocks = 0;
         while self.state.parking.len() > 0 {
@@ -330,8 +331,8 @@ impl Turn<'_> {
         });
     }
 
-    /// Stores blocks that were in an index before, under their hashes as names, after the block with the hash `parent`.
-    /// If that block is absent, the blocks are counted and left out.
+    /// Stores blocks of an earlier index after the block with the hash `parent`. The blocks' hashes are their names. If
+    /// the parent is absent, the blocks are counted and left out.
     pub(super) fn restore(
         &mut self,
         parent: Option<SequenceHash>,

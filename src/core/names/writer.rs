@@ -107,7 +107,7 @@ impl HolderWriter {
         }
     }
 
-    /// Does what is due after evictions, without an event.
+    /// Follows up evictions without an event, by an empty turn.
     pub(super) fn catch_up(&mut self) {
         self.change(&mut Applied::default(), false, |_| {});
     }

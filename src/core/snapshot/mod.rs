@@ -1,8 +1,8 @@
 //! The snapshot file format: the blocks of a whole index as `dump_events` gives them, in compact form.
 //!
-//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A snapshot holds the same
-//! for all holders. It also holds each holder's cursor: its epoch and the number of its last applied batch. `kvatlas snapshot export`
-//! prints a file as JSON lines.
+//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A
+//! snapshot holds the same for all holders. It also holds each holder's cursor: its epoch and the number of its last
+//! applied batch. `kvatlas snapshot export` prints a file as JSON lines.
 //!
 //! # Layout
 //!
@@ -24,22 +24,22 @@
 //!
 //! | frame | payload | place |
 //! |---|---|---|
-//! | stream | MessagePack map [`StreamCursor`]: how far a JetStream stream is surely part of the snapshot | before the first holder |
+//! | stream | MessagePack map [`StreamCursor`]: how far a JetStream stream is surely part of the snapshot | before all holders |
 //! | holder | MessagePack map [`HolderFrame`]: name, cursor, reasons for doubt | before its blocks |
-//! | batch | an [`EventBatch`](crate::wire::EventBatch) of the wire contract; parents come before their children | after its holder |
+//! | batch | an [`EventBatch`](crate::wire::EventBatch) of the wire contract; parents before their children | after its holder |
 //! | forest | blocks of many holders, each distinct block once; see [`forest`] | after the frames of its holders |
 //! | end | MessagePack map [`SnapshotTotals`]: counts of what came before | last; a file without it is truncated |
 //!
-//! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame gives its place there ([`InForest`]),
-//!   and no batch follows it.
+//! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame gives its place
+//!   there ([`InForest`]), and no batch follows it.
 //! - Any other holder has batches: the events of `dump_events`.
-//! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that has changed in a way
-//!   that a forest cannot express.
+//! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that has
+//!   changed in a way that a forest cannot express.
 //!
 //! # Damage
 //!
-//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found too. The checksum covers the bytes before
-//! compression, so it finds every wrong byte that a damaged file decompresses to.
+//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found too. The checksum covers the
+//! bytes before compression, so it finds every wrong byte that a damaged file decompresses to.
 //!
 //! A compressor looks back over at most 16 MiB. A reader grants the decompressor a window of that size and no more.
 //!
@@ -90,21 +90,22 @@ enum FrameKind {
     Forest = 5,
 }
 
-/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up to `sequence` has
-/// been applied to the holders, and some later messages may have been.
+/// The cursor of a JetStream stream: the message up to which the stream is surely part of a snapshot. Every message up
+/// to `sequence` has been applied to the holders, and some later messages may have been.
 ///
-/// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches the snapshot has already.
+/// Replaying the messages after `sequence`, in order, completes the state. Batch numbers tell which batches the
+/// snapshot has already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamCursor {
     /// The stream's name.
     pub stream: String,
-    /// When the stream was created, in microseconds since the Unix epoch. Distinguishes the stream from a later one of the same name, which
-    /// counts its messages anew.
+    /// When the stream was created, in microseconds since the Unix epoch. Distinguishes the stream from a later one of
+    /// the same name, which counts its messages anew.
     pub created_us: u64,
     /// Sequence number of the last message that is surely part of the snapshot. 0 if no message is.
     pub sequence: u64,
-    /// Digest of that message ([`message_digest`]). Distinguishes the stream from an older copy of itself that has grown again. Absent if
-    /// the message was not read.
+    /// Digest of that message ([`message_digest`]). Distinguishes the stream from an older copy of itself that has
+    /// grown again. Absent if the message was not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<u64>,
 }
@@ -121,9 +122,9 @@ pub fn message_digest(subject: &str, payload: &[u8]) -> u64 {
 /// A holder whose blocks follow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderFrame {
-    /// The namespace.
+    /// Name of the namespace.
     pub namespace: NamespaceName,
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
@@ -148,8 +149,8 @@ pub struct HolderFrame {
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0 if no batch has a
-    /// time. Absent if the mark is not known.
+    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0
+    /// if no batch has a time. Absent if the mark is not known.
     #[serde(default)]
     pub made_us: Option<u64>,
     /// The address for requests to the holder, as its publisher has told it.
@@ -178,7 +179,8 @@ impl HolderFrame {
         BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
     }
 
-    /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of the same size.
+    /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of
+    /// the same size.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
         // The engine's own names do not depend on the size of a block.
         let is_unknown = self.block_size == 0 && self.hashing == Hashing::Engine;

@@ -32,13 +32,13 @@ pub enum SnapshotError {
     /// The file ends before its end frame.
     #[error("the snapshot is truncated in frame {frame}")]
     Truncated {
-        /// The frame that is not whole, from 0.
+        /// Number of the frame that is not whole, from 0.
         frame: u64,
     },
     /// The compressed part is damaged, or asks for more memory than a reader grants.
     #[error("frame {frame} cannot be decompressed: {reason}")]
     Compression {
-        /// The first frame that cannot be read, from 0.
+        /// Number of the first frame that cannot be read, from 0.
         frame: u64,
         /// The decompressor's error text.
         reason: String,
@@ -49,13 +49,13 @@ pub enum SnapshotError {
     /// A stream frame comes after a holder, or there are too many stream frames.
     #[error("frame {frame} names a stream where none may be named")]
     MisplacedStream {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
     },
     /// A frame announces more bytes than a frame may have.
     #[error("frame {frame} announces {bytes} bytes, more than {FRAME_BYTES_MAX}")]
     FrameTooLong {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
         /// The announced length of the frame.
         bytes: u64,
@@ -63,13 +63,13 @@ pub enum SnapshotError {
     /// A frame is damaged, lost, repeated or swapped.
     #[error("the checksum of frame {frame} does not match")]
     FrameChecksum {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
     },
     /// A frame has a kind that this version does not know.
     #[error("frame {frame} is of the unknown kind {kind}")]
     UnknownKind {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
         /// The kind's number.
         kind: u8,
@@ -77,7 +77,7 @@ pub enum SnapshotError {
     /// A frame's payload cannot be decoded as its kind.
     #[error("frame {frame} cannot be decoded: {reason}")]
     Undecodable {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
         /// The error in the payload.
         reason: String,
@@ -85,7 +85,7 @@ pub enum SnapshotError {
     /// A forest frame's payload is not valid.
     #[error("frame {frame} is no part of a forest: {error}")]
     Forest {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
         /// The error in the payload.
         error: ForestError,
@@ -94,13 +94,13 @@ pub enum SnapshotError {
     /// one.
     #[error("frame {frame} comes where a forest goes on, or numbers a holder wrongly")]
     MisplacedForest {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
     },
     /// A batch comes without a holder before it.
     #[error("frame {frame} is a batch without a holder")]
     BatchWithoutHolder {
-        /// The frame, from 0.
+        /// Number of the frame, from 0.
         frame: u64,
     },
     /// The end frame's counts differ from the content's.
@@ -131,8 +131,8 @@ pub enum Frame {
 
 /// Reads a snapshot frame by frame. Each frame is checked before it is returned.
 ///
-/// A snapshot is whole only if its end frame is there, so read it to the end ([`verify`](super::verify)) before relying on it. A reader
-/// takes memory for one frame and the decompressor's window, whatever the file contains.
+/// A snapshot is whole only if its end frame is there, so read it to the end ([`verify`](super::verify)) before relying
+/// on it. A reader takes memory for one frame and the decompressor's window, whatever the file contains.
 pub struct SnapshotReader<R> {
     content: Decoder<'static, BufReader<R>>,
     created_us: u64,
@@ -324,7 +324,7 @@ impl<R: Read> SnapshotReader<R> {
             .map_err(|error| self.read_error(error))
     }
 
-    /// Tells the file's errors from the decompressor's; both come as an [`io::Error`].
+    /// Turns an [`io::Error`] into the error of the file, or of the decompressor. Both report errors in that type.
     fn read_error(&self, error: io::Error) -> SnapshotError {
         let frame = self.frames;
         if error.kind() == ErrorKind::UnexpectedEof {

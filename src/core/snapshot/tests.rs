@@ -1,4 +1,4 @@
-//! Tests of the format: what is written reads back, and nothing else does.
+//! Tests of the format: a written snapshot is read back equal, and any other file is refused.
 
 use crate::hash::SequenceHash;
 use crate::wire::{Event, EventBatch, Labels, NamespaceName, StoredBlocks, Tier, WireLimits, WorkerName};

@@ -1,5 +1,5 @@
-//! The number of holders whose states are not certain, without a look at each holder: they are counted again only after one of them has
-//! changed.
+//! The number of holders whose states are not certain. Most calls look at no holder: the holders are counted again only
+//! after one of them has changed.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct DoubtfulHolders {
     pub count: u32,
     /// Number of other holders that are uncertain only in tiers beyond the device.
     pub beyond_device: u32,
-    /// The reasons of all holders that count for some queries only.
+    /// The reasons that count for some queries only, collected from all holders.
     pub partial: DegradedReasons,
     /// Whether the stream was stalled. During a stall, all holders are uncertain.
     pub is_stalled: bool,
@@ -51,9 +51,9 @@ impl DoubtCounter {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have been replaced. `count`
-    /// returns the number of registered holders for which its argument, a predicate, holds. It is called only if something has changed
-    /// since the last count.
+    /// Returns the number of holders whose states are not certain. `replacements` is the number of states that have
+    /// been replaced. `count` returns the number of registered holders for which its argument, a predicate, holds. It
+    /// is called only if something has changed since the last count.
     pub(crate) fn count(
         &self,
         trust: &StreamTrust,

@@ -1,5 +1,5 @@
-//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no room for the holders,
-//! their blocks are not of the namespace's size, or their messages cannot be read.
+//! Publishers whose batches are dropped, so that nothing is known of their holders' blocks. The reasons: there is no
+//! room for the holders, their blocks are not of the namespace's size, or their messages cannot be read.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -44,7 +44,7 @@ pub struct RefusedAt {
     pub unix_us: u64,
 }
 
-/// The holders of a worker that are told apart.
+/// Entry under which a worker's dropped batches are listed: one rank, or several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Rank(Rank),
@@ -80,8 +80,8 @@ impl RefusedWorker {
 
 impl RefusedHolders {
     /// Notes that a batch of an unregistered holder was dropped, so that the holder's blocks are not known. `rank` is
-    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether it is the first
-    /// batch that was dropped of the holder.
+    /// `None` if the batch cannot be read. `reason` says in a word why it was dropped. Returns whether this is the
+    /// first dropped batch of the holder.
     pub fn note(&self, worker: &WorkerName, rank: Option<Rank>, reason: &'static str, at: RefusedAt) -> bool {
         let mut refused = self.workers.write();
         let has_room = refused.len() < WORKERS_MAX;
@@ -110,7 +110,8 @@ impl RefusedHolders {
         self.remove(&id.worker, &[Part::Rank(id.rank), Part::Unread]);
     }
 
-    /// Forgets holders for whose last batch's `listened_us` `is_over` holds. Returns whether there were any.
+    /// Forgets each holder whose last dropped batch is too old. `is_over` decides that from the batch's `listened_us`.
+    /// Returns whether any holder was forgotten.
     pub fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
         if self.workers.read().is_empty() {
             return false;

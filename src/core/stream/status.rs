@@ -1,8 +1,8 @@
 //! The status of a holder, in a form that queries read without a lock: most of all, whether its state is certain.
 //!
-//! There are two kinds of doubt. A *reason* is a fact about the holder (a gap, an undecodable batch). It stays until a new epoch, a
-//! `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped messages, a
-//! snapshot was loaded) concerns all holders at once: see [`StreamTrust`].
+//! There are two kinds of doubt. A *reason* is a fact about the holder (a gap, an undecodable batch). It stays until a
+//! new epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the
+//! client dropped messages, a snapshot was loaded) concerns all holders at once: see [`StreamTrust`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct HolderStatus {
     /// Change counter, shared by all holders that a query can see together. Counts before and after each change of
     /// `reasons` or `confirmed`.
     changes: Arc<AtomicU64>,
-    /// The number of the last replacement of the whole state, counted over all holders that a query can see together. 0 if there was none.
-    /// To be read after the reasons.
+    /// The number of the last replacement of the whole state, counted over all holders that a query can see together. 0
+    /// if there was none. To be read after the reasons.
     pub(crate) replacement: AtomicCell<u64>,
     /// The last batch applied.
     pub cursor: AtomicCell<BatchCursor>,
@@ -65,8 +65,8 @@ pub struct HolderStatus {
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
     /// find its blocks. Queries by its own hashes find them, and are as exact as ever, so this is no degradation.
     pub has_foreign_chain: AtomicCell<bool>,
-    /// Whether the number of tokens in the holder's blocks is known: its publisher has told it, or has sent the tokens of a block.
-    /// Otherwise the namespace's block size is assumed, and queries by tokens may not find the blocks.
+    /// Whether the number of tokens in the holder's blocks is known: its publisher has told it, or has sent the tokens
+    /// of a block. Otherwise the namespace's block size is assumed, and queries by tokens may not find the blocks.
     pub is_size_known: AtomicCell<bool>,
     /// The address and labels that the holder's publisher has told. `None` if it has told none.
     profile: ArcSwapOption<Profile>,
@@ -96,8 +96,8 @@ impl HolderStatus {
         }
     }
 
-    /// Makes a change and counts it twice. The count before the change ensures that a reader who sees the change sees a new count. The
-    /// count after it makes a reader who looked in between look again.
+    /// Makes a change and counts it twice. The count before the change ensures that a reader who sees the change sees a
+    /// new count. The count after it makes a reader who looked in between look again.
     fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let changed = change();
@@ -124,9 +124,9 @@ impl HolderStatus {
         reasons.with(DegradedReason::Unverified)
     }
 
-    /// The reasons for which the state that a search has seen is not certain. `replacements` is the number of states that had been replaced
-    /// when the search began. If this holder's state has been replaced since, its reasons now are those of another state, so it counts as
-    /// unverified.
+    /// The reasons for which the state that a search has seen is not certain. `replacements` is the number of states
+    /// that had been replaced when the search began. If this holder's state has been replaced since, its present
+    /// reasons belong to another state. Then the result also contains [`DegradedReason::Unverified`].
     pub(crate) fn reasons_since(&self, replacements: u64, trust: &StreamTrust) -> DegradedReasons {
         let reasons = self.reasons(trust);
         match self.replacement.load() > replacements {
@@ -170,8 +170,9 @@ impl HolderStatus {
         self.change(|| self.reasons.store(reasons.bits(), Ordering::Release));
     }
 
-    /// Removes all reasons that are not in `kept`, and returns the reasons that are left. Another thread, which evicts blocks, may add a
-    /// reason at the same time. That reason stays or goes as if it had been added before or after, but is never overwritten.
+    /// Removes all reasons that are not in `kept`, and returns the reasons that are left. Another thread, which evicts
+    /// blocks, may add a reason at the same time. That reason stays or goes as if it had been added before or after,
+    /// but is never overwritten.
     pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let before = self.change(|| self.reasons.fetch_and(kept.bits(), Ordering::AcqRel));
         DegradedReasons::from_bits(before & kept.bits())

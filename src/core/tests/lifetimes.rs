@@ -1,11 +1,11 @@
-//! References that safe code must not be able to keep: the compiler refuses programs that keep them. Each stands beside one that differs in
-//! that alone and is accepted, so that it is refused for no other reason.
+//! References that safe code must not be able to keep: the compiler refuses programs that keep them. Each refused
+//! program stands beside an accepted program that differs only in this point. So the refusal has no other reason.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::process::Command;
 
-/// The code that `words.rs` finds around it, without the libraries.
+/// Code in place of the modules and libraries that `words.rs` uses.
 const AROUND: &str = r#"
 #![allow(dead_code, unused_imports, unsafe_code)]
 extern crate self as parking_lot;
@@ -39,7 +39,7 @@ use std::sync::atomic::AtomicU64;
 use words::Words;
 "#;
 
-/// Whether the compiler takes a program with `words.rs` and this function, and what it says.
+/// Whether the compiler takes a program with `words.rs` and this function, and the compiler's messages.
 fn compiles(function: &str) -> (bool, String) {
     let directory = std::env::temp_dir().join(format!("kvatlas-lifetimes-{}", fastrand::u64(..)));
     std::fs::create_dir_all(&directory).unwrap();

@@ -1,7 +1,7 @@
 //! `deploy/test-vectors.json`: the contract as examples, that a client in any language can check itself against.
 //!
-//! The file is what this test computes. `KVATLAS_TEST_REWRITE_VECTORS=1 cargo test -p kvatlas-core --test vectors` writes it
-//! anew after a wanted change of the contract.
+//! This test computes the content of the file. `KVATLAS_TEST_REWRITE_VECTORS=1 cargo test -p kvatlas-core --test
+//! vectors` writes it anew after a wanted change of the contract.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -55,7 +55,7 @@ fn limits() -> WireLimits {
     WireLimits::default()
 }
 
-/// The map without the entries that are absent.
+/// JSON map of the entries that have a value.
 fn present(entries: &[(&str, Option<Value>)]) -> Value {
     let given = entries
         .iter()

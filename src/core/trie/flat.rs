@@ -90,8 +90,8 @@ impl<N: FlatNode> FlatTrie<N> {
         }
     }
 
-    /// The index of the first child of the node at `parent` with the label `label`. Without a parent, of the first
-    /// such root.
+    /// The index of the first child with the label `label` of the node at `parent`. Without a parent, the index of the
+    /// first root with that label.
     #[must_use]
     pub fn child(&self, parent: Option<usize>, label: N::Label) -> Option<usize> {
         let mut siblings = match parent {

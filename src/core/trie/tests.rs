@@ -30,7 +30,7 @@ impl<const SIZE_MAX: usize> FlatNode for Node<SIZE_MAX> {
     }
 }
 
-/// Sizes have room up to the parameter, and pops of nodes with children up to as many.
+/// The links that a node carries. A node with children has room for them only if neither number is above `SIZE_MAX`.
 fn stored<const SIZE_MAX: usize>(links: Links) -> Option<Links> {
     let has_room = links.is_leaf() || links.subtree_size.max(links.num_parents) <= SIZE_MAX;
     has_room.then_some(links)
@@ -44,7 +44,7 @@ fn node<const SIZE_MAX: usize>(label: u8, value: Option<u32>) -> Node<SIZE_MAX> 
     }
 }
 
-/// A trie as a textbook has it.
+/// A trie by its recursive definition: each node contains its children.
 #[derive(Debug, Clone, Default)]
 struct Tree {
     children: Vec<(u8, Option<u32>, Tree)>,
@@ -214,7 +214,7 @@ fn links_that_lie_are_refused() {
     assert!(FlatTrie::<Node<100>>::from_nodes(Vec::new()).unwrap().is_empty());
 }
 
-/// Checks what must hold of any trie that was built from these keys.
+/// Checks the trie that is built from these keys against the recursive definition.
 fn check_against_tree<const SIZE_MAX: usize>(keys: &[Vec<u8>]) -> Result<(), TestCaseError> {
     let trie = trie::<SIZE_MAX>(keys);
     let mut tree = Tree::default();
@@ -265,7 +265,8 @@ proptest! {
         check_against_tree::<1>(&keys)?;
     }
 
-    /// Whatever is accepted can be walked, visits every node once, and is what building gives.
+    /// Checks that arbitrary nodes are refused, or make a sound trie. A trie built anew from a walk over it must be
+    /// equal.
     #[test]
     fn arbitrary_links_are_refused_or_sound(
         pairs in prop::collection::vec((0..6_usize, 0..5_usize), 0..8),

@@ -1,7 +1,8 @@
 //! Commands of operators. They have subjects of their own, so that permissions can separate them from the rest.
 //!
-//! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command concerns sends an
-//! [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine replies.
+//! The subject is `PREFIX.v1.admin.COMMAND`. Every daemon receives each command, and each daemon that the command
+//! concerns sends an [`AdminReply`]. Bridges receive [`AdminCommand::Reset`]; each bridge that follows the engine
+//! replies.
 
 use serde::Deserialize;
 
@@ -29,7 +30,7 @@ worded! {
 /// The scope of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct AdminRequest {
-    /// The daemon or bridge that is meant, by the name that it gives in its replies. If absent, all.
+    /// The daemon or bridge that is meant, by the name that it gives in its replies. If absent, all are meant.
     #[serde(default)]
     pub instance: Option<String>,
     /// The engine that is meant, by the name of its instance or its worker.
@@ -43,9 +44,9 @@ pub struct AdminRequest {
 /// A worker's holders: all of its ranks, or one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AdminHolder {
-    /// The namespace.
+    /// Name of the namespace.
     pub namespace: NamespaceName,
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The rank that is meant. If absent, all ranks.
     #[serde(default)]

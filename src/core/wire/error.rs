@@ -20,7 +20,7 @@ pub enum DecodeError {
     Oversized {
         /// Length of the payload.
         bytes: usize,
-        /// The limit.
+        /// The most bytes allowed.
         max: usize,
     },
     /// The payload ends inside a value.
@@ -44,7 +44,7 @@ pub enum DecodeError {
     /// A value has another type than its field.
     #[error("{field} is {found}; send {expected}")]
     WrongType {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// The type that the field takes.
         expected: &'static str,
@@ -54,7 +54,7 @@ pub enum DecodeError {
     /// A number is larger than its field allows.
     #[error("{field} is {value}; at most {max} is allowed")]
     OutOfRange {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// The number that was sent.
         value: u64,
@@ -64,27 +64,27 @@ pub enum DecodeError {
     /// A list is longer than allowed.
     #[error("{field} has {count} elements; at most {max} are allowed")]
     TooLong {
-        /// The field.
+        /// The field's key.
         field: &'static str,
-        /// Elements announced.
+        /// Number of elements that the payload announces.
         count: usize,
-        /// The limit.
+        /// The most elements allowed.
         max: usize,
     },
     /// A text is longer than allowed.
     #[error("{field} has {bytes} bytes; at most {max} are allowed")]
     TextTooLong {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// Length of the text.
         bytes: usize,
-        /// The limit.
+        /// The most bytes allowed.
         max: usize,
     },
     /// A blob's length is not a multiple of the length of an element.
     #[error("{field} has {bytes} bytes, which is not a multiple of {element}")]
     RaggedBlob {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// Length of the blob.
         bytes: usize,
@@ -94,19 +94,19 @@ pub enum DecodeError {
     /// A text is not UTF-8.
     #[error("{field} is not UTF-8")]
     NotUtf8 {
-        /// The field.
+        /// The field's key.
         field: &'static str,
     },
     /// A field that the payload must have is absent.
     #[error("{field} is missing")]
     Missing {
-        /// The field.
+        /// The field's key.
         field: &'static str,
     },
     /// A field was sent twice.
     #[error("{field} was sent twice")]
     Repeated {
-        /// The field.
+        /// The field's key.
         field: &'static str,
     },
     /// Fields exclude or require each other. The text tells which.
@@ -115,7 +115,7 @@ pub enum DecodeError {
     /// A list does not have the length that the number of blocks demands.
     #[error("{field} has {count} elements for {blocks} blocks")]
     LengthMismatch {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// Elements in the field.
         count: usize,
@@ -131,7 +131,7 @@ pub enum DecodeError {
     /// A field has a word that is not one of the known words.
     #[error("{field} is not one of {expected}")]
     UnknownWord {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// The known words.
         expected: &'static str,
@@ -139,7 +139,7 @@ pub enum DecodeError {
     /// A name that cannot be a subject token.
     #[error("{field}: {source}")]
     Name {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// The error in the name.
         source: NameError,
@@ -150,7 +150,7 @@ pub enum DecodeError {
     /// A lineage hash that no block can have.
     #[error("{field}: {source}")]
     Lineage {
-        /// The field.
+        /// The field's key.
         field: &'static str,
         /// The error in the hash.
         source: LineageError,
@@ -244,7 +244,7 @@ impl ErrorCode {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (error {})", code.as_u16())]
 pub struct WireError {
-    /// The number.
+    /// The number of the error reply.
     pub code: ErrorCode,
     /// The text, which tells the client what to change.
     pub text: String,

@@ -1,8 +1,8 @@
 //! The mapping from model names to names of namespaces, and from instance names to names of workers.
 //!
-//! A namespace is a subject token of at most 64 bytes, which a model name such as `meta-llama/Llama-3.1-8B-Instruct` is not. This mapping
-//! makes such a token from a model name. People can still read the token, and it can be decoded to the model name. Letters, digits and `-`
-//! stand for themselves; `_` begins a code:
+//! A namespace is a subject token of at most 64 bytes. A model name such as `meta-llama/Llama-3.1-8B-Instruct` is no
+//! such token, so this mapping makes a token from it. People can still read the token, and it can be decoded to the
+//! model name. Letters, digits and `-` stand for themselves; `_` begins a code:
 //!
 //! | code | stands for |
 //! |---|---|
@@ -17,11 +17,12 @@
 //! A worker's name that begins with `_p` is a pool: storage that every worker of the namespace can load from.
 //!
 //! So the model above has the namespace `meta-llama__Llama-3_d1-8B-Instruct`. For tenant `acme` its namespace is
-//! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their own: they share the
-//! namespace of their base model, and their names enter the block hashes.
+//! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their
+//! own: they share the namespace of their base model, and their names enter the block hashes.
 //!
-//! A namespace whose hashes are not the contract's has the scheme in its name: `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` uses
-//! the [`Scheme`] `llm-d-xxh64:42`. So a client that knows the name can hash tokens as the namespace does.
+//! A namespace whose hashes are not the contract's has the scheme in its name:
+//! `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` uses the [`Scheme`] `llm-d-xxh64:42`. So a client that knows
+//! the name can hash tokens as the namespace does.
 
 use std::fmt;
 
@@ -88,8 +89,8 @@ impl ModelKey {
     ///
     /// # Errors
     ///
-    /// [`NameError::Empty`] for a model without a name. [`NameError::TooLong`] if the encoded name takes more than 64 bytes; serve the
-    /// model under a shorter name then.
+    /// [`NameError::Empty`] for a model without a name. [`NameError::TooLong`] if the encoded name takes more than 64
+    /// bytes; serve the model under a shorter name then.
     pub fn namespace(&self) -> Result<NamespaceName, NameError> {
         if self.model.is_empty() {
             return NamespaceName::new("");
@@ -267,7 +268,8 @@ mod tests {
 
     use super::*;
 
-    /// The documentation and clients in other languages have these: they must be kept stable.
+    /// Pins the mapping. The documentation and clients in other languages contain these values, so they must be kept
+    /// stable.
     #[test]
     fn the_mapping_is_pinned() {
         for (model, tenant, namespace) in [

@@ -1,7 +1,7 @@
 //! The list of a daemon's namespaces. A gateway needs it to list all workers.
 //!
-//! Asked for on `PREFIX.v1.status.~all`, request-reply, and on the matching subject of the shards. No namespace can
-//! be called `~all`.
+//! A request for the list goes to `PREFIX.v1.status.~all`, request-reply, or to the matching subject of the shards. No
+//! namespace can be called `~all`.
 
 use serde::Deserialize;
 

@@ -1,4 +1,5 @@
-//! Outcomes: how much of a prompt an answer promised at a holder, and how much of it the request then found there. Routers publish them.
+//! Outcomes, which routers publish. An outcome compares the blocks of a prompt that an answer promised at a holder with
+//! the tokens that the request then found in the cache there.
 //!
 //! The subject is `PREFIX.v1.outcome.NAMESPACE`. Engines report how many tokens a request found in their caches, as
 //! `usage.prompt_tokens_details.cached_tokens`.
@@ -24,7 +25,8 @@ pub struct Outcome {
     pub promised_blocks: u32,
     /// Number of the prompt's tokens that the engine found in its cache.
     pub found_tokens: u32,
-    /// Number of tokens of the prompt. An engine always computes the last token, which an answer to a query by hashes does not know of.
+    /// Number of tokens of the prompt. An engine always computes the last token, which an answer to a query by hashes
+    /// does not know of.
     #[serde(default)]
     pub prompt_tokens: Option<u32>,
     /// Whether the answer called the holder exact.

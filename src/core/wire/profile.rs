@@ -1,7 +1,7 @@
 //! Profiles: the address for requests to a holder, and the holder's labels. `profile_fields.rs` reads and writes them.
 //!
-//! A publisher sends a profile in a batch; the last profile sent counts. All texts are printable ASCII and limited in length, so that they
-//! can be shown anywhere.
+//! A publisher sends a profile in a batch; the last profile sent counts. All texts are printable ASCII and limited in
+//! length, so that they can be shown anywhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,8 @@ pub(super) const LABEL_KEY_BYTES_MAX: usize = 64;
 pub(super) const LABEL_VALUE_BYTES_MAX: usize = 128;
 /// Most bytes of all labels of a holder, keys and values together.
 const LABEL_BYTES_MAX: usize = 512;
-/// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a plus between them.
+/// The label that tells which layers the holder's model has besides full attention: `windows`, `states`, or both with a
+/// plus between them.
 pub const LAYERS_LABEL: &str = "kvatlas/layers";
 /// The label in which the publisher says, for people, what keeps the holder from being exact. Absent where nothing does.
 pub const TROUBLE_LABEL: &str = "kvatlas/trouble";
@@ -44,10 +45,10 @@ pub enum ProfileError {
     /// There are more labels than allowed.
     #[error("labels has more than {LABELS_MAX} labels")]
     TooManyLabels,
-    /// A key does not have the required form.
+    /// The key of a label does not have the required form.
     #[error("labels has a key that is not 1 to {LABEL_KEY_BYTES_MAX} characters out of A-Z a-z 0-9 . _ - /")]
     LabelKey,
-    /// A value does not have the required form.
+    /// The value of a label does not have the required form.
     #[error("labels has a value that is not at most {LABEL_VALUE_BYTES_MAX} printable characters of ASCII")]
     LabelValue,
     /// All labels together are longer than allowed.
@@ -155,7 +156,7 @@ impl<'de> Deserialize<'de> for Address {
 pub struct Labels(Option<Arc<BTreeMap<String, String>>>);
 
 impl Labels {
-    /// No labels.
+    /// The empty set of labels.
     pub const NONE: Self = Self(None);
 
     /// Checks `map` and makes it labels.
@@ -197,7 +198,7 @@ impl Labels {
         Self::new(map)
     }
 
-    /// The text as the value of a label: without what no label may have, and cut where it is too long.
+    /// Makes `text` a valid value of a label: drops what no label may have, and cuts a text that is too long.
     pub fn value_of(text: &str) -> String {
         const CUT: &str = "...";
         let is_printable = |character: &char| *character == ' ' || character.is_ascii_graphic();

@@ -1,7 +1,8 @@
 //! A bounded cursor over MessagePack, without recursion.
 //!
-//! Payloads come from anyone who can publish, so limits are checked before every allocation. `rmp-serde` is not used, because it decodes
-//! into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp` crate defines.
+//! Payloads come from anyone who can publish, so limits are checked before every allocation. `rmp-serde` is not used,
+//! because it decodes into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp`
+//! crate defines.
 //!
 //! A list of hashes or tokens comes as one blob or as an array.
 
@@ -264,7 +265,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A boolean.
+    /// Reads a boolean.
     ///
     /// # Errors
     ///
@@ -276,7 +277,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A blob.
+    /// Reads a blob.
     pub(super) fn blob(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         match self.value()? {
             Value::Blob(bytes) => Ok(bytes),

@@ -28,7 +28,8 @@ worded! {
         Rejected = 1 << 2 => "rejected",
         /// Stored blocks were dropped because their parent never came.
         UnknownParent = 1 << 3 => "unknown_parent",
-        /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the reported blocks.
+        /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the
+        /// reported blocks.
         Capacity = 1 << 4 => "capacity",
         /// Batches may have been lost since the last batch that continued the count. The connection broke, messages were
         /// dropped, or the state comes from a snapshot.
@@ -50,16 +51,16 @@ worded! {
         /// Batches of a lower epoch arrive, so two publishers claim the holder. It is not known whose blocks the holder
         /// has.
         Contested = 1 << 12 => "contested",
-        /// The publisher does not know all groups of layers of the engine. Known is what full attention has; unknown is what a request can
-        /// reuse.
+        /// The publisher does not know all groups of layers of the engine. It knows which blocks full attention has,
+        /// but not how many of them a request can reuse.
         UnknownGroups = 1 << 13 => "unknown_groups",
         /// The engine's events do not tell salts, so nothing is certain for a query with a salt.
         UntoldSalts = 1 << 14 => "untold_salts",
         /// The engine's events do not tell for certain which adapter a block belongs to. So nothing is certain for a
         /// query with an adapter.
         UntoldAdapters = 1 << 15 => "untold_adapters",
-        /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by hashes find them only
-        /// if the hashes are computed in the same way.
+        /// The engine hashes each block together with the token after it. Queries by tokens find its blocks. Queries by
+        /// hashes find them only if the hashes are computed in the same way.
         LooksAhead = 1 << 16 => "looks_ahead",
         /// The publisher does not know everything that the engine has on the host. It knows what the device has.
         HostGap = 1 << 17 => "host_gap",
@@ -81,8 +82,8 @@ impl DegradedReason {
             )
     }
 
-    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a silent publisher does not
-    /// answer; a publisher that doubts its own state learns nothing from being asked.
+    /// Whether a resync can remove the reason. It cannot in three cases: a holder at its capacity stays full; a silent
+    /// publisher does not answer; a publisher that doubts its own state learns nothing from being asked.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()
@@ -106,8 +107,8 @@ impl DegradedReason {
         is_of_a_form || self.tier().is_some()
     }
 
-    /// The tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such a reason does not count for a
-    /// query whose blocks are all in nearer tiers.
+    /// The tier in which the holder's blocks are in doubt, for a reason about a tier beyond the device. Such a reason
+    /// does not count for a query whose blocks are all in nearer tiers.
     pub fn tier(self) -> Option<Tier> {
         match self {
             Self::HostGap => Some(Tier::HOST),

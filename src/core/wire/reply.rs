@@ -52,7 +52,7 @@ worded! {
 /// One holder of a prefix of the query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderMatch {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
@@ -62,8 +62,9 @@ pub struct HolderMatch {
     /// The upper bound for a compressed chain. Absent if it equals `matched_blocks`.
     #[serde(default)]
     pub matched_blocks_max: Option<u32>,
-    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` that ends before the
-    /// prompt's last token. Absent if it equals `matched_blocks`. For a compressed chain this is a lower bound.
+    /// Number of leading blocks that a request can reuse: up to the last resumable block within `matched_blocks` that
+    /// ends before the prompt's last token. Absent if it equals `matched_blocks`. For a compressed chain this is a
+    /// lower bound.
     #[serde(default)]
     pub usable_blocks: Option<u32>,
     /// Number of the `matched_blocks` that the holder has on the device, up to the first block that is elsewhere.
@@ -80,8 +81,9 @@ pub struct HolderMatch {
     /// Number of the `host_blocks` that a request can reuse, as `usable_blocks`. Absent if it equals `host_blocks`.
     #[serde(default)]
     pub host_usable_blocks: Option<u32>,
-    /// Whether `matched_blocks` and the other facts about the holder are known for certain. If not, `degraded` gives the reasons. A reason
-    /// about a tier beyond the device leaves the facts about nearer tiers certain: see [`Self::is_exact_up_to`].
+    /// Whether `matched_blocks` and the other facts about the holder are known for certain. If not, `degraded` gives
+    /// the reasons. A reason about a tier beyond the device leaves the facts about nearer tiers certain: see
+    /// [`Self::is_exact_up_to`].
     pub exact: bool,
     /// The reasons for which the state is not certain. Absent if the state is certain.
     #[serde(default)]
@@ -140,27 +142,28 @@ pub struct QueryReply {
     pub holders: Vec<HolderMatch>,
     /// Number of holders that matched before `limit` cut the list.
     pub holders_total: u32,
-    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are not the contract's
-    /// chain. Query by the engine's own hashes, or set the namespace to `recompute`. Absent if it is 0.
+    /// Number of holders of the namespace that a query in this form cannot find, because their engines' hashes are not
+    /// the contract's chain. Query by the engine's own hashes, or set the namespace to `recompute`. Absent if it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// Number of the holders asked about that are not in `holders`, but may hold more of the query than is known. Their state is not
-    /// certain, or their batches are dropped. If it is 0 or absent, every holder that is not in the list certainly belongs after the list.
+    /// Number of the holders asked about that are not in `holders`, but may hold more of the query than is known. Their
+    /// state is not certain, or their batches are dropped. If it is 0 or absent, every holder that is not in the list
+    /// certainly belongs after the list.
     #[serde(default)]
     pub doubtful_holders: u32,
     /// The shards that the reply was gathered from. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The first chosen position of a compressed chain. A holder without any chosen block is not found, and holds at most this number of
-    /// leading blocks. Absent if it is 0.
+    /// The first chosen position of a compressed chain. A holder without any chosen block is not found, and holds at
+    /// most this number of leading blocks. Absent if it is 0.
     #[serde(default)]
     pub unseen_blocks_max: u32,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or absent if all
-    /// events are applied.
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
+    /// absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
-    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only with `predicted`. The
-    /// holder with the most blocks comes first. The list changes nothing in the rest of the reply.
+    /// Holders that will soon have more of the prompt than is known of them, according to hints from routers. Only with
+    /// `predicted`. The holder with the most blocks comes first. The list changes nothing in the rest of the reply.
     #[serde(default)]
     pub predicted: Vec<PredictedHolder>,
 }
@@ -169,7 +172,7 @@ pub struct QueryReply {
 /// yet. Never exact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PredictedHolder {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
@@ -188,8 +191,8 @@ impl PredictedHolder {
 }
 
 impl QueryReply {
-    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may hold more than is known. The query's form
-    /// can find every holder, and every shard has answered.
+    /// Whether the answer is certain. Then every listed holder is exact, and no other holder may hold more than is
+    /// known. The query's form can find every holder, and every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
             && self.doubtful_holders == 0

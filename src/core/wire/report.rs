@@ -1,5 +1,5 @@
-//! The reply to a report of outcomes or hints. Only a report whose message names a subject for the reply gets one: a gateway learns by it
-//! what the shards have taken.
+//! The reply to a report of outcomes or hints. A report gets a reply only if its message names a subject for it. A
+//! gateway learns from the replies what the shards have taken.
 
 use serde::Deserialize;
 

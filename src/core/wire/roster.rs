@@ -1,9 +1,9 @@
 //! Rosters: lists of the holders that a serving replica knows. A starting replica asks for the roster, to learn when
 //! it has caught up.
 //!
-//! The subject is `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries. Only daemons that take queries
-//! subscribe to it, so the error "no responders" means that no replica serves. A roster comes in pages of holders, in their order; the next
-//! page begins after the last holder of the page before.
+//! The subject is `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries. Only
+//! daemons that take queries subscribe to it, so the error "no responders" means that no replica serves. A roster comes
+//! in pages of holders, in their order; the next page begins after the last holder of the page before.
 
 use serde::Deserialize;
 
@@ -24,9 +24,9 @@ pub struct RosterRequest {
 /// A holder's place in the order of a roster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct RosterKey {
-    /// The namespace.
+    /// Name of the namespace.
     pub namespace: NamespaceName,
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,

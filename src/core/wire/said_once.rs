@@ -26,14 +26,14 @@ impl HolderMatch {
 }
 
 impl QueryReply {
-    /// Removes all addresses and labels, if there is no room for them.
+    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
     pub fn drop_profiles(&mut self) {
         self.holders.iter_mut().for_each(HolderMatch::drop_profile);
     }
 }
 
 impl StatusReply {
-    /// Removes all addresses and labels, if there is no room for them.
+    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
     pub fn drop_profiles(&mut self) {
         for holder in &mut self.holders {
             (holder.address, holder.labels) = (None, Labels::NONE);
@@ -50,7 +50,7 @@ impl BatchReply {
         replies.flat_map(|reply| &mut reply.holders)
     }
 
-    /// Removes all addresses and labels, if there is no room for them.
+    /// Removes all addresses and labels from the reply. For a reply that is too large with them.
     pub fn drop_profiles(&mut self) {
         self.holders_mut().for_each(HolderMatch::drop_profile);
     }

@@ -1,7 +1,7 @@
 //! Shards: the division of the workers among daemons.
 //!
-//! With `count` shards, a worker belongs to shard `XXH3-64(name as UTF-8, seed 1337) mod count`, in every namespace. The rule is part of
-//! the contract, so that anyone can compute which shard knows a worker's blocks.
+//! With `count` shards, a worker belongs to shard `XXH3-64(name as UTF-8, seed 1337) mod count`, in every namespace.
+//! The rule is part of the contract, so that anyone can compute which shard knows a worker's blocks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// The documentation has these: they must be kept stable.
+    /// Pins the assignment. The documentation contains these values, so they must be kept stable.
     #[test]
     fn the_assignment_is_pinned() {
         let shard_of = |name: &str| {

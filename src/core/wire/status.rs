@@ -13,7 +13,7 @@ use super::writer::encode_into;
 /// The state of one holder: how far the daemon has applied its events, and whether it is certain.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderStatusReply {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The worker's data-parallel rank.
     pub rank: Rank,
@@ -28,7 +28,8 @@ pub struct HolderStatusReply {
     /// Whether the engine's hashes are not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
-    /// Seconds by which the epoch is ahead of the daemon's clock. 0 or absent if it is not ahead, or by no more than clocks may differ.
+    /// Seconds by which the epoch is ahead of the daemon's clock. 0 or absent if it is not ahead, or by no more than
+    /// clocks may differ.
     #[serde(default)]
     pub epoch_ahead_s: u64,
     /// Whether the holder's state is certain.
@@ -55,13 +56,13 @@ pub struct StatusReply {
     pub v: u64,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Number of distinct blocks in the index: the blocks that some holder has, and the blocks missing in the middle
+    /// Number of distinct blocks in the index: the blocks that some holder has, and the missing blocks in the holes
     /// before them.
     pub distinct_blocks: u64,
     /// Number of batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
-    /// Number of holders of which it is not known whether their blocks have `block_size` tokens. Their publishers do not tell the size, and
-    /// the configuration does not name the namespace. Absent if it is 0.
+    /// Number of holders whose block size is not known; their blocks may have other than `block_size` tokens. Their
+    /// publishers do not tell the size, and the configuration does not name the namespace. Absent if it is 0.
     #[serde(default)]
     pub unsized_holders: u32,
     /// Number of holders that are left out, because there was no place for them. Absent if it is 0.
@@ -72,8 +73,8 @@ pub struct StatusReply {
     /// The shards that the reply was gathered from. Absent in a daemon's own reply.
     #[serde(default)]
     pub gathered: Option<Gathered>,
-    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or absent if all
-    /// events are applied.
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds. 0 or
+    /// absent if all events are applied.
     #[serde(default)]
     pub behind_us: u64,
 }

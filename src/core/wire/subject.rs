@@ -1,5 +1,5 @@
-//! The subjects of the contract, under a configurable prefix, and the names that are tokens in them: namespaces and workers. A worker and a
-//! rank together name a holder.
+//! The subjects of the contract, under a configurable prefix, and the names that are tokens in them: namespaces and
+//! workers. A worker and a rank together name a holder.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub enum NameError {
 /// Longest name that any configuration can allow, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Name of the namespace, and of the worker in it, with which `kvatlas doctor` probes a deployment. A daemon forgets the namespace as soon as
-/// it is empty.
+/// Name of the namespace, and of the worker in it, with which `kvatlas doctor` probes a deployment. A daemon forgets
+/// the namespace as soon as it is empty.
 pub const PROBE_NAME: &str = "kvatlas-doctor";
 
 fn check(text: &str, max: usize) -> Result<(), NameError> {
@@ -135,7 +135,7 @@ pub type Rank = u32;
 /// Ordered by worker, then by rank. Replies break ties in this order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderId {
-    /// The worker.
+    /// Name of the worker.
     pub worker: WorkerName,
     /// The data-parallel rank. 0 if the engine has only one.
     pub rank: Rank,
@@ -209,8 +209,8 @@ impl Subjects {
         })
     }
 
-    /// The same subjects, except that queries and status requests have the shards' subjects. Every shard answers a request on a shards'
-    /// subject; one daemon answers a request on a plain subject.
+    /// The same subjects, except that queries and status requests have the shards' subjects. Every shard answers a
+    /// request on a shards' subject; one daemon answers a request on a plain subject.
     #[must_use]
     pub fn of_shards(&self) -> Self {
         Self {
@@ -312,8 +312,8 @@ impl Subjects {
         format!("{}>", self.query)
     }
 
-    /// A subject within [`Self::all_queries`] that carries no request, as no name contains `~`. A daemon that leaves its queue group
-    /// publishes filler messages there, and daemons ignore them.
+    /// A subject within [`Self::all_queries`] that carries no request, as no name contains `~`. A daemon that leaves
+    /// its queue group publishes filler messages there, and daemons ignore them.
     pub fn query_filler(&self) -> String {
         format!("{}~", self.query)
     }
@@ -333,9 +333,9 @@ impl Subjects {
         format!("{}>", self.status)
     }
 
-    /// Whether a reply may go to `subject`, which the asker has chosen. The reply is published with the rights of the answering process,
-    /// and the asker must not gain them. So `subject` may be neither a subject of this contract nor one of the server's own, which begin
-    /// with `$`.
+    /// Whether a reply may go to `subject`, which the asker has chosen. The reply is published with the rights of the
+    /// answering process, and the asker must not gain them. So `subject` may be neither a subject of this contract nor
+    /// one of the server's own, which begin with `$`.
     pub fn may_reply_to(&self, subject: &str) -> bool {
         !subject.starts_with('$') && !subject.starts_with(&self.root)
     }

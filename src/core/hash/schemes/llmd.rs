@@ -5,7 +5,7 @@ use xxhash_rust::xxh64::{Xxh64, xxh64};
 use super::super::block::Token;
 use super::cbor::{Cbor, Sink};
 
-/// The hash that the first block follows, by XXH64.
+/// Returns the hash that the first block follows, made by XXH64 from the seed and the model's name.
 pub(super) fn xxh64_root(seed: &[u8], model: &str) -> u64 {
     xxh64_step(xxh64(seed, 0), &[], &[model])
 }
@@ -29,7 +29,7 @@ pub(super) fn xxh64_step(parent: u64, tokens: &[Token], extras: &[&str]) -> u64 
     hasher.digest()
 }
 
-/// The hash that the first block follows, by FNV-64a over CBOR.
+/// Returns the hash that the first block follows, made by FNV-64a over CBOR from the seed and the model's name.
 pub(super) fn cbor_fnv_root(seed: &[u8], model: &str) -> u64 {
     let mut hasher = Fnv64a::default();
     hasher.take(seed);

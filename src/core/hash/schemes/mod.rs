@@ -3,22 +3,24 @@
 //!
 //! | scheme | one step of the chain | before the first block |
 //! |---|---|---|
-//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | a step from XXH64 of the seed: no tokens, the model's name as the one text |
-//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
+//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | a step from XXH64 of the seed, with the model's name as text |
+//! | `llm-d-cbor-fnv` | FNV-64a of CBOR of `[parent, tokens, texts]` | a step from FNV-64a of the seed, with the model's name |
 //! | `sglang` | first 8 bytes of SHA-256 of the parent's digest and the tokens | nothing; with a salt, the salt's digest |
-//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of the canonical CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
+//! | `vllm-sha256-cbor` | last 8 bytes of SHA-256 of CBOR of `[parent's digest, tokens, extras]` | SHA-256 of the seed's CBOR |
 //!
-//! A digest is all 32 bytes of SHA-256.
+//! A digest is all 32 bytes of SHA-256. The CBOR is canonical.
 //!
-//! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and on the model name in
-//! a request. For a request with an adapter, the adapter's name stands in place of the model's. The extra texts of a block are the
-//! identifiers of its images, in their order. With the first block, the salt follows them.
+//! The first two are the block keys of llm-d's router. They depend on its settings `hashAlgorithm` and `hashSeed` and
+//! on the model name in a request. For a request with an adapter, the adapter's name stands in place of the model's.
+//! The extra texts of a block are the identifiers of its images, in their order. With the first block, the salt follows
+//! them.
 //!
-//! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same names; vLLM's events
-//! name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event has only 8 bytes. So such a chain cannot be
-//! continued from one of its hashes, and the daemon uses the names that the engine sends. The hashes of an adapter's blocks contain
-//! something that the events do not tell: a key with SGLang, the path of the adapter with vLLM. An SGLang engine that guesses several
-//! tokens ahead (EAGLE) hashes pairs of tokens.
+//! The last two are the block names in engines' events. SGLang's events name pages, and its router asks by the same
+//! names; vLLM's events name blocks, with `sha256_cbor`. A step needs the parent's whole digest, of which an event has
+//! only 8 bytes. So such a chain cannot be continued from one of its hashes, and the daemon uses the names that the
+//! engine sends. The hashes of an adapter's blocks contain something that the events do not tell: a key with SGLang,
+//! the path of the adapter with vLLM. An SGLang engine that guesses several tokens ahead (EAGLE) hashes pairs of
+//! tokens.
 //!
 //! A chain of a scheme has no block hashes: a step takes the tokens themselves. The tests
 //! `schemes_meet_the_vectors_of_llm_d`, `schemes_meet_the_vectors_of_sglang` and `schemes_meet_the_vectors_of_vllm`
@@ -46,9 +48,9 @@ worded! {
         LlmdXxh64 => "llm-d-xxh64",
         /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
         LlmdCborFnv => "llm-d-cbor-fnv",
-        /// Pages of SGLang.
+        /// Hashes of SGLang's pages.
         Sglang => "sglang",
-        /// Blocks of vLLM with `--prefix-caching-hash-algo sha256_cbor`.
+        /// Hashes of vLLM's blocks with `--prefix-caching-hash-algo sha256_cbor`.
         VllmSha256Cbor => "vllm-sha256-cbor",
     }
 }
@@ -130,8 +132,8 @@ impl SchemeChains {
         self.scheme.algorithm
     }
 
-    /// Steps from one hash to the next. `None` if the previous hash alone is not enough to compute the next one; then only the engine's
-    /// names continue a chain.
+    /// Returns the steps from one hash to the next. `None` if the previous hash alone does not determine the next one:
+    /// then a chain can be continued only with the names that the engine sends.
     pub fn steps(&self) -> Option<SchemeSteps<'_>> {
         self.scheme
             .algorithm
@@ -139,7 +141,7 @@ impl SchemeChains {
             .then_some(SchemeSteps { chains: self })
     }
 
-    /// Whether the way in which an adapter's blocks are hashed is known.
+    /// Whether the scheme's hashes of an adapter's blocks can be computed: it is known how they are made.
     pub fn knows_adapters(&self) -> bool {
         self.steps().is_some()
     }
@@ -178,8 +180,8 @@ impl SchemeChains {
         self.algorithm() == SchemeAlgorithm::Sglang
     }
 
-    /// The hashes of the full blocks of a prompt, for an engine that hashes each token together with the token after it. `None` if the
-    /// scheme has no such engines.
+    /// The hashes of the full blocks of a prompt, for an engine that hashes each token together with the token after
+    /// it. `None` if the scheme has no such engines.
     pub fn hashes_ahead(
         &self,
         tokens: &[Token],
@@ -211,8 +213,8 @@ impl SchemeSteps<'_> {
         })
     }
 
-    /// The hash of the block with `tokens` that follows the hash `before`. For the first block, `before` is [`Self::root`]. `extras`
-    /// distinguish the block from other blocks with the same tokens.
+    /// The hash of the block with `tokens` that follows the hash `before`. For the first block, `before` is
+    /// [`Self::root`]. `extras` distinguish the block from other blocks with the same tokens.
     pub fn next(&self, before: SequenceHash, tokens: &[Token], extras: &[&str]) -> SequenceHash {
         SequenceHash(match self.chains.scheme.algorithm {
             SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_step(before.as_u64(), tokens, extras),

@@ -37,7 +37,7 @@ pub(crate) trait SlotBits: Clone + Default {
     /// Returns the words of 64 slots each, from slot 0 on.
     fn words(&self) -> &[u64];
     fn words_mut(&mut self) -> &mut [u64];
-    /// Makes room for the slots of `words` words, if this kind of set can have so many.
+    /// Makes room for `words` words of 64 slots each, if this kind of set can have that many words.
     fn grow(&mut self, words: usize);
 
     /// Makes the set of the slots in these words. Leaves out slots for which this kind of set has no room.
@@ -51,7 +51,7 @@ pub(crate) trait SlotBits: Clone + Default {
         set
     }
 
-    /// Adds the slots of one word of 64, unless this kind of set has no room for them.
+    /// Adds the slots in `bits`, one word of 64 slots, unless this kind of set has no room for that word.
     #[inline]
     fn insert_word(&mut self, word: usize, bits: u64) {
         self.grow(word + 1);
@@ -165,7 +165,7 @@ impl FromIterator<HolderSlot> for SlotSet {
     }
 }
 
-/// Adds slots to a set, cheaply if many slots of one word come one after the other.
+/// Collects slots for a set. This is cheap if consecutive slots mostly lie in the same word.
 #[derive(Debug, Default)]
 pub(crate) struct SlotGatherer<S> {
     set: S,

@@ -20,7 +20,7 @@ use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 pub struct HolderRecord {
     /// The holder's worker and rank.
     pub id: HolderId,
-    /// Whether its state is certain, and how large it is.
+    /// Status of the holder: whether its state is certain, and how large it is.
     pub status: HolderStatus,
     slot: HolderSlot,
     /// Becomes true for good when the holder has left.
@@ -45,18 +45,20 @@ pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     /// The slots that have a holder.
     pub(crate) taken: SlotSet,
-    /// The same slots by worker. The table has no names, so a new version of the directory costs little.
+    /// Table from worker names to the taken slots. The table holds no names itself, so a new version of the directory
+    /// costs little.
     by_worker: HashTable<HolderSlot>,
     hasher: DefaultHashBuilder,
     /// Number of workers that have a slot.
     pub(crate) workers: usize,
-    /// Number of holders that had left when this version was made. `departures_now` is the same number as of now.
+    /// Number of holders that had left when this version was made. `departures_now` is the current number.
     departures: u64,
     departures_now: Arc<AtomicU64>,
 }
 
 impl Directory {
-    /// Returns the holder in the slot of this number. A slot that was given out after this version was made has none.
+    /// Returns the holder in the slot of this number. `None` if the slot was given out only after this version was
+    /// made.
     #[inline]
     pub(crate) fn holder(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
@@ -73,7 +75,7 @@ impl Directory {
         self.holders.len() <= u64::BITS as usize
     }
 
-    /// All holders, by slot.
+    /// Returns all holders, in the order of their slots.
     pub(crate) fn holders(&self) -> impl Iterator<Item = &Arc<HolderRecord>> {
         self.holders.iter().flatten()
     }
@@ -105,24 +107,24 @@ impl Directory {
     }
 }
 
-/// Why a holder cannot be registered.
+/// Reason why a holder cannot be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The holder is registered already and has a writer.
     #[error("holder {0} is registered already")]
     Registered(HolderId),
-    /// The namespace has as many workers as it may have.
+    /// The namespace has the maximum number of workers already.
     #[error("{workers} workers are registered; no more are allowed (limits.max_workers_per_namespace)")]
     TooManyWorkers {
-        /// The limit.
+        /// Maximum number of workers.
         workers: usize,
     },
-    /// The worker has as many ranks as it may have.
+    /// The worker has the maximum number of ranks already.
     #[error("worker {worker} has {ranks} ranks; no more are allowed (limits.max_ranks_per_worker)")]
     TooManyRanks {
-        /// The worker.
+        /// The worker of the holder.
         worker: WorkerName,
-        /// The limit.
+        /// Maximum number of ranks of one worker.
         ranks: usize,
     },
     /// All slots are taken.

@@ -1,14 +1,14 @@
-//! Shares that regular holders have of the runs, for snapshots. A walk over all runs reads them, and they are restored
-//! run by run.
+//! Shares that regular holders have of the runs, for snapshots. A walk over all runs reads the shares, and a restore
+//! sets them run by run.
 //!
 //! A holder is regular if it has each block together with all blocks before it, all in one tier, each under its
-//! sequence hash. Such a holder is described by its share of each run alone. So one walk can read many regular holders,
-//! and meets the blocks that they have in common once.
+//! sequence hash. So the numbers of leading blocks that the holder has of each run describe it wholly. So one walk can
+//! read many regular holders, and meets the blocks that they have in common once.
 //!
 //! A walk meets a holder's runs at different instants, while events go on to change the holder. So it finds the
-//! holder's blocks from before the walk, changed by some of the events since. These events, applied again in order,
-//! make the holder what it has become. That is true as long as only events changed the holder, and it stayed regular.
-//! [`WalkedHolder::is_same_as`] tells whether that is so.
+//! holder's blocks from before the walk, changed by some of the events since. If these events are applied again in
+//! order, the result is the holder's present state. That is true as long as only events changed the holder, and the
+//! holder stayed regular. [`WalkedHolder::is_same_as`] tells whether that is so.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ pub struct WalkedHolder {
 }
 
 impl WalkedHolder {
-    /// Makes the holder of `record` as a walk over `index` can meet it. All its blocks are in `tier`. `reshaped` and
-    /// the number of replaced states tell whether it is the same holder later.
+    /// Makes the form of a holder that a walk over `index` can meet. All blocks of the holder are in `tier`.
+    /// `reshaped`, and the number of its replaced states, show later whether the holder has stayed the same.
     pub(crate) fn new(
         index: PositionalIndexer,
         record: Arc<HolderRecord>,
@@ -55,14 +55,14 @@ impl WalkedHolder {
         self.tier
     }
 
-    /// Whether this is the same holder as `earlier`, regular all the time since, and changed by nothing but stored and removed blocks and
-    /// by eviction.
+    /// Whether this is the same holder as `earlier`, regular all the time since, and changed by nothing but stored and
+    /// removed blocks and by eviction.
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
     }
 
-    /// Makes the holder count as changed, because a walk could not be followed everywhere.
+    /// Marks the holder as changed, because its blocks could not be followed through the whole walk.
     pub fn give_up(&mut self) {
         self.reshaped = u64::MAX;
     }
@@ -71,7 +71,7 @@ impl WalkedHolder {
 /// Share of a run: how many of the run's blocks, from the first, a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderPart {
-    /// The holder's number.
+    /// Number that the caller of [`HolderWalk::new`] gave the holder.
     pub holder: u32,
     /// Number of the run's leading blocks that the holder has; at least 1.
     pub blocks: u16,
@@ -87,7 +87,7 @@ pub struct HolderWalk {
 }
 
 impl HolderWalk {
-    /// Begins a walk over the index of these holders, each of which has a number of its own. All must be of one index.
+    /// Begins a walk over the index of these holders, each given with its own number. All holders must be of one index.
     /// `None` if there are no holders.
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
         let mut holders = holders.into_iter().peekable();

@@ -20,8 +20,8 @@
 //! The walk first lists the runs, in short turns. Then it looks at them one by one, in turns of their own. So neither
 //! queries nor lanes wait long for a walk. Each run is met as it was at one instant, but different runs at different
 //! instants. A run is not met if it comes after the list is made, or goes before its turn, or follows a run that has
-//! gone. So the blocks that a walk finds of one holder need not be the holder's blocks at any instant. A caller that
-//! needs that must know what changed meanwhile.
+//! gone. So the blocks that a walk finds for one holder may differ from the holder's blocks at every single instant. A
+//! caller that needs the state of one instant must know the changes made during the walk.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -43,8 +43,8 @@ const RUNS_PER_TURN: u32 = 1024;
 struct Listed {
     parent: Option<Spot>,
     run: RunId,
-    /// Tells the run from other runs that had its number before or will have it. The parent needs no such field: its
-    /// number stays its own while another run follows it.
+    /// Serial number that distinguishes the run from earlier and later runs with the same number. The parent needs no
+    /// such field: a run keeps its number as long as another run follows it.
     birth: u32,
 }
 
@@ -62,14 +62,14 @@ impl Listed {
         self.parent.map(|parent| parent.run)
     }
 
-    /// Returns the offset in the parent of the block that this run follows.
+    /// Returns the offset, within the parent run, of the block that this run follows.
     fn offset(&self) -> u16 {
         self.parent.map_or(0, |parent| parent.offset)
     }
 }
 
-/// Lists all runs, ordered by parent; of one parent, the runs that follow later blocks come first. Writers have turns
-/// meanwhile. A run that comes or goes then may be missing or be there.
+/// Lists all runs, ordered by parent. Among the runs of one parent, runs that follow later blocks come first. Writers
+/// have turns during the call, so runs that come or go meanwhile may be listed or not.
 fn list(shared: &IndexShared) -> Vec<Listed> {
     let mut runs = Vec::new();
     let mut next = 1;
@@ -86,17 +86,17 @@ fn list(shared: &IndexShared) -> Vec<Listed> {
     runs
 }
 
-/// Run that a walk has met, or the part of it from the block on at which the walk began.
+/// Run that a walk has met. If the walk began in the middle of the run, only the part from that block on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
     /// Number of runs on the path to this one, itself included; at least 1.
     pub depth: usize,
     /// Position of the first block.
     pub position: usize,
-    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is in the last
-    /// run met that has a depth less by 1, one position before.
+    /// Sequence hashes of the blocks, each the child of the block before. The parent of the first block is one position
+    /// before it, in the run with the next smaller depth that was met last.
     pub hashes: Vec<SequenceHash>,
-    /// Holders, each with how many of the blocks it has, from the first. Holders with most blocks come first.
+    /// Holders, each with the number of the run's leading blocks that it has. Holders with most blocks come first.
     pub(crate) holders: Vec<(HolderSlot, u16)>,
 }
 
@@ -126,7 +126,7 @@ struct Open {
     children: Range<usize>,
     /// Number of blocks that the run had when it was met.
     len: u16,
-    /// Holders, each with how much it had of the run, from its first block on. Holders with most blocks come first.
+    /// Holders, each with the number of the run's leading blocks that it had. Holders with most blocks come first.
     holders: Vec<(HolderSlot, u16)>,
 }
 
@@ -147,8 +147,8 @@ impl PositionalIndexer {
     }
 }
 
-/// Returns which of these runs has a block, and at which offset. Looks at each run, because a table of all blocks would
-/// stay behind.
+/// Finds a block in these runs. Returns the place of its run in `runs`, and its offset in the run. Looks at each run,
+/// because a table made for the search would keep its memory.
 fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
     let mut index = 0;
     for some in runs.chunks(RUNS_PER_TURN as usize) {
@@ -175,8 +175,8 @@ fn find(shared: &IndexShared, runs: &[Listed], block: PositionalLineageHash) -> 
     None
 }
 
-/// Returns the places in `runs` of the runs that follow a block of `parent`, or of the runs at position 0 if that is
-/// `None`.
+/// Returns the places in `runs` of the runs that follow a block of `parent`. If `parent` is `None`, these are the
+/// places of the runs at position 0.
 fn children(runs: &[Listed], parent: Option<RunId>) -> Range<usize> {
     let start = runs.partition_point(|listed| listed.parent_run() < parent);
     start..runs.partition_point(|listed| listed.parent_run() <= parent)
@@ -235,8 +235,8 @@ impl Walk {
         }
     }
 
-    /// Meets a run. Returns false if the run is gone. Only holders in `above` count, which have all blocks before the
-    /// run. `None` lets them be found out, for the run that the walk begins with.
+    /// Meets a run. Returns false if the run is gone. Only holders in `above` count, the holders of all blocks before
+    /// the run. For the run that the walk begins with, `above` is `None`, and the call finds these holders itself.
     fn meet(&mut self, listed: Listed, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let run = listed.run;

@@ -28,7 +28,7 @@ pub(crate) const STEPS: usize = 3;
 const WORDS_SHIFT: u32 = 16;
 const SETS_SHIFT: u32 = 32;
 const ENTRIES_SHIFT: u32 = 48;
-/// Number of bits of a row, and of the offset in it.
+/// Number of bits of a packed row. [`OFFSET_BITS`] is the number of bits of its offset.
 const ROW_BITS: usize = 32;
 const OFFSET_BITS: u32 = 16;
 /// Number of the last entries that are compared with the sets of a row before the row gets a new entry.
@@ -45,7 +45,7 @@ pub(crate) struct Barred {
     pub(crate) steps: [bool; STEPS],
 }
 
-/// The array as readers see it.
+/// Array of the bars of one run, as readers see it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bars<'g> {
     rows: usize,
@@ -78,7 +78,7 @@ impl<'g> Bars<'g> {
         self.rows == 0
     }
 
-    /// Returns a row as it is packed, in the lowest 32 bits.
+    /// Returns a packed row, in the lowest 32 bits of the word.
     #[inline]
     fn row(self, row: usize) -> u64 {
         word_at(self.packed, row / 2) >> (row % 2 * ROW_BITS)
@@ -231,7 +231,7 @@ impl Table {
         }
     }
 
-    /// Returns the row that begins at an offset. If there is none, cuts the row with that offset in two.
+    /// Returns the row that begins at an offset. If no row begins there, cuts the row with that offset in two.
     fn cut(&mut self, offset: u16) -> usize {
         if self.rows.is_empty() {
             let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();

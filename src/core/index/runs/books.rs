@@ -22,11 +22,11 @@ pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 #[derive(Debug, Default)]
 pub(super) struct RunBooks {
     pub(super) free: Vec<RunId>,
-    /// Smallest number that no run has had since there were no runs.
+    /// Next run number that has not been used. Numbering begins anew when the index has no runs any more.
     pub(super) next: u32,
     pub(super) births: u32,
-    /// Number of runs that begin after each block: by the block's run, then by its offset. Blocks that no run follows
-    /// are left out.
+    /// Number of runs that begin after each block, by the block's run and its offset in that run. Blocks that no run
+    /// follows have no entry.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Table from hashes to the places of all blocks; see `places.rs`.
@@ -39,11 +39,12 @@ pub(super) struct RunBooks {
     pub(super) queue: Queue,
     /// Runs of the queue that are spared while some workers have much more than their share.
     pub(super) spared: Queue,
-    /// Whether blocks of such workers have been found since the spared runs were last put back into the queue.
+    /// Whether eviction has found blocks of workers with much more than their share since it last put the spared runs
+    /// back.
     pub(super) has_found_greedy: bool,
     /// Number of coming turns in which eviction ignores shares.
     pub(super) unfair_turns: usize,
-    /// Number of blocks stored in this tick.
+    /// Number of blocks stored in the current tick of the clock of recency.
     pub(super) stored: u64,
 }
 

@@ -6,8 +6,8 @@
 //! that is in the table from its beginning to its end.
 //!
 //! Beside the table stands a Bloom filter for runs at position 0, of 131,072 bits and with one hash function. If the
-//! bit of a hash is not set, no run begins so. The bits mostly stay in the processor's caches, and most queries whose
-//! first block nobody has end there.
+//! bit of a hash is not set, no run at position 0 begins with that hash. The bits mostly stay in the processor's
+//! caches. Most queries whose first block nobody has end at this filter.
 
 use crate::epoch::Guard;
 
@@ -26,13 +26,13 @@ const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 /// Number of words of the filter's bits in a part.
 const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
-/// Number of slots for each removed run at position 0 from which on a part's filter bits are computed anew. That takes
-/// a look at every slot.
+/// Divisor of a part's number of slots. When more runs at position 0 than the quotient have been removed, the part's
+/// filter bits are computed anew. That reads every slot.
 const SLOTS_PER_GONE: usize = 32;
 /// Bit of a key's hash, and so of its tag and slot, that tells whether the run begins at position 0.
 const IS_FIRST: u64 = 1 << 63;
 
-/// The table as readers see it.
+/// Hash table of the runs, as readers see it.
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
@@ -93,8 +93,8 @@ impl Heads {
         }
     }
 
-    /// Returns the hash under which the table keeps a run: of `parent`, the block before the run, and the fragment of
-    /// the run's first hash.
+    /// Returns the hash under which the table keeps a run. It is computed from `parent`, the block before the run, and
+    /// from the fragment of the run's first hash.
     #[inline]
     pub(super) fn hash(&self, parent: Option<Spot>, fragment: u64) -> u64 {
         let first = if parent.is_none() { IS_FIRST } else { 0 };
@@ -237,8 +237,8 @@ fn probe(slots: &[AtomicU64], tag: u64) -> impl Iterator<Item = &AtomicU64> {
     (0..slots.len() as u64).map(move |step| &slots[home(tag + step, slots.len())])
 }
 
-/// Puts a word into the first slot from its home on that has no run. Returns whether the slot was empty, and not a
-/// tombstone.
+/// Puts a word into the first slot without a run, searching from the word's home on. Returns whether that slot was
+/// empty; false means that it had a tombstone.
 fn put(slots: &[AtomicU64], word: u64) -> bool {
     for slot in probe(slots, word >> RUN_BITS) {
         let before = slot.load(Ordering::Relaxed);

@@ -54,7 +54,7 @@ use crate::words::give_back;
 /// Most blocks of one run. A longer sequence continues in a child run.
 pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
 
-/// Number of a run, from 1. The number is given out again after the run is gone.
+/// Number of a run, from 1. After the run is gone, another run can get its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(u32);
 

@@ -1,5 +1,5 @@
-//! Table from hashes to the places of all blocks, whichever holder has them. Events find parents and removed blocks by
-//! it, and queries by compressed chains find blocks in the middle of runs.
+//! Table from hashes to the places of all blocks, whichever holder has them. Events use the table to find parents and
+//! removed blocks. Queries by compressed chains use it to find blocks in the middle of runs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::writer::{RunView, RunWriter};
 use super::{RunId, Spot};
 use crate::name_map::NameMap;
 
-/// Most places that the table keeps for one hash. Further blocks with that hash are not found by it.
+/// Most places that the table keeps for one hash. The table does not find further blocks with that hash.
 const EQUAL_MAX: usize = 16;
 
 /// Number of places in `places` whose hashes have the bits of `key`.
@@ -112,13 +112,13 @@ impl RunWriter<'_> {
     }
 }
 
-/// Number of places of a hash, as far as it matters.
+/// Coarse number of the places that blocks with one hash have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Places {
-    /// One, or none.
+    /// The hash has one place, or none.
     Single,
-    /// Several.
+    /// The hash has several places, fewer than [`EQUAL_MAX`].
     Several,
-    /// So many that not all of them are found.
+    /// The hash has so many places that the table may not find all of them.
     TooMany,
 }

@@ -1,5 +1,5 @@
-//! Fingerprints, in short prints, of chunks of 32 consecutive hashes. A chunk begins at a position that is a multiple
-//! of 32. A query that agrees with a run reads one word of the run for 32 blocks.
+//! Fingerprints, also called prints, of chunks of 32 consecutive hashes. A chunk begins at a position that is a
+//! multiple of 32. A query that agrees with a run reads one word of the run for 32 blocks.
 //!
 //! The fingerprints are universal hashing under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64
 //! bits). Two different chunks of hashes have the same sum of 128 bits with a probability of 2^-64 at most, whoever
@@ -53,8 +53,8 @@ impl Prints {
 
 /// Sums up the products of pairs of words, each word with a key added. Both lists have a multiple of four words.
 ///
-/// Its own function, and on slices: of a loop of known length the compiler loads all words before it multiplies, and has too few
-/// registers for them.
+/// This is a function of its own, on slices, for speed. In a loop of known length the compiler would load all words
+/// before the first multiplication, and has too few registers for them.
 #[inline(never)]
 fn sum_of_products<W: Copy>(keys: &[u64], words: &[W], of: impl Fn(W) -> u64) -> u128 {
     // Two sums, so that neither waits for the other.

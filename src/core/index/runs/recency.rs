@@ -1,9 +1,9 @@
 //! How recently runs were used, and which blocks are evicted first. Time is counted in ticks of a clock that advances
 //! with the number of blocks stored.
 //!
-//! A run is used when a holder gets more of it, or when a search looks at it. When a child run is removed, its parent
-//! becomes at least as recent as the child was. A leaf is the end of a run, behind the last block that another run
-//! follows.
+//! A run counts as used when a holder gets more of its blocks, or when a search looks at it. When a child run is
+//! removed, its parent becomes at least as recent as the child was. A leaf is the end of a run, behind the last block
+//! that another run follows.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
@@ -18,8 +18,8 @@ use super::writer::RunWriter;
 /// Most leaves that one turn chooses for eviction, and the number of blocks after which it chooses no more.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
-/// Most leaves that one turn spares. For every [`SPARED_PER_TURN`] leaves that were spared in vain, one later turn
-/// ignores shares.
+/// Most leaves that one turn spares. If a whole pass over the queue finds no blocks of greedy workers, some later turns
+/// ignore shares: one for every [`SPARED_PER_TURN`] spared leaves.
 const SPARED_MAX: usize = 4096;
 const SPARED_PER_TURN: usize = 16;
 /// Number of ticks in which as many blocks are stored as the capacity has.
@@ -60,7 +60,7 @@ impl RunWriter<'_> {
     }
 
     /// Returns the leaves that were used longest ago: about `blocks_max` blocks at most, and no more than suit one
-    /// turn. With `greedy`, it takes leaves that no other holder has, as long as a turn finds any.
+    /// turn. If `greedy` is given and a turn finds leaves that only these holders have, it returns only such leaves.
     pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
         let Some(greedy) = greedy else {
             self.recall_spared();

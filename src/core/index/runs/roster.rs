@@ -21,9 +21,10 @@ use crate::words::copy;
 const STEP: u32 = 2;
 const LEAST_MASK: u64 = 0xffff;
 const WORDS_SHIFT: u32 = 16;
-/// Most entries of a roster for which `least` is computed anew when the entry that reached least far has changed.
+/// Largest number of entries with which a roster computes `least` anew after its shortest entry has changed.
 const FEW: usize = 256;
-/// Least number of entries in a list for each word of bits.
+/// Least number of listed entries for each word of bits; a list with fewer entries has no bits. Also the least length
+/// of a list.
 const ENTRIES_OF_WORD: usize = 4;
 
 /// Entries of one run: in the run itself, and in the list.
@@ -57,8 +58,8 @@ impl<'g> Roster<'g> {
         }
     }
 
-    /// Returns the holders of the first `blocks` blocks in the tiers of `step`, if the summary tells that every holder
-    /// of the run has these. `None` if the summary does not tell.
+    /// Returns all holders of the run, if the summary tells that each of them has the first `blocks` blocks in the
+    /// tiers of `step`. `None` if the summary does not tell.
     #[inline]
     pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
         let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;

@@ -10,9 +10,9 @@
 //! any block of another run, or begins at position 0. So the place of a block determines its whole prefix, whatever the
 //! hashes are.
 //!
-//! Every field is a word that can be read at any time. By the time a reader looks, the number can be another run's.
-//! What the reader reads then is nonsense, and harmless. The index's own documentation explains why no answer is made
-//! of it.
+//! Every field is a word that can be read at any time. By the time a reader looks, another run can have the run's
+//! number. Then the reader reads wrong values, which do no harm: the index's own documentation explains why no answer
+//! contains them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -55,9 +55,10 @@ pub(crate) struct Run {
     pub(crate) used: AtomicU32,
     /// Which blocks are not resumable for which holders, as an array of [`Bars`]. Empty if all are resumable.
     pub(super) bars: Words,
-    /// Blocks of which only a fragment of the hash is known, one bit each. Empty if all hashes are whole.
+    /// One bit for each block: set if only a fragment of the block's hash is known. Empty if all hashes are whole.
     pub(super) short: Words,
-    /// Whether the run is a twin: when it was made, another block after the same block had the same fragment of a hash.
+    /// Whether the run is a twin: when it was made, the block before it already had another child with the same hash
+    /// fragment.
     pub(super) is_twin: AtomicU32,
     /// Number of holders that have the run's last block.
     pub(super) tops: AtomicU32,
@@ -180,8 +181,8 @@ impl<'g> Column<'g> {
         self.hashes.get(offset).into_iter().for_each(prefetch);
     }
 
-    /// Prefetches the first `count` fingerprints of hashes, with `with_content` also those of content, and the first
-    /// hash.
+    /// Prefetches the first hash and the first `count` fingerprints of hashes. With `with_content`, also prefetches the
+    /// fingerprints of content.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
         let prints = self.prints.iter().take(count).step_by(8);
@@ -255,9 +256,10 @@ impl Run {
         }
     }
 
-    /// Returns the range of offsets in which a query leaves the run, as marks tell. `len` is the number of blocks that
-    /// both have. The blocks before the range's start perhaps agree. The block at its end does not agree, if the end is
-    /// below `len`. `wanted` gives the query's hash at an offset.
+    /// Returns the range of offsets in which a query leaves the run, as the marks tell. `len` is the number of blocks
+    /// that both have, and `wanted` gives the query's hash at an offset. Blocks before the start of the range have
+    /// equal marks, but may still differ. If the end of the range is below `len`, the block at the end differs for
+    /// certain.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
     pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
@@ -292,7 +294,7 @@ impl Run {
             && self.len() > 0
     }
 
-    /// The holders of the run, and how much of it each has.
+    /// Returns the roster: the holders of the run, and how much of the run each has.
     #[inline]
     pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
         Roster::new(&self.entries, self.more.get(guard))
@@ -310,7 +312,8 @@ impl Run {
         prefetch(&self.bars);
     }
 
-    /// Prefetches the bars that a search needs which has found `agreed` of the blocks, at least one.
+    /// Prefetches the bars that a search needs after `agreed` leading blocks of the run agreed with the query. `agreed`
+    /// is at least 1.
     #[inline]
     pub(crate) fn prefetch_bars(&self, agreed: usize, guard: &Guard) {
         let array = self.bars.get(guard);

@@ -42,15 +42,15 @@ struct Turns {
     evicted: AtomicU64,
 }
 
-/// Counts of facts because of which a search must take more care. Some contradict that hashes are a chain. Every search
-/// reads these counts.
+/// Counts of facts that make a search take more care, for example facts that contradict that hashes are a chain. Every
+/// search reads these counts.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// Number of duplicate hashes among the blocks; see [`RunStore::doubles`].
     pub(super) doubles: AtomicU64,
     /// Number of runs with blocks that are not resumable for some holder.
     pub(super) barred: AtomicU64,
-    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
+    /// Number of twins: runs made when the block before them already had another child with the same hash fragment.
     pub(super) twins: AtomicU64,
     /// How often the change counter of a run has wrapped around, to a value that it had before.
     pub(super) wraps: AtomicU64,
@@ -168,7 +168,7 @@ impl RunStore {
         self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
     }
 
-    /// Returns all runs that begin after `parent`, or at position 0, with a block of this fragment.
+    /// Returns all runs that begin after `parent`, or at position 0, with a block whose hash has this fragment.
     pub(crate) fn heads_of<'g>(
         &self,
         parent: Option<Spot>,
@@ -186,7 +186,7 @@ impl RunStore {
         found
     }
 
-    /// Number of twins: runs made when another block after the same block had the same fragment of a hash.
+    /// Number of twins: runs made when the block before them already had another child with the same hash fragment.
     #[inline]
     pub(crate) fn twins(&self) -> u64 {
         self.doubts.twins.load(Ordering::Acquire)

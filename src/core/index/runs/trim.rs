@@ -12,9 +12,9 @@ const TRIM_BLOCKS: usize = 4096;
 const TRIM_RUN: usize = 4;
 
 impl RunWriter<'_> {
-    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If that is the whole run, goes on
-    /// with the run before it. If that is much, other writers have turns meanwhile: so all that holders have must be in
-    /// the entries.
+    /// Cuts off the blocks at the end of a run that no holder has and no run follows. If the whole run goes, the run
+    /// before it is trimmed next. If many blocks go, other writers have turns meanwhile. So before the call, the
+    /// entries must show every block that holders have.
     pub(crate) fn trim(&mut self, id: RunId) {
         let (mut next, mut done) = (Some(id), 0);
         while let Some(id) = next.take() {

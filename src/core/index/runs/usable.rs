@@ -5,9 +5,9 @@ use crate::epoch::Guard;
 use crate::index::directory::SlotBits;
 use crate::index::hook::point;
 
-/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use: up to the last block
-/// that is resumable at `step`, a step of tiers. `path` are the runs of the chain, the last run first. Calls `found`
-/// with a number of usable blocks and the holders that can use so many, for each such set.
+/// Splits holders of the first `depth` blocks of a chain by how many of these blocks they can use. A holder can use the
+/// blocks up to the last one that is resumable at `step`, a step of tiers. `path` gives the runs of the chain, the last
+/// run first. Calls `found` once for each set of holders, with their number of usable blocks.
 pub(crate) fn split_by_usable<'g, S: SlotBits>(
     path: impl Iterator<Item = &'g Run>,
     depth: u32,

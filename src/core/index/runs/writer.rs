@@ -20,7 +20,7 @@ use super::run::Run;
 use super::store::RunStore;
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
-/// Bytes of replaced memory from which on a collection is worth it.
+/// Number of bytes of replaced memory from which on a writer collects it.
 const GARBAGE_MAX: usize = 256 * 1024;
 
 /// One turn of a writer at the runs. Except in pauses, nobody else changes the runs while it lives.
@@ -64,7 +64,7 @@ impl RunStore {
 }
 
 impl<'s> RunWriter<'s> {
-    /// Counts a change of what a holder uses beside the runs.
+    /// Counts a change of the memory that a holder uses beside the runs.
     pub(crate) fn count_usage(&mut self, change: Change) {
         self.state.change.add(change);
     }
@@ -77,8 +77,8 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Does as [`Self::pause`], and calls `others` while no turn is held: `others` may wait for a thread that needs a
-    /// turn.
+    /// Lets other writers have a turn, and calls `others` while this writer has none. So `others` may wait for a thread
+    /// that needs a turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.settle();
         turn_ends();
@@ -226,7 +226,7 @@ impl<'s> RunWriter<'s> {
             .map_or(0, |(offset, _)| offset + 1)
     }
 
-    /// Number of the first `hashes` that the run has from `spot` on, one after the other.
+    /// Number of leading `hashes` that agree with the run's blocks from `spot` on.
     fn agreement(&self, spot: Spot, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.run(spot.run) else { return 0 };
         let (column, start) = (run.column(&self.guard), run.start());
@@ -238,10 +238,11 @@ impl<'s> RunWriter<'s> {
         (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
 
-    /// Puts blocks after `parent`, or finds them there: as many of them as one run takes. Returns the place of the
-    /// first block, and how many blocks that are. `None` if no number is left for another run.
+    /// Stores the leading blocks of `hashes` after `parent`, or finds them there already. One call handles no more
+    /// blocks than lie in one run. Returns the place of the first block, and the number of blocks handled. `None` if no
+    /// number is left for another run.
     ///
-    /// [`Self::trim`] removes blocks that no holder has in the end.
+    /// Blocks that no holder has in the end are removed by [`Self::trim`].
     pub(crate) fn put(
         &mut self,
         parent: Option<Spot>,
@@ -275,7 +276,7 @@ impl<'s> RunWriter<'s> {
         Some((Spot { run, offset: 0 }, count))
     }
 
-    /// Completes hashes of which only a fragment was known.
+    /// Replaces fragments of hashes by the whole `hashes`, from `spot` on.
     pub(crate) fn refine(&self, spot: Spot, hashes: &[SequenceHash]) {
         let Some(run) = self.run(spot.run) else { return };
         let (column, short) = (run.column(&self.guard), run.short.get(&self.guard));
@@ -298,7 +299,8 @@ impl<'s> RunWriter<'s> {
         self.set_prints(run, from..from + hashes.len(), usize::from(run.len()));
     }
 
-    /// Computes the fingerprints of the whole chunks, within a run's first `len` blocks, that have `changed` blocks.
+    /// Computes the fingerprints of all chunks that contain `changed` blocks and lie wholly within the run's first
+    /// `len` blocks.
     fn set_prints(&self, run: &Run, changed: Range<usize>, len: usize) {
         let (column, base) = (run.column(&self.guard), run.chunks_from());
         let end = changed.end.saturating_sub(base).div_ceil(CHUNK);
@@ -377,8 +379,8 @@ impl<'s> RunWriter<'s> {
         count
     }
 
-    /// Makes one step of a holder: counts it in the change counters of these runs before and after `change`, which sets
-    /// how much the holder has of the runs.
+    /// Makes one step of a holder. `change` sets how much the holder has of these runs. The step is counted in the
+    /// runs' change counters before and after `change`.
     pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
         runs.iter().for_each(|id| self.count_step(*id));
         // A reader that sees a change of the step also sees that the step has begun.

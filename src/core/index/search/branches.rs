@@ -1,8 +1,8 @@
 //! Searches by fragments of hashes, where several blocks after the same block have the same fragment.
 //!
-//! A lineage hash does not tell two sequence hashes apart that agree in all bits that it keeps. So a search by lineage
-//! hashes follows all such blocks, block by block. Every holder counts as far as it goes along any of the branches. By
-//! accident there are no such blocks: it takes 2^51 blocks to make one.
+//! A lineage hash keeps only some bits of a sequence hash, so it cannot distinguish sequence hashes that agree in these
+//! bits. A search by lineage hashes follows all such blocks, block by block. Each holder counts as deep as it goes
+//! along any of the branches. By accident, such a block comes only about once in 2^51 blocks.
 
 use smallvec::SmallVec;
 
@@ -12,11 +12,12 @@ use super::super::hook::point;
 use super::super::runs::{Spot, Wanted, split_by_usable};
 use super::{Finder, position};
 
-/// Most runs of a path. Each run has at least one block. A path of numbers that other runs have by now must end, too.
+/// Most runs of a path; each run has at least one block. The bound also ends a path whose run numbers belong to other
+/// runs by now.
 const PATH_MAX: usize = 1 << 24;
 
 impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
-    /// Does as [`Finder::follow`], along every branch.
+    /// Follows the query along every branch, and notes depths as [`Finder::follow`] does.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
         for step in 0..STEPS {
             self.follow_step(step, candidates);

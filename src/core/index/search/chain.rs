@@ -21,7 +21,7 @@ pub struct QueryChain<'a> {
 enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
-    /// Hashes to be computed, one after the other.
+    /// Hashes that are computed from tokens or block hashes, each from the hash before it.
     Rolled(Rolled<'a>),
 }
 
@@ -71,12 +71,12 @@ impl<'a> QueryChain<'a> {
         Ok(Self { hashes, len })
     }
 
-    /// Number of blocks that are asked for.
+    /// Number of blocks that the query asks for.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no whole block is asked for.
+    /// Whether the query asks for no whole block.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -102,8 +102,8 @@ impl<'a> QueryChain<'a> {
         !matches!(self.hashes, Hashes::Lineage(_))
     }
 
-    /// Returns the sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that
-    /// is known.
+    /// Returns the sequence hash of the block at `index`, or its fragment if the query gives no more. `index` must be
+    /// below [`Self::len`].
     #[inline]
     pub(crate) fn hash(&mut self, index: usize) -> u64 {
         match &mut self.hashes {
@@ -132,8 +132,8 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Prefetches the hashes that a search compares first, if the query gives its hashes: the first ones, because
-    /// common prompts end early, and the last, which tells whether all is there.
+    /// Prefetches the hashes that a search compares first, if the query gives its hashes. These are the first hashes,
+    /// because common prompts end early, and the last hash, because it can prove a match of the whole query.
     #[inline]
     pub(crate) fn prefetch(&self) {
         match self.hashes {

@@ -1,10 +1,11 @@
-//! Holders by depth, as a search comes upon them. A holder's depth is how many leading blocks of the query it has.
+//! Holders by depth, as a search finds them. A holder's depth is the number of leading blocks of the query that it has.
 
 use smallvec::SmallVec;
 
 use crate::index::directory::{Directory, HolderSlot, SlotBits};
 
-/// Most groups that single holders are compared with, and that they make.
+/// Number of groups with which a single holder's depth is compared. Beyond this number, single holders make no new
+/// groups.
 const GROUPS_MAX: usize = 8;
 
 /// Holders that have the same number of leading blocks, or the same bounds on it.
@@ -33,8 +34,8 @@ impl<S: SlotBits> MatchGroup<S> {
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
 /// Puts groups in order: most usable blocks first, and then the deepest. No more than `usable_max` blocks are usable.
-/// Removes slots that `directory` does not have: such a slot was given out since, to a holder that was not there when
-/// the query came.
+/// Removes slots that `directory` does not have: these were given out after the query came, to holders that were not
+/// there before.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(
     mut groups: Groups<S>,
@@ -54,7 +55,7 @@ pub(crate) fn finish<S: SlotBits>(
     groups
 }
 
-/// Depths of the holders that a search has come upon.
+/// Depths of the holders that a search has found.
 #[derive(Debug)]
 pub(super) struct Depths<S> {
     groups: Groups<S>,
@@ -73,7 +74,7 @@ impl<S> Default for Depths<S> {
 }
 
 impl<S: SlotBits> Depths<S> {
-    /// Notes that the depth of these holders is `depth`. Does nothing if that is 0.
+    /// Notes that the depth of these holders is `depth`. Does nothing if `depth` is 0.
     #[inline]
     pub(super) fn settle(&mut self, depth: u32, slots: &S) {
         if depth == 0 || slots.is_empty() {
@@ -85,7 +86,7 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
-    /// Notes that the depth of one holder is `depth`, which is not 0. Mostly many holders have the same.
+    /// Notes that the depth of one holder is `depth`, which is not 0. Mostly many holders have the same depth.
     #[inline]
     pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
         let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);
@@ -101,7 +102,7 @@ impl<S: SlotBits> Depths<S> {
     }
 
     /// Splits the holders of each depth by how many of their blocks are usable. `split` gets a depth and its holders.
-    /// It calls its last argument with each number of usable blocks and the set of holders that can use so many.
+    /// For each number of usable blocks, it calls its last argument with the number and the set of holders.
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();

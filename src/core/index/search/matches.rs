@@ -14,7 +14,7 @@ use super::depths::{Groups, MatchGroup};
 /// One holder and how long a prefix it holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Match<'a> {
-    /// The holder.
+    /// The holder, with its status.
     pub holder: &'a Arc<HolderRecord>,
     /// Number of leading blocks that the holder has without a hole. It is at least 1, except if the hashes of a
     /// [`SparseChain`](super::SparseChain) are no chain.
@@ -27,7 +27,7 @@ pub struct Match<'a> {
     pub usable_blocks: u32,
 }
 
-/// Groups with either kind of set. Small sets stay small: to make large sets of them would take longer than some
+/// Groups with either kind of set. Small sets are not converted to large sets, because that would take longer than some
 /// searches.
 #[derive(Debug)]
 pub(crate) enum FoundGroups {
@@ -77,7 +77,8 @@ fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
 /// Leading blocks of a query that a holder has in some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NearBlocks {
-    /// Number of leading blocks in the near tiers (the device, or device and host). The count stops at the first block that lies in neither.
+    /// Number of leading blocks in the near tiers (the device, or device and host). The count stops at the first block
+    /// that lies in neither.
     pub matched_blocks: u32,
     /// Number of these blocks that a request can reuse.
     pub usable_blocks: u32,
@@ -88,7 +89,7 @@ pub struct NearBlocks {
 pub(super) struct Near(Vec<[NearBlocks; 2]>);
 
 impl Near {
-    /// Makes it from the groups found on the device, and from the groups found on device and host.
+    /// Makes the table from the groups found on the device, and the groups found on device and host.
     pub(super) fn of<S: SlotBits>(near: &[Groups<S>; 2]) -> Self {
         let words = near.iter().flatten().map(|group| group.slots.words().len());
         let mut blocks = vec![[NearBlocks::default(); 2]; words.max().unwrap_or_default() * WORD_SLOTS];
@@ -110,15 +111,16 @@ impl Near {
     }
 }
 
-/// Holders that a search has found, in groups of equal depth. The option is `None` if nobody has anything. The box
-/// makes it cheap to hand on.
+/// Holders that a search has found, in groups of equal depth. `None` inside if no holder has any block. The box makes
+/// the value cheap to move.
 #[derive(Debug)]
 pub struct Matches(pub(super) Option<Box<Found>>);
 
-/// Groups that a search has found, and what is needed to name their holders.
+/// Groups that a search has found, and the directory that names their holders.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Directory of the search, borrowed from the current version without counting a reference that all queries share.
+    /// Directory that the search used. It is borrowed, because a counted reference would be a word that all queries
+    /// change.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
     pub(super) near: Option<Near>,
@@ -140,8 +142,8 @@ impl Matches {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
-    /// Returns the holders with at least one matched block. Holders with most usable blocks come first, and of these
-    /// the deepest. Holders that are alike in both are in no particular order.
+    /// Returns the holders with at least one matched block. The order is: most usable blocks first, then most matched
+    /// blocks. Holders with equal numbers are in no particular order.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {

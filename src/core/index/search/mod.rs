@@ -47,8 +47,8 @@ const PIVOTS: usize = 8;
 /// Number of tries of a search during which steps are made, before it takes a turn at the runs.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
-/// Which tiers count. Each value counts the tiers of the value before it, too: a block on the device is as near as one
-/// on the host.
+/// The tiers that count in a search. Each value includes the tiers of the value before it: with [`Self::Host`], blocks
+/// on the device count, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TierDepth {
     /// The device alone.
@@ -58,8 +58,8 @@ pub enum TierDepth {
     /// All tiers.
     #[default]
     All,
-    /// All tiers, as with [`Self::All`], and beside that how much lies on the device, and on device and host: see
-    /// [`Matches::near_blocks`]. With a [`SparseChain`] it is the same as [`Self::All`].
+    /// All tiers, as with [`Self::All`]. In addition the search tells how many blocks lie on the device, and on device
+    /// and host: see [`Matches::near_blocks`]. With a [`SparseChain`] this is the same as [`Self::All`].
     Each,
 }
 
@@ -78,9 +78,9 @@ impl TierDepth {
 /// The scope of a search: which holders it asks about, and which blocks count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Search<'a> {
-    /// Only holders of these workers; of all workers if `None`.
+    /// Workers whose holders are asked about; all workers if `None`.
     pub workers: Option<&'a [WorkerName]>,
-    /// Only blocks in these tiers.
+    /// Tiers whose blocks count.
     pub tiers: TierDepth,
     /// Most blocks that count as usable: a request always computes its last token. `None` is no bound.
     pub usable_max: Option<u32>,
@@ -92,7 +92,7 @@ impl Search<'_> {
     }
 }
 
-/// Runs one search.
+/// Returns which holders hold how long a prefix of `chain`.
 pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
@@ -144,11 +144,11 @@ pub(crate) fn find(shared: &IndexShared, chain: &mut QueryChain<'_>, search: Sea
     })))
 }
 
-/// Facts with which a search begins.
+/// State with which a search begins.
 struct Start<'g, S> {
     /// Holders that the search asks about; all if `None`.
     asked: Option<S>,
-    /// The first run.
+    /// The run that begins with the query's first block.
     head: Head<'g>,
     /// Number of wrap-arounds of change counters before the first run was found.
     wraps: u64,
@@ -179,7 +179,8 @@ fn find_in<S: SlotBits>(
     (depths.finish(usable_max, directory), None)
 }
 
-/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All is of one instant.
+/// Finds how many leading blocks holders have at each of `steps`, which are steps of tiers. All these numbers were true
+/// at one and the same instant.
 #[inline(never)]
 fn find_steps<S: SlotBits, const STEPS: usize>(
     shared: &IndexShared,
@@ -235,7 +236,7 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
-    /// Whether what holders have of each run was the same from the first look at the run to now.
+    /// Whether the holders' shares of each run have stayed the same since the first look at the run.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
         // A search that has seen a change of a step also sees that the step has begun.
@@ -244,7 +245,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         looked.all(|(run, version)| run.is_still(*version))
     }
 
-    /// Splits the holders found by how many of their blocks they can use. The runs that were looked at must be the runs
+    /// Splits the holders found by how many of their blocks they can use. The runs in `looked` must be exactly the runs
     /// along the query.
     #[inline(never)]
     fn split(&mut self) {
@@ -260,8 +261,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Follows the query from run to run, and settles how deep all holders are, or the `candidates`. `found` is the
-    /// first run, if it has been found already.
+    /// Follows the query from run to run, and notes the depth of each holder. If `candidates` are given, only these
+    /// holders count. `found` is the run at position 0, if it has been found already.
     #[inline]
     fn follow(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
         if !self.chain.is_whole() && self.store.twins() > 0 {
@@ -324,8 +325,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Returns the holders of the first `agreed` blocks of a run that begins at `start`, as far as they are asked
-    /// about. Notes the depth of holders that have fewer.
+    /// Returns the holders that have the first `agreed` blocks of a run, which begins at position `start`. Notes the
+    /// depth of holders that have fewer. Holders for which `is_asked` is false are left out.
     // In the loop of its caller, which is long, its few words would not stay in registers.
     #[inline(never)]
     fn look_at(
@@ -358,8 +359,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through.finish()
     }
 
-    /// Does as [`Self::look_at`], among `candidates` if they are given. Candidates that have nothing of the run end
-    /// with the block before it.
+    /// Returns the same as [`Self::look_at`], among `candidates` if they are given. Candidates that have nothing of the
+    /// run get `start` as their depth.
     #[inline]
     fn look_for(
         &mut self,
@@ -399,8 +400,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         self.is_chain && self.chain.rolled().is_none()
     }
 
-    /// Returns the length of a run if each hash stands for its whole prefix, and the query has the run's last block in
-    /// its place. Otherwise `None`.
+    /// Returns the length of a run if the query has the run's last block at the same position. That proves the whole
+    /// run, because each hash stands for its prefix. `None` if the block differs, or if [`Self::names_all_before`] is
+    /// false.
     #[inline]
     fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
         if !self.names_all_before() {
@@ -431,8 +433,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// Does as [`Self::agreement`], if each hash stands for its whole prefix. `len` is the number of blocks that both
-    /// have. If the run is longer than the query, it looks at the query's end first: [`Self::whole_agreement`] has not.
+    /// Returns the same as [`Self::agreement`], by bisection. To be used if each hash stands for its whole prefix.
+    /// `len` is the number of blocks that both have. If the run is longer than the query, the query's last block is
+    /// compared first, because [`Self::whole_agreement`] has not compared it.
     fn last_agreement(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         point();
         let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
@@ -477,7 +480,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
-    /// Does as [`Self::agreement`], but compares all hashes, whatever the hashes are.
+    /// Returns the same as [`Self::agreement`], by comparing every hash. So the result is right for any hashes.
     fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
         if len > 0 && self.chain.hash(start + len - 1) != run.last() {

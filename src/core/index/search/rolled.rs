@@ -38,8 +38,8 @@ impl Content<'_> {
         }
     }
 
-    /// Returns the hashes of the blocks from `from` to `to`, which exist, 32 at most. `buffer` takes hashes that have
-    /// to be computed.
+    /// Returns the block hashes of the blocks from `from` to `to`. All of these blocks exist, and they are 32 at most.
+    /// Hashes that must be computed are written to `buffer`.
     #[inline]
     fn blocks<'b>(&'b self, from: usize, to: usize, buffer: &'b mut [BlockHash; CHUNK]) -> &'b [BlockHash] {
         match self {
@@ -89,7 +89,7 @@ impl<'a> Rolled<'a> {
         self.next()
     }
 
-    /// Passes the first `count` blocks and no more, from the beginning if more have been passed.
+    /// Passes exactly the first `count` blocks. If more have been passed already, begins again at the first block.
     #[inline]
     fn pass(&mut self, count: usize) {
         if count < self.done {
@@ -111,8 +111,9 @@ impl<'a> Rolled<'a> {
         (self.done, self.last) = (self.done + 1, Some(hash));
     }
 
-    /// Number of a run's first `len` blocks that the query has from `start` on. Both have so many. `is` tells whether
-    /// the run has a hash at an offset, where the run may know no more than a fragment.
+    /// Returns how many leading blocks of a run agree with the query's blocks from `start` on. Both have at least `len`
+    /// blocks there. `is` tells whether the run's block at an offset can have a given hash; the run may know only a
+    /// fragment of its own hash.
     pub(super) fn agreement(
         &mut self,
         column: Column<'_>,
@@ -157,9 +158,9 @@ impl<'a> Rolled<'a> {
         agreed
     }
 
-    /// Returns the fingerprint of the content of these blocks, bound to the run's blocks before `offset`. `None` if
-    /// `blocks` are no whole chunk. Mixed with the fingerprint of the run's hashes, it is what the run keeps once it
-    /// has agreed with these blocks.
+    /// Returns the fingerprint of the block hashes `blocks`, bound to the run's blocks before `offset`. `None` if
+    /// `blocks` are no whole chunk. Once the run has agreed with these blocks, it keeps this fingerprint, mixed with
+    /// the fingerprint of its own hashes.
     #[inline]
     fn content_print(
         &self,
@@ -175,7 +176,7 @@ impl<'a> Rolled<'a> {
         Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
-    /// Passes the first `agreed` blocks of a run that begins at `start`, all of which the query has.
+    /// Passes the first `agreed` blocks of a run that begins at `start`. The query must have all of them.
     #[inline]
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
@@ -184,8 +185,8 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes as many of the first `blocks` as a run has from `offset` on. Returns how many, and the run's hashes
-    /// there.
+    /// Passes the leading `blocks` that agree with a run from `offset` on. Returns their number, and the run's 32
+    /// hashes from `offset` on.
     fn follow(
         &mut self,
         column: Column<'_>,

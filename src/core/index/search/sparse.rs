@@ -33,7 +33,8 @@ pub struct SparseChain<'a> {
 struct Chosen {
     position: u32,
     hash: Wanted,
-    /// Hash of the block before it, or a fragment of that, if the query has it.
+    /// Hash of the block before the chosen block, or the fragment of it that the query gives. `None` if the query gives
+    /// neither.
     parent: Option<u64>,
 }
 
@@ -42,7 +43,8 @@ impl<'a> SparseChain<'a> {
     ///
     /// # Errors
     ///
-    /// If the two do not fit; see [`SingleQuery::check`](crate::wire::SingleQuery::check).
+    /// [`PositionsError`] if `key` and `positions` do not fit together; see
+    /// [`SingleQuery::check`](crate::wire::SingleQuery::check).
     pub fn new(key: &'a QueryKey, positions: &'a [Position]) -> Result<Self, PositionsError> {
         check_positions(key, positions)?;
         Ok(Self { key, positions })
@@ -53,12 +55,12 @@ impl<'a> SparseChain<'a> {
         self.positions.last().map_or(0, |last| last.as_u32() + 1)
     }
 
-    /// Most leading blocks that a holder can have that has none of the chosen blocks.
+    /// Most leading blocks that a holder without any of the chosen blocks can have.
     pub fn unseen_blocks_max(&self) -> u32 {
         self.blocks_before(0)
     }
 
-    /// Number of leading blocks before the block chosen as `index`; the chain's number if there is no such block.
+    /// Number of blocks before the block chosen as `index`. If there is no such block, [`Self::query_blocks`].
     fn blocks_before(&self, index: usize) -> u32 {
         let position = self.positions.get(index);
         position.map_or(self.query_blocks(), |position| position.as_u32())
@@ -95,7 +97,7 @@ impl<'a> SparseChain<'a> {
     }
 }
 
-/// Runs one search.
+/// Returns bounds on how long a prefix of `chain` each holder holds.
 pub(crate) fn find_bounds(shared: &IndexShared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
@@ -171,14 +173,14 @@ impl SparseSearch<'_> {
         (0..self.chain.positions.len()).all(&mut is_clear)
     }
 
-    /// Whether the table finds all blocks that the block chosen as `index` may be.
+    /// Whether the table finds every block that can be the block chosen as `index`.
     fn is_known(&self, index: usize) -> bool {
         let chosen = self.chain.chosen(index);
         chosen.is_none_or(|chosen| self.runs.places_of(chosen.hash.hash) != Places::TooMany)
     }
 
-    /// Returns the holders, out of `among`, that have the block chosen as `index` and all before it. Returns all of
-    /// `among` if that is not known.
+    /// Returns the holders, out of `among`, that have the block chosen as `index` and all blocks before it. Returns all
+    /// of `among` if the table cannot tell.
     fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
         let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
@@ -204,8 +206,8 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Settles holders that have the block chosen as `index`, but not the block chosen as `missing`. They have `held`
-    /// leading blocks for certain.
+    /// Notes the bounds of holders that have the block chosen as `index`, but lack the block chosen as `missing`. They
+    /// have at least `held` leading blocks.
     fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
         if slots.is_empty() {
             return;
@@ -249,8 +251,8 @@ impl SparseSearch<'_> {
         self.found.extend(found);
     }
 
-    /// Settles `holders`, which have the block chosen as `held`, but not the block chosen as `missing`. To be used if
-    /// having a block proves having all before it.
+    /// Notes the bounds of `holders`, which have the block chosen as `held`, but lack the block chosen as `missing`. To
+    /// be used only if having a block proves having all blocks before it.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
@@ -271,8 +273,8 @@ impl SparseSearch<'_> {
         self.bisect(held, middle, holders);
     }
 
-    /// Settles `holders` if hashes are no chain. Only blocks chosen without a gap from position 0 on prove anything. A
-    /// missing block still ends the prefix.
+    /// Notes the bounds of `holders` if hashes are no chain. A held block then counts only if all blocks before it are
+    /// chosen and held, too. A missing block still ends the prefix.
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {

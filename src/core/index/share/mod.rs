@@ -1,8 +1,8 @@
-//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see a change of it as one
-//! step.
+//! One holder's share of the runs: which blocks of each run it has, and in which tiers. Queries see each change of a
+//! share as one step.
 //!
-//! A holder has intervals of each run ([`part`]). The entries of the runs' rosters tell readers how far they reach. What
-//! engines call blocks is no part of a share.
+//! A holder has intervals of each run ([`part`]). The entries in the runs' rosters tell readers how far these intervals
+//! reach. The names that engines give blocks are no part of a share.
 
 mod part;
 
@@ -15,14 +15,15 @@ use crate::wire::Tier;
 
 pub(crate) use part::{Attributes, Interval, Part, classes, marked, tier_bit};
 
-/// Number of blocks from which on work is worth letting others have turns meanwhile.
+/// Least number of blocks for which a holder's work lets other writers have turns meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
-/// Most runs that are kept from being cut for a holder while others have turns.
+/// Most runs that one holder protects from being cut while other writers have turns.
 const KEPT_RUNS: usize = 8;
 
 /// Holder from which eviction can take blocks.
 pub(crate) trait Evictable: std::fmt::Debug + Send + Sync {
-    /// Takes the blocks to be evicted from the holder, in one step. If it has any, the holder is degraded before.
+    /// Takes the blocks to be evicted from the holder, in one step. If the holder has any of them, it is degraded
+    /// first.
     fn evict(&self, victims: &[Victim], runs: &super::runs::RunStore);
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Share {
     touched: Vec<RunId>,
     /// Tiers that blocks had when they were last published.
     tiers: u8,
-    /// Counts changes that are more than getting and losing blocks at the ends of what the holder has. See
+    /// Number of changes that do more than add or remove blocks at the ends of what the holder has. See
     /// [`Self::regular`].
     reshaped: u64,
 }
@@ -69,12 +70,12 @@ impl Share {
         self.parts.bytes()
     }
 
-    /// Returns what the holder has of a run.
+    /// Returns the holder's part of a run: its intervals of blocks there.
     pub(crate) fn part(&self, run: RunId) -> Option<&Part> {
         self.parts.get(&run)
     }
 
-    /// Returns what the holder has of each run, in no particular order.
+    /// Returns the holder's part of each run, in no particular order.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (RunId, &Part)> {
         self.parts.iter().map(|(run, part)| (*run, part))
     }
@@ -84,7 +85,7 @@ impl Share {
         0..self.parts.splits()
     }
 
-    /// Returns the runs of one group of which the holder has something.
+    /// Returns the runs of one group in which the holder has blocks.
     pub(crate) fn runs_of(&self, group: usize) -> Vec<RunId> {
         self.parts.keys_of(group).copied().collect()
     }
@@ -94,8 +95,8 @@ impl Share {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Returns the offset up to which the attributes are the same as at `from`, `to` at most, and these attributes.
-    /// They are `None` where the holder has no blocks.
+    /// Returns the end of the stretch from `from` on whose blocks have the same attributes, and these attributes. The
+    /// end is at most `to`. The attributes are `None` if the holder does not have the blocks.
     pub(crate) fn extent(&self, from: Spot, to: u16) -> (u16, Option<Attributes>) {
         let part = self.parts.get(&from.run);
         part.map_or((to, None), |part| part.extent(from.offset, to))
@@ -128,7 +129,7 @@ impl Share {
         true
     }
 
-    /// Removes all blocks of a run. Returns how far they reached.
+    /// Removes all blocks of a run. Returns the offset at which they ended.
     pub(crate) fn drop_run(&mut self, run: RunId) -> u16 {
         let end = self.part(run).map_or(0, Part::end);
         self.set(Spot { run, offset: 0 }, end, None);
@@ -143,9 +144,9 @@ impl Share {
         }
     }
 
-    /// Returns the runs that must be kept from being cut while others have turns during work on `blocks` blocks: those
-    /// in which the holder has blocks that are not published. `None` if others need no turns: the work is short, or the
-    /// runs are too many.
+    /// Returns the runs that must not be cut while other writers have turns, during work on `blocks` blocks. In these
+    /// runs the holder has blocks that are not published yet. `None` if other writers get no turns, because the work is
+    /// short or the runs are too many.
     pub(crate) fn kept_aside(&self, blocks: usize) -> Option<SmallVec<[RunId; KEPT_RUNS]>> {
         let lets_others = blocks >= ASIDE_BLOCKS && self.touched.len() <= KEPT_RUNS;
         lets_others.then(|| SmallVec::from_slice(&self.touched))

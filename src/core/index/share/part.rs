@@ -69,8 +69,8 @@ impl Attributes {
         self.with_barred(marked(self.barred(), tier, is_barred))
     }
 
-    /// Returns for each step of tiers whether the blocks are not resumable in it: they are barred in all its classes in
-    /// which they lie. For a step in whose tiers the blocks do not lie it is false.
+    /// Returns for each step of tiers whether the blocks are not resumable in it. That is so if they are barred in
+    /// every class of the step in which they lie. It is false for a step in none of whose tiers they lie.
     fn barred_steps(self) -> [bool; STEPS] {
         let held = classes(self.tiers());
         [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
@@ -87,7 +87,7 @@ pub(crate) fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
 }
 
-/// Blocks with the same attributes, one after the other.
+/// Consecutive blocks with the same attributes: the offsets from `from` up to `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) from: u16,
@@ -100,13 +100,13 @@ pub(crate) struct Interval {
 pub(crate) struct Part {
     /// Intervals in order. Neighbours differ in their attributes or have a hole between them.
     intervals: SmallVec<[Interval; 2]>,
-    /// End of the blocks, as readers were last told.
+    /// End of the holder's blocks, as last published to readers.
     pub(crate) shown: u16,
     /// Likely place of the holder's entry in the run's roster.
     pub(crate) hint: u32,
 }
 
-/// Adds an interval at the end, which is joined to the last interval if that touches it and has the same attributes. An
+/// Adds an interval at the end. If the last interval touches it and has the same attributes, the two become one. An
 /// empty interval is not added.
 fn push<A>(intervals: &mut SmallVec<A>, from: u16, to: u16, attributes: Attributes)
 where
@@ -143,8 +143,8 @@ impl Part {
         Some(self.interval_at(offset)?.attributes)
     }
 
-    /// Returns the offset up to which the attributes are the same as at `from`, `to` at most, and these attributes.
-    /// They are `None` for a hole.
+    /// Returns the end of the stretch from `from` on whose blocks have the same attributes, and these attributes. The
+    /// end is at most `to`. The attributes are `None` for a hole.
     pub(crate) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         match self.intervals.get(self.index_of(from)) {
             None => (to, None),
@@ -192,8 +192,8 @@ impl Part {
             .sum()
     }
 
-    /// Returns the offset up to which the attributes differ from those at `from` only in being resumable, `to` at most,
-    /// and the attributes at `from`. They are `None` for a hole.
+    /// Returns the end of the stretch from `from` on whose attributes are the same, apart from being resumable, and the
+    /// attributes at `from`. The end is at most `to`. The attributes are `None` for a hole.
     pub(crate) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
         let (mut end, held) = self.extent(from, to);
         let is_alike = |next: Option<Attributes>| {

@@ -1,5 +1,5 @@
-//! Attacks by a publisher, which must not harm others: neither may they wait for a whole event, nor may the publisher
-//! take all the room.
+//! Attacks by a publisher, which must not harm other holders. The others never wait for a whole event of the attacker,
+//! and the attacker cannot take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{
@@ -14,9 +14,9 @@ use super::hook::TURNS;
 use super::world::stored_by_lineage;
 use kvatlas_lab::random::mix;
 
-/// Blocks of an attack: very many turns.
+/// Number of blocks of an attack, enough for very many turns.
 const BLOCKS: u64 = 60_000;
-/// How many they must have at least.
+/// Least number of turns that other writers must have during an attack.
 const TURNS_MIN: usize = 20;
 
 fn new_index(capacity: Capacity) -> PositionalIndexer {
@@ -91,7 +91,7 @@ fn children_of_one_block_that_came_before_it_come_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// Each block of a deep tree begins a run, and the holder has the last one alone.
+/// Removes the last held block of a deep tree in which each block begins a run. The whole tree then goes in many turns.
 #[test]
 fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -121,7 +121,8 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// The blocks are no longer found by their hashes, and what they were found by gets smaller in many parts at nearly the same time.
+/// Clears a long chain. The table of hashes shrinks in many parts at nearly the same time, and other writers still have
+/// turns.
 #[test]
 fn a_chain_that_is_cleared_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -132,7 +133,7 @@ fn a_chain_that_is_cleared_goes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Its runs follow each other, and none goes before the last one does.
+/// Removes a long chain, its last block at the end. No run can go before the last run does, and all go in many turns.
 #[test]
 fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -150,7 +151,8 @@ fn a_long_chain_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// A holder that the index has no room for, and that has begun to use names, loses the blocks without a name.
+/// A holder has lost blocks to eviction and then begins to use names. It loses all its blocks without a name, in many
+/// turns.
 #[test]
 fn blocks_without_a_name_go_in_many_turns() {
     let index = new_index(Capacity {
@@ -168,7 +170,8 @@ fn blocks_without_a_name_go_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
-/// An event whose blocks follow forgotten ones takes their names from whatever has them.
+/// After an eviction, an event stores blocks after an unknown parent, under names that the holder's blocks have. The
+/// new blocks are left out, and the old blocks lose their names.
 #[test]
 fn what_follows_forgotten_blocks_is_left_out_in_many_turns() {
     let index = new_index(Capacity {
@@ -214,7 +217,7 @@ fn what_waits_is_counted_until_it_no_longer_does() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// No eviction gives back blocks without a place: so they must not take the room of the others.
+/// Blocks without a place are never evicted. So they must not take the room of blocks that have a place.
 #[test]
 fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     let capacity = Capacity {
@@ -261,7 +264,7 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks that are there can take much longer than new ones.
+/// Further names for blocks that exist can take much longer than new blocks.
 #[test]
 fn a_further_name_for_each_block_comes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
@@ -279,7 +282,7 @@ fn a_further_name_for_each_block_comes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Blocks are entered into the table of hashes as they are stored: the first lineage hash makes no work for the others.
+/// Blocks enter the table of hashes as they are stored. So the first lineage hash in an event causes no long work.
 #[test]
 fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);

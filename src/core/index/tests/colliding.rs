@@ -1,4 +1,5 @@
-//! Engines with names of their own, whose hashes are no chain: the same hash follows many parents, and one name comes for several blocks.
+//! Engines with names of their own, whose hashes are no chain: the same hash follows many parents, and one name comes
+//! for several blocks.
 //!
 //! The blocks are the nodes of a tree, and few hashes are on many of them. An event tells them apart by the engine's names alone.
 
@@ -15,7 +16,7 @@ use super::api::{
 use super::world::PlainKey;
 use kvatlas_lab::random::{Random, mix, setting};
 
-/// A block, by a number.
+/// Number of a block in the tree.
 type Node = usize;
 
 /// A tree of blocks. The children of a block differ in their hashes.
@@ -70,7 +71,7 @@ impl Tree {
     }
 }
 
-/// The blocks of one holder, by the rules: a name is of one block, the last that came under it.
+/// The blocks of one holder by the rules: a name belongs to one block, the last that was stored under it.
 #[derive(Default)]
 struct Model {
     names: BTreeMap<u64, (Node, u8)>,
@@ -137,7 +138,7 @@ impl Run {
         }
     }
 
-    /// Stores a stretch of a path after a block that the holder has, under a name that the block has.
+    /// Stores a stretch of a path after a block of the holder. The event gives that block by one of its names.
     fn store(&mut self, random: &mut Random, number: usize, path: &[Node], tier: u8) {
         let (_, writer, model) = &mut self.holders[number];
         let from = random.below(path.len());
@@ -272,7 +273,7 @@ impl Run {
         expected
     }
 
-    /// Down to nothing.
+    /// Retires all holders, and checks that the index is empty then.
     fn finish(self) {
         let index = self.index;
         for (_, writer, _) in self.holders {

@@ -39,9 +39,9 @@ struct Setting {
     queries: Vec<QueryKey>,
     logs: Vec<Log>,
     writers_left: AtomicUsize,
-    /// Answers in whose window the depth did not change, and that were not 0.
+    /// Number of answers that were not 0 and during which the holder's depth did not change.
     exact: AtomicU64,
-    /// Answers in whose window it did.
+    /// Number of answers during which the holder's depth changed.
     bounded: AtomicU64,
     has_failed: AtomicBool,
 }
@@ -54,7 +54,7 @@ fn id(number: usize) -> HolderId {
 
 struct Holder<'a> {
     number: usize,
-    /// The writer; none between leaving and joining again.
+    /// The holder's writer; `None` between leaving and joining again.
     writer: Option<HolderWriter>,
     oracle: Oracle,
     log: &'a Log,
@@ -65,7 +65,7 @@ fn new_oracle() -> Oracle {
 }
 
 impl Holder<'_> {
-    /// Publishes the oracle's state as the version that `change` leads to.
+    /// Logs the depths in the oracle's state as a new version, and makes the `change` that leads to it.
     fn change(&mut self, paths: &[Path], change: impl FnOnce(&mut Option<HolderWriter>)) {
         let depths = paths.iter().map(|path| self.oracle.matched(&path.keys)).collect();
         let version = {

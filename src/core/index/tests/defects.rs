@@ -135,7 +135,7 @@ fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Defect 5: a conflict ends with those who made it.
+/// Defect 5: a conflict of hashes ends when one of the holders that made it leaves.
 #[test]
 fn a_conflict_ends_with_its_holders() {
     let index = new_index();
@@ -155,7 +155,7 @@ fn a_conflict_ends_with_its_holders() {
     );
 }
 
-/// Defect 6: what one event replaces does not stay.
+/// Defect 6: storing and removing the same blocks again and again keeps no memory.
 #[test]
 fn changing_one_block_again_and_again_keeps_no_memory() {
     let index = new_index();
@@ -167,7 +167,7 @@ fn changing_one_block_again_and_again_keeps_no_memory() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// Defect 7: an event costs what it names, not what the holder has behind it.
+/// Defect 7: the cost of an event depends on the blocks that it names, not on the holder's blocks behind them.
 #[test]
 fn a_first_block_comes_and_goes_beside_any_number_of_others() {
     let index = new_index();
@@ -234,7 +234,7 @@ fn tiers_are_held_one_by_one() {
     assert_eq!((depth(&index, hashes(1..=100)), writer.blocks()), (30, 30));
 }
 
-/// Names that an engine gives its blocks are its own affair.
+/// Holders share blocks although each has its own names for them. A name that only another holder uses removes nothing.
 #[test]
 fn holders_with_names_of_their_own_share_blocks() {
     let index = new_index();
@@ -292,7 +292,7 @@ fn queries_see_a_long_event_in_parts() {
     assert_eq!((sizes.bytes, sizes.distinct_blocks), (0, 0));
 }
 
-/// Eviction can take the place after which a long event goes on.
+/// Eviction can take the block after which a long event continues.
 #[test]
 fn long_events_beside_eviction_leave_nothing_behind() {
     let limits = IndexLimits {

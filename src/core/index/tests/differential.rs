@@ -61,7 +61,7 @@ fn new_oracle(shape: &Shape) -> Oracle {
     )
 }
 
-/// The counts of an event that both sides have.
+/// The counts of an event's outcome that the index and the oracle both give.
 fn outcome_of(applied: &Applied) -> Outcome {
     Outcome {
         stored: applied.stored,
@@ -114,7 +114,7 @@ impl Run {
         }
     }
 
-    /// Two holders leave and register again in the other order, so that each gets the other's slot.
+    /// Makes two holders leave and register again in the other order, so that each gets the other's slot.
     fn replace(&mut self, one: usize, other: usize) {
         let mut leaving = vec![one, other];
         leaving.dedup();
@@ -140,7 +140,7 @@ impl Run {
         self.holders = kept.into_values().collect();
     }
 
-    /// Dumps everything into a fresh index and goes on with that.
+    /// Dumps all holders into a fresh index, which takes the place of the old one.
     fn restore(&mut self, blocks_per_event_max: usize) {
         let fresh = new_index(&self.shape);
         for holder in &mut self.holders {
@@ -185,7 +185,7 @@ impl Run {
         check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
-    /// No more than `most` blocks are usable.
+    /// Compares the answer to a query with the oracle. At most `most` leading blocks count as usable.
     fn check_query(
         &self,
         query: &QueryKey,
@@ -316,7 +316,8 @@ impl Run {
         }
     }
 
-    /// The whole state, twice through a dump, and down to nothing.
+    /// Checks the whole state, sends it through dumps of three sizes, and retires all holders. The index must be empty
+    /// then.
     fn finish(mut self) {
         self.check_state();
         for blocks_per_event_max in [usize::MAX, 3, 1] {
@@ -356,7 +357,7 @@ const SMALL: Shape = Shape {
     blocks_per_holder_max: usize::MAX,
 };
 
-/// Runs `share` percent of the configured operations with each of three seeds; a failure names its seed.
+/// Runs `share` percent of the configured operations with one seed, and prints the seed.
 fn run_seeds(shape: Shape, share: u64) {
     let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) * share / 100;
     let seed = setting("KVATLAS_TEST_SEED", 20_260_701);
@@ -433,7 +434,7 @@ fn full_holders_equal_the_oracle() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Short runs, which shrink to the few operations that matter.
+    /// Short runs, which proptest shrinks to the few operations that matter.
     #[test]
     fn short_runs_equal_the_oracle(
         world: u64,

@@ -29,7 +29,7 @@ fn sequence(hashes: &[u64]) -> Vec<SequenceHash> {
     hashes.iter().copied().map(SequenceHash).collect()
 }
 
-/// Blocks behind `parent`, under names of the engine's own where there are any.
+/// Returns an event that stores `chain` after `parent`, under the engine's own `names` if they are given.
 fn stored(parent: Option<u64>, position: Option<u64>, chain: &[u64], names: Option<&[u64]>) -> Event {
     Event::Stored(StoredBlocks {
         names: BlockNames::Sequence {

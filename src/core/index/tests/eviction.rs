@@ -43,13 +43,13 @@ fn register(index: &PositionalIndexer, worker: &str) -> HolderWriter {
     register_rank(index, worker, 0)
 }
 
-/// Ranks of one worker have one share.
+/// Registers one rank of a worker. All ranks of a worker have one share.
 fn register_rank(index: &PositionalIndexer, worker: &str, rank: u32) -> HolderWriter {
     let worker = WorkerName::new(worker).unwrap();
     index.register(&HolderId { worker, rank }).unwrap()
 }
 
-/// A chain's blocks from `from` on; different chains have different hashes.
+/// Hashes of a chain's blocks from `from` up to `to`. Different chains have different hashes.
 fn hashes(chain: u64, from: u64, to: u64) -> Vec<SequenceHash> {
     (from..to)
         .map(|block| SequenceHash(chain << 32 | (block + 1)))
@@ -61,7 +61,7 @@ fn store(writer: &mut HolderWriter, parent: Option<SequenceHash>, hashes: Vec<Se
     writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
 }
 
-/// The deepest match of a chain.
+/// Matched blocks of the holder that has most of a chain.
 fn depth(index: &PositionalIndexer, hashes: Vec<SequenceHash>) -> u32 {
     let matches = index.find_matches(&QueryKey::SequenceHashes(hashes), Search::default());
     matches
@@ -238,7 +238,7 @@ impl Holder {
     }
 }
 
-/// Any changes of holders of all kinds, in an index that has room for some of their blocks.
+/// Random changes by holders of all kinds, in an index with room for only some of their blocks.
 struct Churn {
     shape: Shape,
     world: World,
@@ -333,7 +333,7 @@ impl Churn {
         assert_eq!(before, after);
     }
 
-    /// How deep each holder has a path.
+    /// Number of leading blocks of a path that each holder has.
     fn depths(&self, path: &Path) -> Vec<u32> {
         let [query, ..] = path.queries();
         let matches = self.index.find_matches(&query, Search::default()).unwrap();
@@ -344,7 +344,7 @@ impl Churn {
         self.holders.iter().map(depth_of).collect()
     }
 
-    /// Down to nothing.
+    /// Retires all holders, and checks that the index is empty then.
     fn finish(self) {
         let index = self.index.clone();
         for holder in self.holders {
@@ -432,7 +432,7 @@ fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
     churn(shape, 100, 10);
 }
 
-/// An index of so many blocks, all of which a victim has, and another holder.
+/// Makes an index with room for `capacity` blocks, a victim that has so many blocks, and another holder.
 fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     let index = index_of(blocks(capacity));
     let mut victim = register(&index, "victim");
@@ -441,7 +441,8 @@ fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
     (index, victim, other)
 }
 
-/// At any point of an eviction, its victim may be cleared, and then be certain and store something else.
+/// Clears the victim at each point of an eviction, calls it certain, and stores other blocks for it. If it still counts
+/// as certain afterwards, it has all these blocks.
 #[test]
 fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
     const CAPACITY: u64 = 100;
@@ -465,7 +466,8 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
     }
 }
 
-/// At any point of an eviction, its victim may remove its blocks itself: then it has lost nothing.
+/// Lets the victim of an eviction remove its blocks itself, at each point of the eviction. If it still had all of them,
+/// it has lost nothing and is not degraded.
 #[test]
 fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
     const CAPACITY: u64 = 100;

@@ -21,12 +21,12 @@ pub(super) fn set(points: usize, hook: impl FnOnce() + 'static) {
     NEXT.with(|next| *next.borrow_mut() = Some((points, Box::new(hook))));
 }
 
-/// Forgets the hook; says whether it was still there.
+/// Removes the hook. Returns whether the hook was still there, which means that it did not run.
 pub(super) fn clear() -> bool {
     NEXT.with(|next| next.borrow_mut().take().is_some())
 }
 
-/// Runs the hook where it is its turn.
+/// Marks a point. Runs the hook if it was set for this point.
 pub(in crate::index) fn run() {
     let now = NEXT.with(|next| {
         let (points, hook) = next.borrow_mut().take()?;

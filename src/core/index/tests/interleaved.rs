@@ -63,7 +63,7 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     (0..3).map(holder).collect()
 }
 
-/// The script of what is to happen within one search.
+/// The script of one search: the steps that are made while it runs.
 struct Script {
     random: Random,
     held: Rc<RefCell<Vec<Holder>>>,
@@ -73,7 +73,7 @@ struct Script {
     seen: Rc<RefCell<Vec<Vec<Depths>>>>,
 }
 
-/// Lets the steps that are left happen, each at some point after the one before.
+/// Makes the steps that are left, each at a random point of the search after the step before.
 fn interleave(mut script: Script) {
     let Some((holder, tier, event)) = script.left.pop() else {
         return;
@@ -89,7 +89,7 @@ fn interleave(mut script: Script) {
 /// How much of a path a holder has, and how much of that is usable: on the device, on device and host, and wherever.
 type Depths = [[usize; 2]; 3];
 
-/// A search for one depth, or for all of them at once.
+/// Returns a search that asks for the depth over all tiers, or for the depth at each step of tiers.
 fn search_of(random: &mut Random) -> Search<'static> {
     let tiers = if random.chance(50) {
         TierDepth::Each
@@ -102,13 +102,14 @@ fn search_of(random: &mut Random) -> Search<'static> {
     }
 }
 
-/// How much of its path an answer gives a holder.
+/// Number of matched blocks that an answer gives the holder with this rank.
 fn found_of(matches: &Matches, rank: u32) -> usize {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
     found.map_or(0, |found| found.matched_blocks as usize)
 }
 
-/// Whether an answer gives a holder these depths, as far as it was asked.
+/// Whether an answer gives the holder with this rank these depths. The near depths are compared only if the search
+/// asked for them.
 fn says(matches: &Matches, rank: u32, [device, host, all]: Depths) -> bool {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
     let near = found.and_then(|found| matches.near_blocks(found.holder));
@@ -140,7 +141,8 @@ struct Run {
 }
 
 impl Run {
-    /// One part in `parts` of the operations that are set; `seed` unless another one is set.
+    /// Begins a run of the configured number of operations divided by `parts`. Uses `seed` unless `KVATLAS_TEST_SEED`
+    /// sets another one.
     fn begin(parts: u64, seed: u64, hashing: Hashing) -> Self {
         let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / parts;
         let seed = setting("KVATLAS_TEST_SEED", seed);
@@ -237,7 +239,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     assert!(several > operations / 10, "{several} of {operations}");
 }
 
-/// A run grows, which gives it a new array of hashes, and hashes of which only fragments were known become whole there.
+/// During a search a run grows, and so gets a new array of hashes. In that array, hashes become whole of which only
+/// fragments were known.
 #[test]
 fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     let mut random = Random::new(4);
@@ -268,7 +271,8 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     }
 }
 
-/// An event of each holder, each in the middle of the one before, if that lets others have a turn; says how deep that went.
+/// Applies one event of each holder, each in the middle of the event before if that event lets others have a turn.
+/// Counts the nested events in `depth`.
 fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;

@@ -53,7 +53,7 @@ fn change(writer: &mut HolderWriter, path: &Path, random: &mut Random) {
     writer.apply(event, Tier::DEVICE, 0);
 }
 
-/// The holders, each with how many leading blocks it holds.
+/// Returns the holders, each with the number of leading blocks that it holds.
 fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(u32, u32)> {
     let matches = index.find_matches(key, Search::default()).unwrap();
     let mut found: Vec<_> = matches
@@ -67,7 +67,7 @@ fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(u32, u32)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With and without eviction of blocks.
+    /// Checks that answers for known prompts equal answers for new prompts, with and without eviction.
     #[test]
     fn known_prompts_are_answered_as_unknown_ones(
         seed: u64,
@@ -94,7 +94,8 @@ proptest! {
     }
 }
 
-/// A run keeps what prompts had its blocks. Later it has other blocks: even such whose hashes are those of the prompt's blocks.
+/// A run keeps fingerprints of prompts that had its blocks. Later the run has other blocks, even ones whose sequence
+/// hashes equal the prompt's block hashes.
 #[test]
 fn what_was_kept_of_a_run_says_nothing_of_other_blocks() {
     let blocks: Vec<BlockHash> = (0..200).map(|block| BlockHash(mix(block))).collect();

@@ -7,10 +7,10 @@ use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
 use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use kvatlas_lab::random::mix;
 
-/// One run has no more, and marks end before.
+/// Number of blocks of each chain: the most that one run has, and more than the marks cover.
 const DEPTH: usize = 4032;
 
-/// A chain that is another one from `from` on; `kept` are the bits in which its hashes are like those of the first.
+/// Chain whose hashes differ from the original chain from offset `from` on. In the bits of `kept` they stay equal.
 fn chain(from: usize, kept: u64) -> Vec<SequenceHash> {
     let hash = |at: usize| match (mix(at as u64), mix(!(at as u64))) {
         (own, other) if at >= from => own & kept | other & !kept,

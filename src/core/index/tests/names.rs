@@ -9,7 +9,7 @@ use super::api::{
 use super::world::stored_by_lineage;
 
 const HOST: u8 = 1;
-/// Most names of one block.
+/// Maximum number of names of one block.
 const NAMES_MAX: usize = 16;
 
 fn tier(number: u8) -> Tier {
@@ -27,7 +27,7 @@ fn hashes(hashes: &[u64]) -> Vec<SequenceHash> {
     hashes.iter().copied().map(SequenceHash).collect()
 }
 
-/// A run from position 0 under names of the engine's own.
+/// Returns an event that stores `chain` from position 0 on, under the engine's own `names`.
 fn stored(chain: &[u64], names: &[u64]) -> Event {
     let mut stored = StoredBlocks::by_sequence(None, None, hashes(chain));
     stored.engine_hashes = Some(names.to_vec());
@@ -147,7 +147,8 @@ fn names_of_one_block_are_bounded() {
     assert_eq!(matched(&index, &[1]), 0);
 }
 
-/// Two engine hashes for one content (the engine hashes more than the contract does), in a namespace that recomputes.
+/// An engine hashes more than the contract does, so it has two names for the same content. In a namespace that
+/// recomputes hashes, both names mean one block.
 #[test]
 fn two_opaque_names_of_one_content_are_one_block() {
     let settings = NamespaceSettings {

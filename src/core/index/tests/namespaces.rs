@@ -1,4 +1,4 @@
-//! Which namespaces may come, and when they go.
+//! Namespaces: which ones may be made, and when they are removed.
 
 use std::sync::{Arc, Barrier};
 

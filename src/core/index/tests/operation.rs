@@ -27,7 +27,8 @@ pub(super) struct Shape {
 pub(super) enum Operation {
     /// A holder gets an event.
     Apply { holder: usize, tier: Tier, event: Event },
-    /// A holder leaves and registers again; its slot may go to another one before.
+    /// A holder leaves and registers again. The differential test lets the holder `before` do so, too, so that each
+    /// gets the other's slot.
     Replace { holder: usize, before: usize },
     /// All holders are dumped into a fresh index, which the run goes on with.
     Restore { blocks_per_event_max: usize },
@@ -84,7 +85,7 @@ impl Operation {
     }
 }
 
-/// Which of some blocks are resumable: mostly all, or the last one, or some in between.
+/// Random choice of the resumable blocks among `blocks` blocks: mostly all, else the last one, or some of them.
 fn resumable(random: &mut Random, blocks: usize) -> Resumable {
     let percent = random.below(100);
     match random.below(4) {
@@ -94,7 +95,7 @@ fn resumable(random: &mut Random, blocks: usize) -> Resumable {
     }
 }
 
-/// Blocks as a removal names them.
+/// Event content that marks blocks as resumable. The blocks are named as in a removal.
 fn mark(random: &mut Random, hashing: Hashing, path: &Path) -> ResumableBlocks {
     let RemovedBlocks {
         hashes,

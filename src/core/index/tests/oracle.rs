@@ -1,6 +1,7 @@
 //! The oracle: what one holder holds, written down naively.
 //!
-//! No links, no counting flags, no shared table, no search: a map from lineage hash to block, a map from name to lineage hash, and loops.
+//! No links, no counting flags, no shared table, no search: a map from lineage hash to block, a map from name to
+//! lineage hash, and loops.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -11,11 +12,11 @@ use crate::wire::{
 use super::api::ParkingLimits;
 use super::world::{PlainKey, block_hash_of_tokens, next_hash};
 
-/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers, classes of tiers in which it
-/// is not resumable.
+/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers, classes
+/// of tiers in which it is not resumable.
 pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>, u8);
 
-/// The device, the host, and all other tiers, one bit each.
+/// Returns the classes of these tiers, one bit each: the device, the host, and all other tiers.
 fn classes(tiers: u8) -> u8 {
     tiers & 3 | if tiers & 0b1111_1100 == 0 { 0 } else { 4 }
 }
@@ -23,13 +24,13 @@ fn classes(tiers: u8) -> u8 {
 #[derive(Debug)]
 struct Block {
     sequence: Option<u64>,
-    /// The tiers that hold it without a name, one bit each; none once it has a name.
+    /// Tiers that hold the block without a name, one bit each; 0 once the block has a name.
     nameless: u8,
-    /// Its names, oldest first, each with the tiers that hold it under that name.
+    /// Names of the block, oldest first, each with the tiers that hold the block under that name.
     names: Vec<(u64, u8)>,
-    /// The classes of tiers in which it is not resumable.
+    /// Classes of tiers in which the block is not resumable.
     barred: u8,
-    /// Whether the holder has had its parent, and that its own, down to position 0.
+    /// Whether the holder has had every block before this one, down to position 0.
     is_placed: bool,
 }
 
@@ -61,7 +62,7 @@ struct Parked {
 }
 
 impl Parked {
-    /// How many blocks are lost where it is dropped: those that were not removed by name meanwhile.
+    /// Number of blocks that are lost if the waiting event is dropped: those not removed by name meanwhile.
     fn lost(&self) -> u64 {
         let BlockNames::Sequence { hashes, .. } = &self.stored.names else {
             unreachable!("lineage hashes wait for nobody");
@@ -77,7 +78,7 @@ impl Parked {
 #[derive(Debug, Default, Clone)]
 struct Gone {
     names: HashSet<u64>,
-    /// Hashes that were no names.
+    /// Removed hashes that were no names of blocks.
     hashes: HashSet<u64>,
     keys: HashSet<PlainKey>,
 }
@@ -93,11 +94,11 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
-    /// Blocks under a name that others gave as their parent's hash.
+    /// Number of blocks whose name other blocks gave as the hash of their parent.
     pub(super) ambiguous: u64,
 }
 
-/// One holder.
+/// Naive record of what one holder holds.
 #[derive(Debug)]
 pub(super) struct Oracle {
     recomputes: bool,
@@ -128,7 +129,7 @@ impl Oracle {
         self.parked.len()
     }
 
-    /// A dump does not have what waits for a parent.
+    /// Forgets the events that wait for a parent, which a dump does not contain.
     pub(super) fn forget_parked(&mut self) {
         self.parked.clear();
     }
@@ -137,12 +138,12 @@ impl Oracle {
         self.blocks.contains_key(&key)
     }
 
-    /// Leading keys that the holder holds, one after the other.
+    /// Number of leading keys that the holder holds without a hole.
     pub(super) fn matched(&self, keys: &[PlainKey]) -> usize {
         keys.iter().take_while(|key| self.holds(**key)).count()
     }
 
-    /// As [`Self::matched`], of blocks in one of these tiers, one bit each.
+    /// Number of leading keys that the holder holds without a hole in any of `tiers`, which has one bit for each tier.
     pub(super) fn matched_in(&self, keys: &[PlainKey], tiers: u8) -> usize {
         let is_in = |key: &&PlainKey| {
             let block = self.blocks.get(*key);
@@ -151,7 +152,8 @@ impl Oracle {
         keys.iter().take_while(is_in).count()
     }
 
-    /// How many of the leading keys in these tiers a request can use: up to the last resumable one of the first `most`.
+    /// Number of leading keys in these tiers that a request can use: up to the last resumable one among the first
+    /// `most`.
     pub(super) fn usable_in(&self, keys: &[PlainKey], tiers: u8, most: usize) -> usize {
         let depth = self.matched_in(keys, tiers).min(most);
         let is_resumable = |key: &PlainKey| {
@@ -162,7 +164,7 @@ impl Oracle {
         last.map_or(0, |last| last + 1)
     }
 
-    /// The keys that queries can find: whose chain down to position 0 is resident.
+    /// The keys that queries can find: blocks that the holder has together with all blocks before them.
     pub(super) fn counting_keys(&self) -> Vec<PlainKey> {
         let mut keys: Vec<PlainKey> = self.blocks.keys().copied().collect();
         keys.sort_by_key(|key| key.position);
@@ -273,7 +275,8 @@ impl Oracle {
         }
     }
 
-    /// Counts blocks of an event under a name that others, which have no place, gave as the hash of their parent at the same position.
+    /// Counts the blocks of an event whose name has two meanings: other blocks, which have no place, gave it as the
+    /// hash of their parent at the same position.
     fn note_ambiguous(&self, blocks: impl Iterator<Item = (PlainKey, u64)>, outcome: &mut Outcome) {
         let is_ambiguous = |(key, name): &(PlainKey, u64)| {
             let child = PlainKey::new(key.position + 1, Some(*name), 0);
@@ -286,7 +289,7 @@ impl Oracle {
         outcome.ambiguous += blocks.filter(is_ambiguous).count() as u64;
     }
 
-    /// Gives blocks their places whose parents have theirs.
+    /// Gives a place to each block whose parent has a place.
     fn place(&mut self) {
         loop {
             let has_place = |key: &PlainKey| {
@@ -306,7 +309,8 @@ impl Oracle {
         }
     }
 
-    /// Position of the first block, its parent, and whether that is the parent's whole sequence hash.
+    /// Returns the position of an event's first block, the hash of its parent, and whether that is the parent's whole
+    /// sequence hash.
     fn start(&self, parent: Option<u64>, explicit: Option<u64>) -> Option<(u64, Option<u64>, bool)> {
         let Some(parent) = parent else {
             return Some((0, None, true));
@@ -317,7 +321,8 @@ impl Oracle {
         explicit.map(|position| (position, Some(parent), false))
     }
 
-    /// Position and hash of the block that an event names as a parent, and whether that is its whole sequence hash.
+    /// Returns the position and the hash of the block that an event names as a parent, and whether the hash is its
+    /// whole sequence hash.
     fn parent(&self, name: u64, child: Option<u64>) -> Option<(u64, u64, bool)> {
         let precedes = |key: &PlainKey| child.is_none_or(|child| child == key.position + 1);
         if let Some(key) = self.names.get(&name).filter(|key| precedes(key)) {
@@ -328,7 +333,7 @@ impl Oracle {
         Some((key.position, name, true))
     }
 
-    /// The blocks with a sequence hash, by position.
+    /// Returns the blocks that can have this sequence hash, in the order of their positions.
     fn hashed(&self, hash: u64) -> Vec<PlainKey> {
         let is_it = |key: &PlainKey, block: &Block| match block.sequence {
             Some(sequence) => sequence == hash,
@@ -414,7 +419,7 @@ impl Oracle {
         }
     }
 
-    /// Notes what a stored event says of a block that was not left out for want of room.
+    /// Notes whether a stored block is resumable, unless the block was left out for want of room.
     fn mark_stored(&mut self, key: PlainKey, name: Option<u64>, tier: Tier, resumable: bool) {
         let is_there = name.is_none_or(|name| self.names.get(&name) == Some(&key));
         if let Some(block) = self.blocks.get_mut(&key).filter(|_| is_there) {
@@ -531,7 +536,8 @@ impl Oracle {
         is_noted
     }
 
-    /// Takes a tier from a block under one name, or under all; a block that nothing holds any more is gone.
+    /// Takes a tier from a block under one name, or from the whole block if `name` is `None`. Removes the block if
+    /// nothing holds it any more. Returns whether the block had the tier there.
     fn withdraw(&mut self, key: PlainKey, name: Option<u64>, bit: u8) -> bool {
         let block = self.blocks.get_mut(&key).unwrap();
         let mut is_withdrawn = name.is_none() && block.nameless & bit != 0;
@@ -556,7 +562,7 @@ impl Oracle {
     }
 }
 
-/// By position, then by parent.
+/// Sort key of a block: position, then parent, then its own fragment.
 fn order(key: &PlainKey) -> (u64, Option<u64>, u64) {
     (key.position, key.parent, key.current)
 }

@@ -97,7 +97,8 @@ fn registering_is_bounded() {
     index.register(&id("w", 2)).unwrap();
 }
 
-/// The name of the parent can belong to a block elsewhere where hashes are no chain; an explicit position counts.
+/// If hashes are no chain, the parent's name can belong to a block at another position. Then the event's explicit
+/// position counts.
 #[test]
 fn an_explicit_position_is_believed() {
     let (_index, mut writer) = new_holder(IndexLimits::default());
@@ -123,7 +124,7 @@ fn an_explicit_position_is_believed() {
     assert!(found, "{dumped:?}");
 }
 
-/// The blocks of a holder that names them by their hashes, by the whole path of each.
+/// The blocks of a holder that names blocks by their hashes: for each hash, the whole path to its block.
 #[derive(Default)]
 struct Paths(HashMap<u64, Vec<u64>>);
 
@@ -221,7 +222,7 @@ fn check_garbage(index: &PositionalIndexer, expected: &[usize], chain: &[u64]) {
     }
 }
 
-/// A holder whose own content contradicts its hashes is enough.
+/// One holder whose content contradicts its hashes makes a search compare every hash.
 #[test]
 fn where_a_chain_is_foreign_every_hash_is_compared() {
     let (index, mut writer) = new_holder(IndexLimits::default());
@@ -242,7 +243,7 @@ fn where_a_chain_is_foreign_every_hash_is_compared() {
     check_garbage(&index, &[100, 100], &other);
 }
 
-/// Two holders that have one hash after two others.
+/// Registers two holders that have the same hash under two different parents.
 fn conflict(index: &PositionalIndexer) -> [HolderWriter; 2] {
     [10, 11].map(|rank| {
         let mut writer = index.register(&id("conflict", rank)).unwrap();
@@ -255,7 +256,7 @@ fn conflict(index: &PositionalIndexer) -> [HolderWriter; 2] {
     })
 }
 
-/// The last hash of the query is at its position, and what is before it is not.
+/// The index has the query's last hash at its position, but other blocks before it.
 #[test]
 fn where_hashes_are_no_chain_one_in_its_place_proves_nothing_about_those_before_it() {
     let (index, mut writer) = new_holder(IndexLimits::default());

@@ -1,4 +1,4 @@
-//! Sets of holders equal sets of numbers.
+//! Sets of holders, compared with plain sets of numbers.
 
 use std::collections::BTreeSet;
 

@@ -10,7 +10,7 @@ use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, Spar
 use super::world::Path;
 use kvatlas_lab::random::Random;
 
-/// At least and at most so many blocks.
+/// Least and most leading blocks of each holder.
 type Found = BTreeMap<HolderId, (usize, usize)>;
 
 fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], search: Search<'_>) -> Found {
@@ -40,7 +40,8 @@ fn bounds(depth: usize, chosen: &[usize]) -> Option<(usize, usize)> {
     Some((held + 1, missing.unwrap_or(held + 1)))
 }
 
-/// Asks for random blocks of `path` in both forms; `depths` says how many leading blocks everybody holds.
+/// Checks the bounds for random blocks of `path`, asked by sequence hashes and by lineage hashes. `depths` gives the
+/// number of leading blocks that each holder has.
 pub(super) fn check_bounds(
     random: &mut Random,
     index: &PositionalIndexer,

@@ -1,4 +1,4 @@
-//! Walks against what holders dump, and while holders change.
+//! Walks, compared with what holders dump, and walks while holders change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn random_path(random: &mut Random) -> Vec<SequenceHash> {
     path_hashes(branches)
 }
 
-/// Stores or removes in a way that keeps the holder regular.
+/// Stores a path, or removes a leaf, so that the holder stays regular.
 fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u64>) {
     let path = random_path(random);
     if random.chance(70) || held.is_empty() {
@@ -77,7 +77,7 @@ fn change(holder: &mut HolderWriter, random: &mut Random, held: &mut BTreeSet<u6
     }
 }
 
-/// The blocks of the holders with these numbers, as a walk finds them, restored in another index.
+/// Restores the walked holders in another index. Returns the blocks of each holder, as the walk found them.
 fn restored(walked: &[WalkedHolder]) -> Vec<BTreeSet<u64>> {
     let other = index();
     let mut writers: Vec<HolderWriter> = (0..)

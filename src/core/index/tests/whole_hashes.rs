@@ -10,14 +10,14 @@ use super::world::stored_by_lineage;
 
 /// The highest bit. No lineage hash keeps it.
 const TOP: u64 = 1 << 63;
-/// Long enough for two of the three modes.
+/// Number of blocks of the chain, enough for two of the three modes of lineage hashes.
 const DEPTH: u64 = 300;
 
 fn chain() -> Vec<u64> {
     (1..=DEPTH).collect()
 }
 
-/// The chain with another top bit from `from` on.
+/// The chain, with the top bit of each hash set from offset `from` on.
 fn other_from(from: usize) -> Vec<u64> {
     let flip = |(at, hash)| if at < from { hash } else { hash | TOP };
     chain().into_iter().enumerate().map(flip).collect()
@@ -51,7 +51,7 @@ fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(String, u32)> {
     found
 }
 
-/// At least and at most how many, by every third block and the last.
+/// Least and most leading blocks of each worker, from a query with every third block and the last.
 fn bounds(index: &PositionalIndexer, chain: &[u64]) -> Vec<(String, u32, u32)> {
     let chosen = (0..chain.len()).filter(|at| at % 3 == 0 || at + 1 == chain.len());
     let chosen: Vec<usize> = chosen.collect();

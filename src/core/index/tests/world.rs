@@ -36,7 +36,7 @@ fn low_bits(value: u64, bits: u32) -> u64 {
 }
 
 impl PlainKey {
-    /// The block with sequence hash `current` after the one with `parent`.
+    /// Key of the block with sequence hash `current` that follows the block with sequence hash `parent`.
     pub(super) fn new(position: u64, parent: Option<u64>, current: u64) -> Self {
         Self {
             position,
@@ -98,7 +98,7 @@ pub(super) fn next_hash(parent: Option<u64>, block: u64) -> u64 {
     xxh3_64_with_seed(&bytes, SEED)
 }
 
-/// Blocks stored by their lineage hashes alone.
+/// Returns an event that stores blocks by their lineage hashes alone.
 pub(super) fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     Event::Stored(StoredBlocks {
         names: BlockNames::Lineage(keys),
@@ -157,7 +157,8 @@ impl Path {
     }
 }
 
-/// A pool of prompts, many of which share a prefix, and the same block hash at the same position under other prefixes.
+/// Pool of prompts. Many share a prefix, and many have the same block hash at the same position under different
+/// prefixes.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) paths: Vec<Path>,
@@ -166,7 +167,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// `paths` prompts of up to `depth_max` blocks out of `alphabet` different ones.
+    /// Makes `paths` random prompts of up to `depth_max` blocks each, from `alphabet` different blocks.
     pub(super) fn new(random: &mut Random, paths: usize, depth_max: usize, alphabet: u32) -> Self {
         let block_hashes = (0..alphabet)
             .map(|symbol| (symbol, block_hash_of(symbol)))
@@ -187,7 +188,7 @@ impl World {
         u32::try_from(random.below(self.alphabet as usize)).unwrap()
     }
 
-    /// A prompt that follows one of the pool for a while, then goes its own way.
+    /// Makes a prompt that mostly shares a prefix with a prompt of the pool.
     pub(super) fn branch(&self, random: &mut Random, depth_max: usize) -> Path {
         let mut symbols = Vec::new();
         if !self.paths.is_empty() && random.chance(80) {

@@ -43,7 +43,7 @@ pub struct ForestEncoder {
     frame: Frame,
     full: Option<ForestFrame>,
     is_begun: bool,
-    /// Bytes from which a frame is closed.
+    /// Number of bytes from which on a frame is closed.
     pub(super) frame_bytes: usize,
 }
 
@@ -95,8 +95,8 @@ impl ForestEncoder {
         }
     }
 
-    /// Adds a run. `parts` are the holders' parts of it, sorted by the holders' numbers. The run's parent is the last run of the next
-    /// smaller depth. Call [`take_frame`](Self::take_frame) after each call.
+    /// Adds a run. `parts` are the holders' parts of it, sorted by the holders' numbers. The run's parent is the last
+    /// run of the next smaller depth. Call [`take_frame`](Self::take_frame) after each call.
     ///
     /// Leaves out a holder's blocks if the holder lacks an earlier block.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
@@ -152,8 +152,8 @@ impl ForestEncoder {
         frames
     }
 
-    /// The offset, in the parent run, of the block that a run branches off. `Some(None)` at position 0. `None` if the parent has no such
-    /// block.
+    /// The offset, in the parent run, of the block that a run branches off. `Some(None)` for a run at position 0.
+    /// `None` if the parent has no such block.
     fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
         match self.path.last() {
             _ if self.path.len() + 1 != run.depth => None,

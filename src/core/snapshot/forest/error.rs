@@ -19,7 +19,7 @@ pub enum ForestError {
     OutOfRange {
         /// The things that the number counts.
         what: &'static str,
-        /// The number.
+        /// The number in the payload.
         number: u64,
         /// The largest that would be possible.
         most: usize,

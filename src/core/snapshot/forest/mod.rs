@@ -2,18 +2,20 @@
 //!
 //! # Order
 //!
-//! The runs of an index ([`crate::index`]) form a forest. A run is a sequence of blocks; it branches off a block of another run, or begins
-//! at position 0.
+//! The runs of an index ([`crate::index`]) form a forest. A run is a sequence of blocks; it branches off a block of
+//! another run, or begins at position 0.
 //!
-//! - Runs are written in depth-first order, parents before children. Of two children, the one that branches off later comes first.
-//! - Each run tells how many levels to pop after it, as in [`crate::trie`] ([`Outline`](crate::trie::Outline)). Positions, parents and
-//!   parents' hashes follow from that, and are not written.
+//! - Runs are written in depth-first order, parents before children. Of two children, the one that branches off later
+//!   comes first.
+//! - Each run tells how many levels to pop after it, as in [`crate::trie`] ([`Outline`](crate::trie::Outline)).
+//!   Positions, parents and parents' hashes follow from that, and are not written.
 //! - A reader keeps only the blocks on the path from the root.
 //!
 //! # Holders
 //!
-//! A holder has the first blocks of a run, or no block of it. It has blocks of a run only if it has the block that the run branches off.
-//! The holders with that block are the run's *candidates*. For a run at position 0, all holders of the forest are candidates.
+//! A holder has the first blocks of a run, or no block of it. It has blocks of a run only if it has the block that the
+//! run branches off. The holders with that block are the run's *candidates*. For a run at position 0, all holders of
+//! the forest are candidates.
 //!
 //! A run lists its changes in the shorter of two forms:
 //!
@@ -43,9 +45,10 @@
 //!
 //! Run A has the candidates 0, 1 and 2. Run B has 0 and 1, since 2 lacks g. Run C has all three, since all have c.
 //!
-//! A change names its candidate by the number of candidates passed over since the last change. It then gives the number of blocks that the
-//! candidate lacks. In the form *except* the number counts from 1, as a candidate that lacks no block is no exception. In the form *only*
-//! it counts from 0. These are the runs, byte by byte; 12 hashes of 8 bytes follow:
+//! A change names its candidate by the number of candidates passed over since the last change. It then gives the number
+//! of blocks that the candidate lacks. In the form *except* the number counts from 1, as a candidate that lacks no
+//! block is no exception. In the form *only* it counts from 0. These are the runs, byte by byte; 12 hashes of 8 bytes
+//! follow:
 //!
 //! ```text
 //! A: 06 | 02 02 03 | 00        B: 00 01 | 02 00 01 | 01        C: 04 02 | 03 02 00 | 02
@@ -56,26 +59,27 @@
 //! ```text
 //! bytes
 //!     1  flags: 1 the frame begins a forest, 2 the frame ends a forest
-//!        if the frame begins a forest: the number of the forest's holders, then for each holder its number, as the distance from the
-//!            smallest number that is possible next (holders are numbered from 0 in the file, those with blocks in a forest only)
+//!        if the frame begins a forest: the number of the forest's holders, then for each holder its number, as the distance
+//!            from the smallest number that is possible next (holders are numbered from 0 in the file, those in a forest only)
 //!        the number of runs, then for each run, in order:
-//!            where it branches off: the number of the parent's blocks after that block (absent at position 0). For a later sibling
-//!                the parent counts as if it ended where the sibling before branches off.
+//!            where it branches off: the number of the parent's blocks after that block (absent at position 0).
+//!                For a later sibling the parent counts as if it ended where the sibling before branches off.
 //!            its length, less 1
 //!            2 × changes + form: 0 except, 1 only
-//!            for each change: candidates passed over since the last change; blocks that the candidate lacks, less 1 in the form "except"
+//!            for each change: candidates passed over since the last change; blocks that the candidate lacks,
+//!                less 1 in the form "except"
 //!            levels to pop after the run: 0 if a child follows
 //!   8×n  the hashes of all blocks of these runs
 //! ```
 //!
-//! Numbers are LEB128: 7 bits per byte, the lowest bits first. A set top bit means that more bytes follow. The frames of a forest are
-//! consecutive.
+//! Numbers are LEB128: 7 bits per byte, the lowest bits first. A set top bit means that more bytes follow. The frames
+//! of a forest are consecutive.
 //!
 //! # Limits
 //!
-//! Whatever a file contains, a reader takes memory for one frame, [`PARTS_MAX`] parts of holders, and [`PATH_ENTRIES_MAX`] blocks, runs and
-//! holders on a path. It looks at no more than [`CANDIDATES_MAX`] candidates per frame. A writer leaves out runs that would need more
-//! ([`Pushed::TooWide`]).
+//! Whatever a file contains, a reader takes memory for one frame, [`PARTS_MAX`] parts of holders, and
+//! [`PATH_ENTRIES_MAX`] blocks, runs and holders on a path. It looks at no more than [`CANDIDATES_MAX`] candidates per
+//! frame. A writer leaves out runs that would need more ([`Pushed::TooWide`]).
 
 mod bytes;
 mod encoder;
@@ -98,7 +102,7 @@ pub const CANDIDATES_MAX: usize = 1 << 25;
 pub const PATH_ENTRIES_MAX: usize = 1 << 23;
 /// Most blocks of a run.
 const RUN_BLOCKS_MAX: usize = u16::MAX as usize;
-/// Bytes from which a frame is closed.
+/// Number of bytes from which on a frame is closed.
 const FRAME_BYTES: usize = 1 << 20;
 
 /// Flag in a frame's first byte: the frame begins a forest.

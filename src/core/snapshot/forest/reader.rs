@@ -12,7 +12,7 @@ use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENT
 pub struct ForestChunk {
     runs: Vec<ForestRun>,
     hashes: Vec<SequenceHash>,
-    /// Sorted by holder. The parts of one holder are in the order of the runs.
+    /// Parts of the runs, sorted by holder. The parts of one holder are in the order of the runs.
     parts: Vec<Part>,
     /// Number of candidates that were looked at to find the parts.
     candidates: usize,

@@ -31,7 +31,7 @@ fn walked(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> WalkedRun
     }
 }
 
-/// One holder's share of one run.
+/// One holder's share of one run: its number, the position and the parent of the first block, and the blocks' hashes.
 type Had = (u32, usize, Option<SequenceHash>, Vec<SequenceHash>);
 
 fn read(frames: &[ForestFrame], holders: u32) -> Result<Vec<ForestChunk>, ForestError> {
@@ -128,7 +128,7 @@ fn what_has_no_parent_or_no_holder_is_left_out() {
     );
 }
 
-/// A forest frame with these bytes behind its flags.
+/// Returns the error of reading a forest frame with these flags and the bytes `rest`.
 fn refused(flags: u8, rest: &[u8]) -> ForestError {
     let payload = [&[flags], rest].concat();
     ForestReader::default().read(&payload, 3).unwrap_err()
@@ -236,7 +236,7 @@ fn a_path_that_no_reader_takes_is_not_written() {
     assert_eq!(reader.read(&more, 60_000), Err(ForestError::TooWide));
 }
 
-/// A run with what three holders may have of it, and what branches off where.
+/// A run, the number of its blocks that each of three holders may have, and the runs that branch off, with the offsets.
 #[derive(Debug, Clone)]
 struct Tree {
     hashes: Vec<u64>,
@@ -287,7 +287,7 @@ impl Tree {
         }
     }
 
-    /// Collects a holder's blocks that it has together with all that comes before them.
+    /// Collects the blocks that a holder has together with all blocks before them.
     fn had(&self, which: usize, position: usize, parent: Option<u64>, into: &mut Vec<Had>) {
         let held = usize::from(self.held[which]);
         if held == 0 {

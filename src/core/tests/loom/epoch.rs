@@ -1,5 +1,5 @@
-//! Collector in place of the product's, which loom does not know. What is put off happens when all guards are gone that
-//! were held at that moment: no later, so that a reader which needs it longer is found out.
+//! Collector in place of the product's, which loom does not know. Deferred work runs as soon as all guards that were
+//! held at that moment are gone. So a reader that needs freed memory longer is found out.
 
 use loom::lazy_static;
 use loom::sync::Mutex;
@@ -44,7 +44,7 @@ impl Guard {
     ///
     /// # Safety
     ///
-    /// As of the product's guard.
+    /// The same as of the product's guard.
     #[allow(unsafe_code, reason = "as the product's guard")]
     pub(crate) unsafe fn defer(&self, free: impl FnOnce() + 'static) {
         let mut state = STATE.lock().unwrap();

@@ -1,5 +1,5 @@
-//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. [`loom`]
-//! takes the place of the atomics in the product's sources, and [`epoch`] that of the collector.
+//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows. The
+//! atomics in the product's sources are replaced by those of [`loom`], and the collector by [`epoch`].
 //!
 //! - Arrays of words (`words.rs`): a reader keeps the array that it has found, whole, while writers replace it.
 //! - A run's header and its blocks (`header.rs`): all blocks that a length counts are there.
@@ -34,7 +34,7 @@ mod sync {
 
     pub(crate) const IS_MODEL: bool = true;
 
-    /// Word whose end is a change of it, too: loom refuses looks that do not come before.
+    /// Word whose drop counts as a change. So loom refuses reads that are not ordered before the drop.
     #[derive(Debug, Default)]
     pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
 
@@ -105,12 +105,12 @@ mod mix {
     }
 }
 
-/// A number of a run at position 0: searches look at its bit, too.
+/// Returns the hash `number` as that of a run at position 0, so that searches look at its filter bit, too.
 fn first(number: u64) -> u64 {
     number | 1 << 63
 }
 
-/// A table and what its writer knows.
+/// A table of runs, and the counts that its writer keeps.
 struct Table {
     heads: Heads,
     counts: Mutex<HeadCounts>,
@@ -143,7 +143,7 @@ impl Table {
     }
 }
 
-/// Without the harness of tests, which would run those of the product's sources, too.
+/// Runs all models. There is no test harness, because it would also run the tests in the product's sources.
 fn main() {
     readers_of_a_replaced_array_go_on_with_what_they_have();
     blocks_that_a_length_counts_are_there();
@@ -155,7 +155,7 @@ fn main() {
     a_run_behind_one_that_goes_is_found();
 }
 
-/// Checks a model in all orders in which threads are interrupted no more often than so.
+/// Checks a model in all orders with at most `interruptions_max` interruptions of threads.
 fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(interruptions_max);
@@ -240,7 +240,7 @@ fn blocks_that_a_length_counts_are_there() {
     });
 }
 
-/// A run with the entries of its holders, of which one stands in the run itself.
+/// A run with the entries of its holders. One entry stands in the run itself.
 #[derive(Default)]
 struct Held {
     header: Header,
@@ -253,7 +253,7 @@ impl Held {
         Roster::new(&self.inline, self.more.get(guard))
     }
 
-    /// A step after which the holder in `slot`, whose entry is at `index`, has `reach` blocks.
+    /// Makes a step, after which the holder in `slot` has `reach` blocks. The holder's entry is at `index`.
     fn step(&self, slot: usize, index: usize, reach: u16) {
         let guard = epoch::pin();
         self.header.count_step();
@@ -275,7 +275,7 @@ impl Held {
         self.header.count_step();
     }
 
-    /// Looks at the summary and at the entries as a search does: where no step was made, both tell the same.
+    /// Reads the summary and the entries as a search does. If no step was made meanwhile, both must tell the same.
     fn search(&self) {
         let guard = epoch::pin();
         let version = self.header.version();
@@ -308,7 +308,7 @@ fn a_roster_and_its_summary_are_of_one_instant() {
     });
 }
 
-/// Two runs, and what each of two holders has of each.
+/// Two runs, and the shares that two holders have of each.
 #[derive(Default)]
 struct World {
     runs: [Header; 2],
@@ -317,7 +317,7 @@ struct World {
 }
 
 impl World {
-    /// A step of a holder, after which it has `value` of both runs.
+    /// Makes a step of a holder, after which the holder has `value` of both runs.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
         self.runs.iter().for_each(Header::count_step);
@@ -328,8 +328,8 @@ impl World {
         self.runs.iter().for_each(Header::count_step);
     }
 
-    /// Looks at what the first `holders` have as a search does, run by run: where no step was made, each has the same of both runs. Then gives
-    /// what each has.
+    /// Reads the shares of the first `holders` holders as a search does, run by run. If no step was made meanwhile,
+    /// each holder must have the same of both runs, and the shares are returned.
     fn search(&self, holders: usize) -> Option<Vec<u64>> {
         let look = |run: usize| {
             let version = self.runs[run].version();
@@ -350,7 +350,7 @@ impl World {
     }
 }
 
-/// Looks at what the first holder has, in a thread of its own.
+/// Reads the first holder's shares in a thread of its own.
 fn search_beside(world: &Arc<World>) -> thread::JoinHandle<Option<Vec<u64>>> {
     let world = Arc::clone(world);
     thread::spawn(move || world.search(1))

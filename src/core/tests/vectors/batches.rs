@@ -128,7 +128,7 @@ fn batch_vector(name: &str, batch: &EventBatch) -> Value {
     json!({ "name": name, "meaning": batch_meaning(batch), "payload": hex(&payload) })
 }
 
-/// Other bytes with the same meaning, that no encoder needs to make and every daemon takes.
+/// Vector of other bytes with the same meaning. No encoder needs to make them, but every daemon takes them.
 fn other_bytes(name: &str, batch: &EventBatch, other: &Value) -> Value {
     let payload = rmp_serde::to_vec_named(other).unwrap();
     assert_eq!(
@@ -429,7 +429,7 @@ pub(super) fn batches_refused() -> Vec<Value> {
     vectors
 }
 
-/// A batch whose list of hashes is a blob that holds no whole number of them.
+/// A batch whose blob of hashes has a length that is not a multiple of a hash's length.
 fn ragged() -> Vec<u8> {
     let mut payload = vec![0x83, 0xa5];
     payload.extend(b"epoch\x07\xa3seq\x01\xa6events\x91\x82\xa4type\xa6stored\xafsequence_hashes\xc4\x07");

@@ -1,4 +1,4 @@
-//! Keys of blocks that llm-d's own token processor has printed, for every algorithm, seed, model and prompt of its vectors.
+//! Block keys that llm-d's own token processor has printed, for every algorithm, seed, model and prompt of its vectors.
 
 use kvatlas_core::hash::{Scheme, SchemeChains};
 use serde_json::{Value, json};

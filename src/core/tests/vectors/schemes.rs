@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 
 use super::wides;
 
-/// Tokens, tokens of a page, the salt, the id of the adapter, whether pages are of pairs, and the names.
+/// One case: the tokens, the tokens of a page, the salt, the adapter's id, whether pairs of tokens are hashed, and the
+/// names.
 type SglangCase = (
     &'static [u32],
     u32,
@@ -19,8 +20,8 @@ type SglangCase = (
 /// SGLang's id of the adapter `my-lora` of `--lora-paths my-lora=/adapters/my-lora`, in which name and path are digested.
 const ADAPTER: &str = "f8773e543de25411b8445231782a1fbc";
 
-/// Printed by SGLang 0.5.23 itself: by `compute_node_event_hash_values` over its own compiled hash, and with an adapter by its cache, as
-/// its events name the pages.
+/// Cases that SGLang 0.5.23 itself has printed: by `compute_node_event_hash_values` over its own compiled hash, and
+/// with an adapter by its cache, as its events name the pages.
 const SGLANG: [SglangCase; 9] = [
     (&[1, 2, 3, 4, 5], 4, "", "", false, &[-3488128144981237669]),
     (
@@ -87,10 +88,10 @@ const SGLANG: [SglangCase; 9] = [
     ),
 ];
 
-/// The seed, the first token and how many, tokens of a block, the salt, and the names.
+/// One case: the seed, the first token, the number of tokens, the tokens of a block, the salt, and the names.
 type VllmCase = (&'static str, u32, u32, u32, &'static str, &'static [u64]);
 
-/// Printed by `get_request_block_hasher` of vLLM 0.33.0 with `sha256_cbor`, as its events name the blocks.
+/// Cases that `get_request_block_hasher` of vLLM 0.33.0 has printed with `sha256_cbor`. Its events name the blocks so.
 const VLLM: [VllmCase; 6] = [
     ("", 1, 32, 16, "", &[0x7b0b_f7bf_7fd0_1682, 0x0b36_8b33_d87b_f3bf]),
     (
@@ -203,8 +204,8 @@ fn schemes_meet_the_vectors_of_sglang() {
     }
 }
 
-/// The name of a page of an adapter, as SGLang makes it of the page's name without one. Only SGLang knows its adapters' ids, so that
-/// nothing in kvatlas names such pages.
+/// The name of a page of an adapter, as SGLang makes it of the page's name without one. Only SGLang knows its adapters'
+/// ids, so that nothing in kvatlas names such pages.
 fn page_of(adapter: &str, page: u64) -> u64 {
     if adapter.is_empty() {
         return page;

@@ -1,5 +1,5 @@
-//! The fast paths of the cursor, for the values that make up much of a payload. They read short keys and plain numbers, pass over values
-//! that nobody asks for, and read arrays of small numbers.
+//! The fast paths of the cursor, for the values that make up much of a payload. They read short keys and plain numbers,
+//! pass over values that nobody asks for, and read arrays of small numbers.
 
 use rmp::Marker;
 
@@ -54,7 +54,7 @@ const NUMBER_WIDTHS: [u8; 256] = {
     widths
 };
 
-/// Bits by which the four bytes after the marker are shifted down to give such an integer, indexed by its marker.
+/// Number of bits by which the four bytes after a marker are shifted down to give the integer, indexed by the marker.
 const NUMBER_SHIFTS: [u8; 256] = {
     let mut shifts = [0; 256];
     shifts[0xcc] = 24;
@@ -63,7 +63,8 @@ const NUMBER_SHIFTS: [u8; 256] = {
 };
 
 impl<'a> Reader<'a> {
-    /// Reads the next value if it is a text of fewer than 32 bytes, which need not be UTF-8. Otherwise reads nothing and returns `None`.
+    /// Reads the next value if it is a text of fewer than 32 bytes, which need not be UTF-8. Otherwise reads nothing
+    /// and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_text(&mut self) -> Option<&'a [u8]> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
@@ -90,14 +91,15 @@ impl<'a> Reader<'a> {
         Some(self)
     }
 
-    /// Reads the head of a map with fewer than 16 entries, and returns their number. For another value reads nothing and returns `None`.
+    /// Reads the head of a map with fewer than 16 entries, and returns their number. For another value reads nothing
+    /// and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_map(&mut self) -> Option<usize> {
         self.short_count(Marker::FixMap(0).to_u8())
     }
 
-    /// Reads the head of an array with fewer than 16 elements, and returns their number. For another value reads nothing and returns
-    /// `None`.
+    /// Reads the head of an array with fewer than 16 elements, and returns their number. For another value reads
+    /// nothing and returns `None`.
     #[inline]
     pub(in crate::wire) fn short_array(&mut self) -> Option<usize> {
         self.short_count(Marker::FixArray(0).to_u8())
@@ -187,8 +189,9 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads the next value if it is an unsigned integer of at most 32 bits, and at least 5 bytes are left. Otherwise reads nothing and
-    /// returns `None`. No branch depends on the encoding, as no processor could predict the encodings of tokens.
+    /// Reads the next value if it is an unsigned integer of at most 32 bits, and at least 5 bytes are left. Otherwise
+    /// reads nothing and returns `None`. No branch depends on the encoding, as no processor could predict the encodings
+    /// of tokens.
     #[inline]
     fn small_number(&mut self) -> Option<u32> {
         let bytes = self.input.get(self.offset..)?.first_chunk::<5>()?;

@@ -64,7 +64,7 @@ fn corpus(seed: u64) -> Vec<Vec<u8>> {
     payloads
 }
 
-/// Runs every decoder; says how many took the payload.
+/// Runs every decoder on the payload. Returns how many accepted it.
 fn decode_all(payload: &[u8]) -> usize {
     let limits = WireLimits::default();
     let mut taken = 0;
@@ -197,7 +197,7 @@ fn noise_never_panics() {
     }
 }
 
-/// Nested as deep as a message can be; no decoder may recurse without bound.
+/// Payloads that are nested as deeply as their size allows. No decoder may recurse without bound.
 #[test]
 fn deep_nesting_never_overflows_the_stack() {
     for marker in [0x91_u8, 0x81, 0x92, 0xdd] {
@@ -215,7 +215,7 @@ fn deep_nesting_never_overflows_the_stack() {
     }
 }
 
-/// Lists that announce as much as fits the limits, in a few bytes.
+/// Payloads of a few bytes whose lists announce as many elements as the limits allow.
 #[test]
 fn announced_lengths_that_lie_take_no_memory() {
     let heads = [

@@ -16,7 +16,7 @@ use super::super::{
     StatusReply, StoredBlocks, Tier, WorkerName,
 };
 
-/// Small numbers often, so that every width of integer is encoded.
+/// Numbers, often small ones, so that every width of integer is encoded.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..300_u64, 0..100_000_u64, any::<u64>()]
 }

@@ -28,7 +28,8 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<QueryRequest>(&text).unwrap(), request, "{}", text);
     }
 
-    /// Only that a bound is exact, and that all blocks are usable, is said in another way.
+    /// Checks that replies are read back equal, except for optional counts: JSON always has those that a reply may
+    /// leave out.
     #[test]
     fn replies_are_read_back(reply in generate::query_reply(), batch in generate::batch_reply(), status in generate::status_reply()) {
         let text = serde_json::to_string(&reply).unwrap();
@@ -44,7 +45,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<StatusReply>(&text).unwrap(), status);
     }
 
-    /// The other binary formats of serde read what `encode` writes: the entries are stated once.
+    /// Checks that serde's MessagePack writer gives the bytes of `encode`: both write the same entries.
     #[test]
     fn bytes_are_those_of_the_entries(batch in generate::batch_reply(), status in generate::status_reply()) {
         prop_assert_eq!(rmp_serde::to_vec_named(&batch).unwrap(), batch.encode());

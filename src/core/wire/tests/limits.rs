@@ -43,7 +43,7 @@ fn is_too_large<T: std::fmt::Debug>(decoded: Result<T, DecodeError>) -> bool {
     is_length && WireError::from(error).code == ErrorCode::TooLarge
 }
 
-/// `payload(n)` is taken where the limit is n, and refused where it is one less.
+/// Checks that `payload(n)` is taken if the limit is n, and refused if the limit is n - 1.
 fn check_events(payload: impl Fn(usize) -> Vec<u8>, limit: impl Fn(&mut WireLimits) -> &mut usize) {
     let mut limits = WireLimits::default();
     for count in [2, 3, 20] {
@@ -130,7 +130,8 @@ fn blocks_of_an_event_are_bounded() {
     check_events(|count| batch(vec![Event::Resumable(resumable(count))]), blocks);
 }
 
-/// One more than blocks, as the first run may be of none; what they say together is checked with the blocks.
+/// The limit on run lengths is the limit on blocks plus one, because the first run may be empty. The sum of the run
+/// lengths is checked against the event's blocks.
 #[test]
 fn runs_of_resumable_blocks_are_bounded() {
     let limits = WireLimits {

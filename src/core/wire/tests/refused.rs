@@ -82,7 +82,7 @@ fn other_versions_are_refused() {
     assert!(decode_query(&json!({"v": 1, "sequence_hashes": [1]})).is_ok());
 }
 
-/// Every field with a value of every type that is not its own.
+/// Sends each field with a value of every wrong type.
 #[test]
 fn wrong_types_are_refused() {
     let values = [
