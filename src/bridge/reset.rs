@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use async_nats::{Client, Message};
+use async_nats::{Client, Message, Subject};
 use futures_util::StreamExt;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -189,7 +189,10 @@ impl Bridge {
         let request = request
             .ok()
             .filter(|_| message.payload.len() <= COMMAND_BYTES_MAX);
-        let (Some(request), Some(reply_to)) = (request, &message.reply) else {
+        // The reply is sent with the bridge's rights, so the operator must not choose a subject of the contract for it.
+        let is_allowed = |subject: &&Subject| self.subjects().may_reply_to(subject);
+        let reply_to = message.reply.as_ref().filter(is_allowed);
+        let (Some(request), Some(reply_to)) = (request, reply_to) else {
             return;
         };
         let own = instance_name(BRIDGE);

@@ -324,7 +324,7 @@ tables! {
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told beside the port of the listener; unset, its IP address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
-        /// Bytes of all requests of Dynamo's routers over TCP that are being received, at most; who goes beyond it is cut off.
+        /// Bytes of all requests of Dynamo's routers over TCP until their answers are made, at most; who goes beyond it is cut off.
         max_receiving_bytes: usize = "64 MiB", bytes(8 * MIB, 16 * GIB);
         /// Connections of Dynamo's routers at once, at most.
         max_connections: usize = "1024", integer(1, 65_536);

@@ -54,15 +54,20 @@ func TestQueriesAreChecked(t *testing.T) {
 		"no prompt":             {},
 		"two prompts":           {Tokens: []uint32{1}, BlockHashes: []uint64{1}},
 		"a salt beside hashes":  {BlockHashes: []uint64{1}, CacheSalt: "salt"},
-		"a count beside tokens": {Tokens: []uint32{1}, TokenCount: 1},
+		"too small a count":     {Tokens: []uint32{1, 2}, TokenCount: 1},
 		"a worker that is none": {BlockHashes: []uint64{1}, Workers: []string{"a.b"}},
 	} {
 		if _, err := encodeQuery(query); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	payload, err := encodeQuery(Query{Tokens: []uint32{1, 2}, TokenCount: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "a count beside tokens", meaning(t, payload), "map[token_count:3 tokens:[1 2] v:1]")
 	// Nobody to ask about is not everybody.
-	payload, err := encodeQuery(Query{BlockHashes: []uint64{}, Workers: []string{}})
+	payload, err = encodeQuery(Query{BlockHashes: []uint64{}, Workers: []string{}})
 	if err != nil {
 		t.Fatal(err)
 	}

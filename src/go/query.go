@@ -18,7 +18,8 @@ type Query struct {
 	LineageHashes []LineageHash
 	// Positions, beside sequence or lineage hashes, say where each stands: the hashes are chosen from one chain, and the answer has bounds.
 	Positions []uint32
-	// TokenCount, beside hashes, is how many tokens the prompt has: an engine always computes the last one. Where it is 0, every block counts.
+	// TokenCount is the number of tokens of the prompt, beside hashes, or beside Tokens that the prompt goes on behind. An engine always
+	// computes the last token. With 0, every block of hashes counts, and the last of Tokens is the prompt's last.
 	TokenCount uint64
 
 	// Workers are the only ones to answer for; all where it is nil.
@@ -92,8 +93,8 @@ func (q Query) prompt() (fields, error) {
 	if q.Tokens == nil && (q.LoraName != "" || q.CacheSalt != "") {
 		return nil, fmt.Errorf("%w: LoraName and CacheSalt stand beside Tokens only", ErrInvalid)
 	}
-	if q.Tokens != nil && q.TokenCount != 0 {
-		return nil, fmt.Errorf("%w: TokenCount stands beside hashes only", ErrInvalid)
+	if q.Tokens != nil && q.TokenCount != 0 && q.TokenCount < uint64(len(q.Tokens)) {
+		return nil, fmt.Errorf("%w: TokenCount is less than the number of Tokens", ErrInvalid)
 	}
 	if q.LoraName != "" {
 		found["lora_name"] = q.LoraName

@@ -10,7 +10,7 @@ use async_nats::{Client, Message};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::queries::{Misses, QueueMember, SourceError};
 use crate::shared::{Shared, Stage};
 use kvatlas_config::{Component, DynamoConfig};
+use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
 use kvatlas_process::instance_name;
@@ -34,8 +35,12 @@ use super::messages::{Instance, MessageError, ReplyTo, Transport, read_request, 
 
 /// Longest request, in bytes. A hash in JSON takes about twenty bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
-/// Most requests that are answered at the same time; further requests wait.
+/// Maximum number of requests whose answers are made at the same time; further requests wait.
 const ANSWERS_MAX: usize = 256;
+/// Maximum number of answers that are sent at the same time. While there are so many, no further answer is made.
+const SENDINGS_MAX: usize = 1024;
+/// Maximum number of connections on which an answer has been sent, and that wait for the router to end them.
+const ENDINGS_MAX: usize = 1024;
 /// Time for which a connection, and an answer under way, may go on after the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without a request after which a connection ends after the stop. By then routers have seen that the record is gone.
@@ -87,6 +92,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
         .map(|one| (tenant_key(one), one.tenant.clone()));
     let service = Arc::new(Service {
         tenants: tenants.collect(),
+        subjects: shared.subjects.clone(),
         indexer: Indexer {
             source: shared.source().await?,
             readiness: Arc::clone(&shared.readiness),
@@ -98,7 +104,9 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
             ),
         },
         answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
-        room: Semaphore::new(config.max_receiving_bytes / ROOM_BYTES),
+        sendings: Semaphore::new(SENDINGS_MAX),
+        endings: Semaphore::new(ENDINGS_MAX),
+        room: Arc::new(Semaphore::new(config.max_receiving_bytes / ROOM_BYTES)),
         idle_timeout: config.idle_timeout,
         request_timeout: config.request_timeout,
         metrics: DynamoMetrics::new(),
@@ -155,10 +163,14 @@ fn instance(component: &Component, seed: &str) -> Instance {
 struct Service {
     /// Tenant of each component that has one, by [`tenant_key`].
     tenants: HashMap<String, String>,
+    /// Subjects of the contract, to which no acknowledgement goes.
+    subjects: Subjects,
     indexer: Indexer,
     answers: Arc<Semaphore>,
-    /// Memory for requests that are being received over TCP: one permit for each `ROOM_BYTES`.
-    room: Semaphore,
+    sendings: Semaphore,
+    endings: Semaphore,
+    /// Memory for requests over TCP until they are answered: one permit for each `ROOM_BYTES`.
+    room: Arc<Semaphore>,
     idle_timeout: Duration,
     /// Most time for a request to arrive, and for the router to take its answer.
     request_timeout: Duration,
@@ -170,35 +182,31 @@ struct Service {
 
 impl Service {
     /// Answers a request to the component with the key `component`, in a task of its own. First waits until fewer than
-    /// `ANSWERS_MAX` requests are being answered.
-    async fn take(self: &Arc<Self>, message: Bytes, component: &str) {
+    /// `ANSWERS_MAX` answers are being made. `room` is the memory reserved for the message.
+    async fn take(self: &Arc<Self>, message: Bytes, room: Option<OwnedSemaphorePermit>, component: &str) {
         let Ok(permit) = Arc::clone(&self.answers).acquire_owned().await else {
             return;
         };
         let (service, tenant) = (Arc::clone(self), self.tenants.get(component).cloned());
         self.tasks.spawn(async move {
             let tenant = tenant.unwrap_or_default();
-            if let Some(outcome) = service.answer(&message, &tenant, permit).await {
+            let made = service.make_answer(message, &tenant).await;
+            drop(room);
+            let outcome = match made {
+                Some((reply_to, answer, outcome)) => service.send(&reply_to, answer, outcome, permit).await,
+                None => Some(DynamoOutcome::Unreadable),
+            };
+            if let Some(outcome) = outcome {
                 service.metrics.ended(outcome);
             }
         });
     }
 
-    /// Answers a request and returns its outcome. `None` if the router has not taken the answer within [`DRAIN_TIMEOUT`] after
-    /// the daemon's stop.
-    async fn answer(
-        &self,
-        message: &[u8],
-        tenant: &str,
-        _permit: OwnedSemaphorePermit,
-    ) -> Option<DynamoOutcome> {
-        let asked = match read_request(message) {
-            Ok(asked) => asked,
-            Err(error) => {
-                log_unreadable(&error);
-                return Some(DynamoOutcome::Unreadable);
-            }
-        };
+    /// Returns the answer to a request, its destination, and the outcome if the router takes it. `None` if the request does not
+    /// tell where its answer goes.
+    async fn make_answer(&self, message: Bytes, tenant: &str) -> Option<(ReplyTo, Bytes, DynamoOutcome)> {
+        let asked = read_request(&message).inspect_err(log_unreadable).ok()?;
+        drop(message);
         let (answer, outcome) = match asked.question {
             Ok(question) => (
                 self.indexer.answer(&question, tenant).await,
@@ -210,17 +218,39 @@ impl Service {
                 (answer, DynamoOutcome::Unreadable)
             }
         };
-        let sending = send(&asked.reply_to, response(&asked.reply_to, &answer));
-        let sending = timeout(self.request_timeout, sending);
+        let answer = response(&asked.reply_to, &answer);
+        Some((asked.reply_to, answer, outcome))
+    }
+
+    /// Sends an answer. Returns `outcome` if the router has taken it, or else [`DynamoOutcome::NotTaken`]. `None` if the router has
+    /// not taken the answer within [`DRAIN_TIMEOUT`] after the daemon's stop. Gives `permit` back once the answer is under way,
+    /// so that slow routers keep nobody from getting answers.
+    async fn send(
+        &self,
+        reply_to: &ReplyTo,
+        answer: Bytes,
+        outcome: DynamoOutcome,
+        permit: OwnedSemaphorePermit,
+    ) -> Option<DynamoOutcome> {
+        let sending = async {
+            let under_way = self.sendings.acquire().await;
+            drop(permit);
+            let mut stream = timeout(self.request_timeout, write(reply_to, answer)).await??;
+            drop(under_way);
+            match self.endings.try_acquire() {
+                Ok(_ending) => end(&mut stream).await,
+                Err(_) => Ok(()),
+            }
+        };
         let sent = tokio::select! {
             sent = sending => sent,
             () = self.stopped_for(DRAIN_TIMEOUT) => return None,
         };
-        let Err(error) = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) else {
+        let Err(error): io::Result<()> = sent else {
             return Some(outcome);
         };
         if let Some(suppressed) = UNANSWERED_GATE.admit() {
-            let address = &asked.reply_to.address;
+            let address = &reply_to.address;
             tracing::warn!(%error, ?address, suppressed, "a router of Dynamo did not take its answer");
         }
         Some(DynamoOutcome::NotTaken)
@@ -233,9 +263,9 @@ impl Service {
     }
 
     /// Reserves memory for a request of `bytes`. Fails if the requests that are being received leave too little.
-    fn room(&self, bytes: usize) -> io::Result<SemaphorePermit<'_>> {
+    fn room(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(ROOM_BYTES)).unwrap_or(u32::MAX);
-        self.room.try_acquire_many(units).map_err(|_| {
+        Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
             self.metrics.ended(DynamoOutcome::NoRoom);
             io::Error::other("requests take too much room (dynamo.max_receiving_bytes)")
         })
@@ -248,18 +278,25 @@ fn log_unreadable(error: &MessageError) {
     }
 }
 
-/// Sends an answer, and waits until the router has taken it.
-async fn send(reply_to: &ReplyTo, answer: Bytes) -> io::Result<()> {
+/// Connects to a router, and writes the answer. Returns the connection.
+async fn write(reply_to: &ReplyTo, answer: Bytes) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(&reply_to.address).await?;
     stream.set_nodelay(true)?;
     stream.write_all(&answer).await?;
-    // The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side would run out of
-    // ports. So the router, which knows the last message, gets time to end the connection.
-    if let Ok(ended) = timeout(END_PATIENCE, read_to_end(&mut stream)).await {
+    Ok(stream)
+}
+
+/// Waits until the router ends the connection of its answer. Ends it after [`END_PATIENCE`], and fails if the router does not follow
+/// within the same time.
+///
+/// The side that ends a connection first keeps its port for a minute. With a connection for each answer, this side would run out of
+/// ports. So the router, which knows the last message, gets time to end the connection.
+async fn end(stream: &mut TcpStream) -> io::Result<()> {
+    if let Ok(ended) = timeout(END_PATIENCE, read_to_end(stream)).await {
         return ended;
     }
     stream.shutdown().await?;
-    read_to_end(&mut stream).await
+    timeout(END_PATIENCE, read_to_end(stream)).await?
 }
 
 /// Reads until the router ends the connection, and discards what was read. The router sends at most requests to end the stream,
@@ -314,12 +351,16 @@ async fn serve_subject(client: Client, instance: Instance, group: String, servic
 }
 
 /// Acknowledges a request over NATS, and answers it. The router waits for the acknowledgement before it waits for the answer. If
-/// a connection is lost, its requests go to another replica.
+/// a connection is lost, its requests go to another replica. Drops the request if the acknowledgement could reach others than the
+/// router.
 async fn take_message(client: &Client, message: Message, component: &str, service: &Arc<Service>) {
     if let Some(reply) = message.reply {
+        if !service.subjects.may_reply_to(&reply) {
+            return service.metrics.ended(DynamoOutcome::ForbiddenReplySubject);
+        }
         let _ = client.publish(reply, Bytes::new()).await;
     }
-    service.take(message.payload, component).await;
+    service.take(message.payload, None, component).await;
 }
 
 /// Opens the TCP listener for routers. Returns the address for the discovery record.
@@ -387,22 +428,27 @@ async fn take_requests(stream: &mut TcpStream, place: &Place, service: &Arc<Serv
         let received = timeout(service.request_timeout, receive(stream, path, service)).await??;
         place.note_waits(false);
         stream.write_u32(0).await?;
-        service.take(received.payload, &received.component).await;
+        let Received {
+            component,
+            payload,
+            room,
+        } = received;
+        service.take(payload, Some(room), &component).await;
         place.note_waits(true);
     }
 }
 
 /// A request over TCP.
-struct Received<'s> {
+struct Received {
     /// Key of the component that is asked.
     component: String,
     payload: Bytes,
     /// The memory reserved for the payload.
-    _room: SemaphorePermit<'s>,
+    room: OwnedSemaphorePermit,
 }
 
 /// Receives a request of which only the first field has been read: `path`, the length of its path in bytes.
-async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) -> io::Result<Received<'s>> {
+async fn receive(stream: &mut TcpStream, path: u16, service: &Service) -> io::Result<Received> {
     if path > PATH_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -426,7 +472,7 @@ async fn receive<'s>(stream: &mut TcpStream, path: u16, service: &'s Service) ->
         true => Ok(Received {
             component,
             payload: payload.into(),
-            _room: room,
+            room,
         }),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
     }

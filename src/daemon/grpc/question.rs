@@ -160,7 +160,7 @@ impl Questions {
         hashes.truncate(self.source.limits().query_depth_max);
         let (reported, coverage) = match &self.reports {
             None => Default::default(),
-            Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()),
+            Some(reports) => reports.prefixes(&hashes, self.depth, Instant::now()).await,
         };
         let mut certain = self.ask(&hashes, coverage).await?;
         certain.reported = reported;
@@ -184,7 +184,7 @@ impl Questions {
     ) -> Result<Answered<MatchExternalKvResponse>, Status> {
         let mut hashes = question.hashes;
         hashes.truncate(self.source.limits().query_depth_max);
-        let (reported, coverage) = self.placements(&hashes)?;
+        let (reported, coverage) = self.placements(&hashes).await?;
         let certain = self.ask(&hashes, coverage).await?;
         let heavy = self.heavy(&certain, &reported)?;
         let _turn = match &heavy {
@@ -224,12 +224,13 @@ impl Questions {
     }
 
     /// Returns the tiers in which the reported workers have `hashes`, and how certain the state of these workers is.
-    fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
+    async fn placements(&self, hashes: &[i64]) -> Result<(Vec<ExternalKvNodeMatch>, Coverage), Status> {
         let Some(reports) = &self.reports else {
             return Ok(Default::default());
         };
         let blocks_max = usize::try_from(BLOCKS_MAX).unwrap_or(usize::MAX);
-        let found = reports.placements(&each_once(hashes), blocks_max, Instant::now());
+        let hashes = each_once(hashes);
+        let found = reports.placements(&hashes, blocks_max, Instant::now()).await;
         found.ok_or_else(|| too_many(format_args!("more than {BLOCKS_MAX}")))
     }
 

@@ -32,7 +32,15 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], unknown: Unknown) -> Resul
     let mut strange = keys.keys().filter(|key| !known.contains(&key.as_str()));
     let refusal = match unknown {
         Unknown::Refused => strange.next().map(|key| refused(key, known)),
-        Unknown::Ignored => strange.find_map(|key| guessed(key, known)),
+        Unknown::Ignored => strange
+            .by_ref()
+            .take(IGNORED_MAX)
+            .find_map(|key| guessed(key, known))
+            .or_else(|| {
+                strange
+                    .next()
+                    .map(|_| format!("more than {IGNORED_MAX} fields are unknown"))
+            }),
     };
     match refusal {
         Some(text) => Err(HttpError::BadRequest(text)),
@@ -50,7 +58,9 @@ pub(super) fn whole<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
         .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
 }
 
-/// Most characters of an unknown field's name that an error repeats.
+/// Maximum number of unknown fields that are ignored. Comparing each with the known ones takes time.
+const IGNORED_MAX: usize = 64;
+/// Maximum number of characters of an unknown field's name that an error repeats.
 const NAME_CHARACTERS_MAX: usize = 64;
 
 /// Returns an error text that proposes the one of `known` that `name` looks like. `None` if it looks like none of them.
@@ -150,6 +160,16 @@ mod tests {
             assert!(asked(r#"{"token_ids":[1]} {}"#, unknown).is_err());
             assert!(asked(r#"{"token_ids":["#, unknown).is_err());
         }
+        let many = |count: usize| {
+            let fields: String = (0..count).map(|number| format!(r#","x{number}":1"#)).collect();
+            asked(&format!(r#"{{"token_ids":[1]{fields}}}"#), Unknown::Ignored)
+        };
+        assert!(many(IGNORED_MAX).is_ok());
+        assert!(
+            many(IGNORED_MAX + 1)
+                .unwrap_err()
+                .contains("more than 64 fields are unknown")
+        );
         let own = r#"{"token_ids":[1],"x_gateway_trace":{"lora_nam":1}}"#;
         assert_eq!(asked(own, Unknown::Ignored), Ok(query));
         assert!(

@@ -69,8 +69,14 @@ pub(super) async fn lookup(
     Ok(json_response(&answer, Some(scores.are_exact())))
 }
 
-/// Returns the only model whose blocks are known, and its namespace. Fails if there is none, or more than one.
+/// Returns the only model whose blocks are known, and its namespace. Fails if there is none, if there is more than one, or if there may be
+/// one that has not been heard of.
 async fn only_cache(index: &Index) -> Result<(NamespaceName, ModelKey), HttpError> {
+    if !index.source.knows_all_names() {
+        let text =
+            "models may be missing until everybody who publishes has been heard of; send model, or ask again";
+        return Err(HttpError::Unavailable(text.to_owned()));
+    }
     let caches = index.source.names().await?.into_iter().map(|name| {
         // A namespace whose name is not made from a model counts as a model of that name.
         let cache = ModelKey::of_namespace(&name);

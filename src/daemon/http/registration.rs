@@ -34,6 +34,7 @@ pub(super) struct RegisterJson {
     routing_group: Option<String>,
     block_size: Option<u32>,
     dp_rank: Option<Rank>,
+    lora_name: Option<String>,
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
@@ -61,6 +62,11 @@ impl RegisterJson {
 impl RegisterJson {
     /// Returns the engine to follow, and the dialect of the request.
     fn into_engine(self) -> Result<(Words, GivenEngine), HttpError> {
+        if self.lora_name.as_deref().is_some_and(|name| !name.is_empty()) {
+            let text = "an engine is not registered for one adapter: its events name the adapter of each block, or say none; leave \
+                        lora_name out";
+            return Err(HttpError::BadRequest(text.to_owned()));
+        }
         let groups = self.group_facts()?;
         let (words, model) = cache_of(
             self.modelname.or(self.model).as_deref(),

@@ -114,7 +114,11 @@ impl Commands {
             holders,
             error,
         };
-        if let Some(subject) = message.reply {
+        // The reply is sent with the daemon's rights, so the operator must not choose a subject of the contract for it.
+        if let Some(subject) = message
+            .reply
+            .filter(|subject| self.subjects.may_reply_to(subject))
+        {
             let sent = self.client.publish(subject, reply.encode().into()).await;
             let is_lost = sent.is_err() || self.client.flush().await.is_err();
             if is_lost {

@@ -144,6 +144,15 @@ impl Source {
         }
     }
 
+    /// Whether [`Self::names`] has every namespace: everybody who publishes must have been heard of. A gateway cannot tell, and
+    /// counts all shards that answer as complete.
+    pub(crate) fn knows_all_names(&self) -> bool {
+        match self {
+            Self::Here(index) => index.answerer.trust().is_listed(),
+            Self::Shards(_) => true,
+        }
+    }
+
     /// Finds all holders of a prefix of `key` in the namespace `name`. With `worker`, only that worker's holders.
     pub(crate) async fn find(
         &self,

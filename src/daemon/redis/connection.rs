@@ -255,8 +255,9 @@ impl Connection<'_> {
         let keys = std::mem::take(keys);
         let door = Arc::clone(&self.door);
         let part = door.prefixes.ask(&mut self.chain, &keys).await;
-        let guesses = door.commands.guesses.of(&keys, Instant::now());
-        let heavy = match self.heavy(&part, keys.len()) {
+        let guesses = &door.commands.guesses;
+        let guessed = guesses.count(&keys, Instant::now());
+        let heavy = match self.heavy(&part, part.entries(keys.len()) + guessed) {
             Ok(heavy) => heavy,
             Err(text) => {
                 for _ in &keys {
@@ -265,16 +266,21 @@ impl Connection<'_> {
                 return Ok(());
             }
         };
-        let mut place = 0;
-        while place < keys.len() {
+        let mut rest = keys.iter().enumerate().peekable();
+        while rest.peek().is_some() {
             let turn = match &heavy {
                 Some(heavy) => heavy.turn().await,
                 None => None,
             };
-            while place < keys.len() && self.replies.bytes().len() < PIECE_BYTES {
-                let own = guesses.get(&place).map_or(&[][..], Vec::as_slice);
-                part.reply(place, own, &mut self.replies);
-                place += 1;
+            while self.replies.bytes().len() < PIECE_BYTES
+                && let Some((place, key)) = rest.next()
+            {
+                // Looked up by the piece: a key may have a thousand guesses, and a pipeline may repeat it as often as it has room.
+                let own = match guessed {
+                    0 => Vec::new(),
+                    _ => guesses.of(*key, Instant::now()),
+                };
+                part.reply(place, &own, &mut self.replies);
             }
             drop(turn);
             if self.replies.bytes().len() >= PIECE_BYTES {
@@ -287,14 +293,11 @@ impl Connection<'_> {
     }
 
     /// Returns a place in the queue of the namespace's large answers, if this answer is large.
-    fn heavy(&self, part: &Part, keys: usize) -> Result<Option<HeavyRequest>, String> {
+    fn heavy(&self, part: &Part, entries: u64) -> Result<Option<HeavyRequest>, String> {
         let Some(namespace) = &part.namespace else {
             return Ok(None);
         };
-        let entered = self
-            .door
-            .heavy_turns
-            .enter_if_heavy(namespace, part.entries(keys));
+        let entered = self.door.heavy_turns.enter_if_heavy(namespace, entries);
         entered.map_err(|error| format!("ERR {}", error.text))
     }
 

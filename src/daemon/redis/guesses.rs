@@ -149,21 +149,23 @@ impl Guesses {
         })
     }
 
-    /// Returns the fields of the guesses for `keys`, grouped by the position of their key in `keys`. Keys without guesses are
-    /// left out.
-    pub(super) fn of(&self, keys: &[u64], now: Instant) -> BTreeMap<usize, Vec<Arc<[u8]>>> {
+    /// Returns the number of guesses for `keys`. A key that is repeated counts each time.
+    pub(super) fn count(&self, keys: &[u64], now: Instant) -> u64 {
+        self.with(now, |kept| match kept.by_key.is_empty() {
+            true => 0,
+            false => keys
+                .iter()
+                .filter_map(|key| kept.by_key.get(key))
+                .map(|guesses| guesses.len() as u64)
+                .sum(),
+        })
+    }
+
+    /// Returns the fields of the guesses for a key.
+    pub(super) fn of(&self, key: u64, now: Instant) -> Vec<Arc<[u8]>> {
         self.with(now, |kept| {
-            let mut found = BTreeMap::new();
-            if kept.by_key.is_empty() {
-                return found;
-            }
-            for (place, key) in keys.iter().enumerate() {
-                if let Some(guesses) = kept.by_key.get(key) {
-                    let fields = guesses.iter().map(|guess| Arc::clone(&guess.field));
-                    found.insert(place, fields.collect());
-                }
-            }
-            found
+            let guesses = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
+            guesses.iter().map(|guess| Arc::clone(&guess.field)).collect()
         })
     }
 
@@ -185,8 +187,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(2);
 
     fn fields(guesses: &Guesses, key: u64, now: Instant) -> Vec<Vec<u8>> {
-        let found = guesses.of(&[key], now).remove(&0).unwrap_or_default();
-        found.iter().map(|field| field.to_vec()).collect()
+        guesses.of(key, now).iter().map(|field| field.to_vec()).collect()
     }
 
     #[test]
@@ -225,6 +226,7 @@ mod tests {
             guesses.add(1, &number.to_le_bytes(), now);
         }
         assert_eq!(fields(&guesses, 1, now).len(), PER_KEY_MAX);
+        assert_eq!(guesses.count(&[1, 2, 1], now), 2 * PER_KEY_MAX as u64);
         assert!(!guesses.remove(1, &0_usize.to_le_bytes(), now), "the oldest");
     }
 

@@ -1,6 +1,7 @@
 """The clients without ``await``, for programs that have no event loop.
 
-All connections of a process share one thread with an event loop. The objects may be used from any thread.
+All connections of a process share one thread with an event loop. The objects may be used from any thread, but not after a fork: a child
+process makes its own.
 
 .. code-block:: python
 
@@ -14,6 +15,7 @@ All connections of a process share one thread with an event loop. The objects ma
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Sequence
 from functools import cache
@@ -44,8 +46,29 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+# The thread of the loop does not live on in a child process.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_loop.cache_clear)
+
+
 def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+
+
+class _Owned:
+    """An object of the process that made it: its connection does not live on in a child process."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def _is_own(self) -> bool:
+        return self._process == os.getpid()
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if not self._is_own():
+            coroutine.close()
+            raise RuntimeError("this object was made before a fork; connect in the child process, too")
+        return _run(coroutine)
 
 
 def connect(
@@ -60,10 +83,11 @@ def connect(
     return Connection(_run(_client.make_connection(url, **options)), prefix, patience)
 
 
-class Connection:
+class Connection(_Owned):
     """A connection to NATS, made by :func:`connect`. Closed when its ``with`` block is left."""
 
     def __init__(self, connection: Client, prefix: str, patience: float) -> None:
+        super().__init__()
         self._nats = connection
         self._prefix = prefix
         self._patience = patience
@@ -88,11 +112,11 @@ class Connection:
         started = _AsyncPublisher.start(
             self._nats, namespace, worker, rank, options, model=model, tenant=tenant, prefix=self._prefix
         )
-        return Publisher(_run(started))
+        return Publisher(self._run(started))
 
     def close(self) -> None:
         """Sends what is on its way, and closes the connection."""
-        _run(_client.disconnect(self._nats))
+        self._run(_client.disconnect(self._nats))
 
     def __enter__(self) -> Connection:
         return self
@@ -100,13 +124,15 @@ class Connection:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._is_own():
+            self.close()
 
 
-class QueryClient:
+class QueryClient(_Owned):
     """As :class:`kvatlas.QueryClient`."""
 
     def __init__(self, client: _client.QueryClient) -> None:
+        super().__init__()
         self._client = client
 
     def query(
@@ -119,7 +145,7 @@ class QueryClient:
         patience: float | None = None,
     ) -> QueryReply:
         """Which holders hold how long a prefix."""
-        return _run(self._client.query(namespace, query, model=model, tenant=tenant, patience=patience))
+        return self._run(self._client.query(namespace, query, model=model, tenant=tenant, patience=patience))
 
     def query_batch(
         self,
@@ -131,7 +157,7 @@ class QueryClient:
         patience: float | None = None,
     ) -> tuple[QueryReply | RefusedError, ...]:
         """Several queries in one request; the answers come in the same order."""
-        return _run(self._client.query_batch(namespace, queries, model=model, tenant=tenant, patience=patience))
+        return self._run(self._client.query_batch(namespace, queries, model=model, tenant=tenant, patience=patience))
 
     def status(
         self,
@@ -142,7 +168,7 @@ class QueryClient:
         patience: float | None = None,
     ) -> StatusReply:
         """How far a daemon has followed the holders of a namespace."""
-        return _run(self._client.status(namespace, model=model, tenant=tenant, patience=patience))
+        return self._run(self._client.status(namespace, model=model, tenant=tenant, patience=patience))
 
     def tell(
         self,
@@ -153,7 +179,7 @@ class QueryClient:
         tenant: str = DEFAULT_TENANT,
     ) -> None:
         """Tells what requests found of what answers promised. Nobody replies."""
-        _run(self._client.tell(namespace, outcomes, model=model, tenant=tenant))
+        self._run(self._client.tell(namespace, outcomes, model=model, tenant=tenant))
 
     def hint(
         self,
@@ -164,7 +190,7 @@ class QueryClient:
         tenant: str = DEFAULT_TENANT,
     ) -> None:
         """Tells where requests are sent, before events tell of their blocks. Nobody replies."""
-        _run(self._client.hint(namespace, hints, model=model, tenant=tenant))
+        self._run(self._client.hint(namespace, hints, model=model, tenant=tenant))
 
     def applied(
         self,
@@ -178,17 +204,18 @@ class QueryClient:
         patience: float | None = None,
     ) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before."""
-        return _run(
+        return self._run(
             self._client.applied(
                 namespace, worker, cursor, rank, model=model, tenant=tenant, patience=patience
             )
         )
 
 
-class Publisher:
+class Publisher(_Owned):
     """As :class:`kvatlas.Publisher`."""
 
     def __init__(self, publisher: _AsyncPublisher) -> None:
+        super().__init__()
         self._publisher = publisher
 
     @property
@@ -203,7 +230,7 @@ class Publisher:
 
     def publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
         """Publishes events, in order. Waits while the queue is full."""
-        _run(self._publisher.publish(events, tier=tier))
+        self._run(self._publisher.publish(events, tier=tier))
 
     def try_publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
         """As :meth:`publish`, but fails while the queue is full."""
@@ -211,35 +238,35 @@ class Publisher:
         async def attempt() -> None:
             self._publisher.try_publish(events, tier=tier)
 
-        _run(attempt())
+        self._run(attempt())
 
     def begin_epoch(self) -> None:
         """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had."""
-        _run(self._publisher.begin_epoch())
+        self._run(self._publisher.begin_epoch())
 
     def begin_epoch_in_doubt(self, doubts: Sequence[str]) -> None:
         """As :meth:`begin_epoch`, and doubts from the first batch on what it tells."""
-        _run(self._publisher.begin_epoch_in_doubt(doubts))
+        self._run(self._publisher.begin_epoch_in_doubt(doubts))
 
     def set_profile(self, profile: Profile) -> None:
         """As :meth:`kvatlas.Publisher.set_profile`."""
-        _run(self._publisher.set_profile(profile))
+        self._run(self._publisher.set_profile(profile))
 
     def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish."""
-        _run(self._publisher.set_heartbeats(are_sent))
+        self._run(self._publisher.set_heartbeats(are_sent))
 
     def flush(self) -> Cursor:
         """Waits until everything has left for the server, and returns the last batch then."""
-        return _run(self._publisher.flush())
+        return self._run(self._publisher.flush())
 
     def say_goodbye(self) -> None:
         """Publishes what is queued and a goodbye, and ends."""
-        _run(self._publisher.say_goodbye())
+        self._run(self._publisher.say_goodbye())
 
     def close(self) -> None:
         """Publishes what is queued, and ends in silence."""
-        _run(self._publisher.aclose())
+        self._run(self._publisher.aclose())
 
     def __enter__(self) -> Publisher:
         return self
@@ -247,4 +274,5 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _run(self._publisher.__aexit__(kind, error, trace))
+        if self._is_own():
+            self._run(self._publisher.__aexit__(kind, error, trace))

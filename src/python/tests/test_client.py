@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import doctest
+import os
 import random
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -292,6 +295,30 @@ def test_the_clients_without_await(broker: Broker, daemon: Daemon) -> None:
             publisher.publish()
         while queries.status("llama").holder("gpu-0") is not None:
             pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_process_connects_anew_and_its_parents_connection_stays(broker: Broker, daemon: Daemon) -> None:
+    with kvatlas.sync.connect(broker.url, patience=30.0) as connection:
+        queries = connection.queries()
+        with connection.publisher(model="llama", worker="gpu-0", options=options()) as publisher:
+            publisher.publish(Stored([10]))
+            queries.applied(model="llama", worker="gpu-0", cursor=publisher.flush())
+        child = os.fork()
+        if child == 0:
+            outcome = 1
+            try:
+                signal.alarm(60)
+                with contextlib.suppress(RuntimeError):
+                    queries.status("llama")
+                    os._exit(2)
+                with kvatlas.sync.connect(broker.url, patience=30.0) as own:
+                    outcome = 0 if own.queries().status("llama").holder("gpu-0") else 3
+            finally:
+                os._exit(outcome)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert queries.status("llama").holder("gpu-0") is not None
 
 
 @pytest.mark.parametrize(

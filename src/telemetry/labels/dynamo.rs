@@ -13,5 +13,7 @@ label_values! {
         NotTaken => "not_taken",
         /// The bodies of all requests took too much room.
         NoRoom => "no_room",
+        /// The reply subject belongs to the contract or to the server, so the acknowledgement would reach others than the router.
+        ForbiddenReplySubject => "forbidden_reply_subject",
     }
 }

@@ -11,8 +11,9 @@
 //! ```
 //!
 //! - A worker is *awaited* until its snapshot comes, and *told* from then on. An awaited worker is left out of answers.
-//! - A worker that has been silent for too long is left out as well. A batch of its epoch, a snapshot, or a new list that names
-//!   it ends the silence.
+//! - A worker that has been silent for too long is left out as well. The next batch or a snapshot ends the silence, because only
+//!   these show that nothing is missing. A batch that has come before, or a new list that names the worker, keeps a silence from
+//!   becoming too long.
 //! - A batch is applied in one step, and so is a snapshot.
 //! - Memory is bounded. A worker whose blocks find no room becomes awaited.
 
@@ -22,7 +23,8 @@ mod reuse;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
@@ -47,7 +49,7 @@ pub(super) use check::ReportError;
 
 /// Approximate bytes of a worker beside its blocks.
 const WORKER_BYTES: usize = 512;
-/// Blocks of a snapshot that are stored before other tasks get a turn.
+/// Number of blocks that are stored or looked up before other tasks get a turn.
 const AT_ONCE: usize = 8192;
 
 /// Bounds on what is kept.
@@ -73,7 +75,7 @@ struct Worker {
     spec: Option<WorkerCacheSpec>,
     /// The last batch or snapshot that was applied. `None` while a snapshot is awaited; then `blocks` is empty.
     checkpoint: Option<Checkpoint>,
-    /// Time of the last sign of life: a batch of the worker's epoch, a snapshot, or a list that names the worker.
+    /// Time of the last sign of life: the next batch, a snapshot, or [`Self::prolong`].
     heard: Instant,
     blocks: Blocks,
 }
@@ -91,6 +93,18 @@ impl Worker {
 
     fn bytes(&self) -> usize {
         WORKER_BYTES + self.blocks.bytes()
+    }
+
+    fn is_silent(&self, now: Instant, silence_max: Option<Duration>) -> bool {
+        let silence = now.saturating_duration_since(self.heard);
+        silence_max.is_some_and(|most| silence > most)
+    }
+
+    /// Notes a sign of life that tells nothing about batches: it ends no silence that is too long already.
+    fn prolong(&mut self, now: Instant, silence_max: Option<Duration>) {
+        if !self.is_silent(now, silence_max) {
+            self.heard = now;
+        }
     }
 }
 
@@ -193,7 +207,7 @@ impl Reports {
                 let mut worker = known.unwrap_or_else(|| Worker::awaited(now));
                 worker.address = expected.worker_address;
                 worker.spec = expected.cache_spec.or(worker.spec);
-                worker.heard = now;
+                worker.prolong(now, self.limits.silence_max);
                 kept.workers.insert(expected.worker_id, worker);
             }
             kept.bytes = kept.workers.values().map(Worker::bytes).sum();
@@ -224,8 +238,13 @@ impl Reports {
         }
         self.write(|kept| {
             let seq = request.seq;
-            let duplicate = kept.next_batch(&request.worker_id, &request.worker_epoch, seq, now);
-            if let Some(applied_seq) = self.noted(kept, &request.worker_id, duplicate)? {
+            let next = kept.next_batch(&request.worker_id, &request.worker_epoch, seq);
+            kept.change(&request.worker_id, |worker| match next {
+                Ok(None) => worker.heard = now,
+                Ok(Some(_)) => worker.prolong(now, self.limits.silence_max),
+                Err(_) => {}
+            });
+            if let Some(applied_seq) = self.noted(kept, &request.worker_id, next)? {
                 return Ok(ApplyExternalKvBatchResponse {
                     applied_seq,
                     duplicate: true,
@@ -321,36 +340,51 @@ impl Reports {
 
     /// Whether a worker's state is certain: it has a snapshot, and has not been silent for too long.
     fn is_certain(&self, worker: &Worker, now: Instant) -> bool {
-        let silence = now.saturating_duration_since(worker.heard);
-        worker.checkpoint.is_some() && self.limits.silence_max.is_none_or(|most| silence <= most)
+        worker.checkpoint.is_some() && !worker.is_silent(now, self.limits.silence_max)
     }
 
     /// Calls `look` for every worker whose state is certain. Returns whether the state of some worker, and of every worker, is
-    /// certain.
-    fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker)) -> Coverage {
-        let kept = self.kept.read();
-        let mut certain = 0;
-        for (name, worker) in &kept.workers {
-            if self.is_certain(worker, now) {
-                certain += 1;
-                look(name, worker);
+    /// certain. `look` returns how many blocks it has looked up. After [`AT_ONCE`] blocks, other tasks get a turn, so that workers
+    /// of one answer may be seen at different times.
+    async fn look(&self, now: Instant, mut look: impl FnMut(&str, &Worker) -> usize) -> Coverage {
+        let mut coverage = Coverage::default();
+        let mut last: Option<String> = None;
+        loop {
+            {
+                let kept = self.kept.read();
+                let after = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                let mut rest = kept.workers.range::<str, _>((after, Bound::Unbounded));
+                let mut looked_up = 0;
+                let stopped_at = rest.find(|(name, worker)| {
+                    match self.is_certain(worker, now) {
+                        true => {
+                            coverage.knows_some = true;
+                            looked_up += look(name, worker);
+                        }
+                        false => coverage.is_exact = false,
+                    }
+                    looked_up >= AT_ONCE
+                });
+                last = match stopped_at {
+                    Some((name, _)) => Some(name.clone()),
+                    None => return coverage,
+                };
             }
-        }
-        Coverage {
-            knows_some: certain > 0,
-            is_exact: certain == kept.workers.len(),
+            yield_now().await;
         }
     }
 
-    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers.
-    pub(super) fn prefixes(
+    /// Returns the workers that have leading blocks of a prompt, and the certainty about all workers. No hash stands twice in a
+    /// prompt, so the search ends before the first hash that is repeated.
+    pub(super) async fn prefixes(
         &self,
         hashes: &[i64],
         depth: Depth,
         now: Instant,
     ) -> (Vec<ReportedMatch>, Coverage) {
+        let hashes = unrepeated(hashes);
         let mut matches = Vec::new();
-        let coverage = self.look(now, |name, worker| {
+        let looking = self.look(now, |name, worker| {
             let found = depths(&worker.blocks, worker.spec.as_ref(), hashes);
             let blocks = match depth {
                 Depth::Usable => found.usable,
@@ -363,21 +397,23 @@ impl Reports {
                     blocks,
                 });
             }
+            found.matched.try_into().unwrap_or(usize::MAX)
         });
+        let coverage = looking.await;
         (matches, coverage)
     }
 
     /// Returns the workers that have any of `hashes`, leading or not, with the hashes in each tier. `None` if that would list
     /// more than `blocks_max` blocks.
-    pub(super) fn placements(
+    pub(super) async fn placements(
         &self,
         hashes: &[i64],
         blocks_max: usize,
         now: Instant,
     ) -> Option<(Vec<ExternalKvNodeMatch>, Coverage)> {
         let (mut matches, mut room) = (Vec::new(), Some(blocks_max));
-        let coverage = self.look(now, |name, worker| {
-            let Some(left) = room else { return };
+        let looking = self.look(now, |name, worker| {
+            let Some(left) = room else { return 0 };
             let hashes_by_tier: Vec<_> = TierPlace::ALL
                 .into_iter()
                 .map(|tier| placed(worker, tier, hashes))
@@ -392,25 +428,20 @@ impl Reports {
                     hashes_by_tier,
                 });
             }
+            hashes.len()
         });
+        let coverage = looking.await;
         room.map(|_| (matches, coverage))
     }
 }
 
 impl Kept {
-    /// Checks whether a batch is the next one of its worker, and notes the sign of life. Returns `None` if it is. For a batch
-    /// that has come before, returns the number of the last batch.
-    fn next_batch(
-        &mut self,
-        name: &str,
-        epoch: &str,
-        seq: u64,
-        now: Instant,
-    ) -> Result<Option<u64>, ReportError> {
-        let worker = self.workers.get_mut(name).ok_or(ReportError::Unexpected)?;
+    /// Checks whether a batch is the next one of its worker. Returns `None` if it is. For a batch that has come before, returns the
+    /// number of the last batch.
+    fn next_batch(&self, name: &str, epoch: &str, seq: u64) -> Result<Option<u64>, ReportError> {
+        let worker = self.workers.get(name).ok_or(ReportError::Unexpected)?;
         let known = worker.checkpoint.as_ref().filter(|known| known.epoch == epoch);
         let last = known.ok_or(ReportError::NoSnapshot)?.seq;
-        worker.heard = now;
         match seq.checked_sub(last) {
             None | Some(0) => Ok(Some(last)),
             Some(1) => Ok(None),
@@ -438,6 +469,13 @@ impl Kept {
         let fits = others.saturating_add(bytes) <= bytes_max;
         fits.then_some(()).ok_or(ReportError::NoRoom)
     }
+}
+
+/// Returns the leading hashes up to the first one that repeats an earlier hash.
+fn unrepeated(hashes: &[i64]) -> &[i64] {
+    let mut seen = HashSet::with_capacity(hashes.len());
+    let end = hashes.iter().position(|hash| !seen.insert(*hash));
+    hashes.get(..end.unwrap_or(hashes.len())).unwrap_or_default()
 }
 
 /// Returns the blocks among `hashes` that a worker has in a tier.

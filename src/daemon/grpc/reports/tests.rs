@@ -71,8 +71,8 @@ fn snapshot(name: &str, seq: u64, hashes: Vec<i64>) -> ReplaceExternalKvSnapshot
 }
 
 /// Returns the depth of each worker whose state is certain, and whether the state of all workers is certain.
-fn told(reports: &Reports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
-    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now);
+async fn told(reports: &Reports, depth: Depth, now: Instant) -> (Vec<(String, u32)>, bool) {
+    let (matches, coverage) = reports.prefixes(&PROMPT, depth, now).await;
     let found = matches.into_iter().map(|found| (found.worker, found.blocks));
     (found.collect(), coverage.is_exact)
 }
@@ -254,20 +254,20 @@ async fn answers_are_those_of_a_naive_model() {
                 found += of_model.len();
                 let is_exact = model.values().all(|naive| naive.seq.is_some());
                 assert_eq!(
-                    told(&reports, depth, now),
+                    told(&reports, depth, now).await,
                     (of_model, is_exact),
                     "round {round} of seed {seed}, {depth:?}"
                 );
             }
-            check_placements(&reports, &model, now);
+            check_placements(&reports, &model, now).await;
         }
     }
     assert!(found > 1000, "{found} matches");
 }
 
 /// Compares the tiers and components of each block with the model.
-fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Instant) {
-    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).unwrap();
+async fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Instant) {
+    let (matches, _) = reports.placements(&PROMPT, usize::MAX, now).await.unwrap();
     let mut placed = BTreeMap::new();
     for found in &matches {
         for tier in &found.hashes_by_tier {
@@ -282,8 +282,8 @@ fn check_placements(reports: &Reports, model: &BTreeMap<&str, Naive>, now: Insta
     });
     assert_eq!(placed, of_model.collect());
     let count = placed.len();
-    assert!(reports.placements(&PROMPT, count, now).is_some());
-    assert!(count == 0 || reports.placements(&PROMPT, count - 1, now).is_none());
+    assert!(reports.placements(&PROMPT, count, now).await.is_some());
+    assert!(count == 0 || reports.placements(&PROMPT, count - 1, now).await.is_none());
 }
 
 #[tokio::test]
@@ -300,14 +300,14 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
     assert_eq!(reports.apply(store(1), now), Err(ReportError::NoSnapshot));
     reports.replace(snapshot("a", 5, vec![0, 1])).await.unwrap();
     assert_eq!(
-        told(&reports, Depth::Usable, now),
+        told(&reports, Depth::Usable, now).await,
         (vec![("a".to_owned(), 2)], false),
         "b is awaited"
     );
     let ready = reports.configure(expected(&["a"]), now).unwrap();
     assert_eq!((ready.total_workers, ready.ready_workers), (1, 1));
     assert_eq!(
-        told(&reports, Depth::Usable, now),
+        told(&reports, Depth::Usable, now).await,
         (vec![("a".to_owned(), 2)], true)
     );
     let of_another = ApplyExternalKvBatchRequest {
@@ -321,11 +321,11 @@ async fn a_worker_is_awaited_until_its_snapshot_and_behind_a_gap() {
         given: 7,
     };
     assert_eq!(reports.apply(store(7), now), Err(gap));
-    assert_eq!(told(&reports, Depth::Usable, now), (vec![], false));
+    assert_eq!(told(&reports, Depth::Usable, now).await, (vec![], false));
     assert_eq!(reports.apply(store(6), now), Err(ReportError::NoSnapshot));
     reports.replace(snapshot("a", 7, vec![0])).await.unwrap();
     assert_eq!(
-        told(&reports, Depth::Usable, now),
+        told(&reports, Depth::Usable, now).await,
         (vec![("a".to_owned(), 1)], true)
     );
 }
@@ -336,20 +336,52 @@ async fn a_silent_worker_is_left_out_until_a_batch_continues_what_is_known() {
     reports.configure(expected(&["a"]), now).unwrap();
     reports.replace(snapshot("a", 0, vec![0, 1])).await.unwrap();
     let later = Instant::now() + Duration::from_secs(61);
-    let (matches, coverage) = reports.prefixes(&PROMPT, Depth::Usable, later);
+    let (matches, coverage) = reports.prefixes(&PROMPT, Depth::Usable, later).await;
     assert!(matches.is_empty() && !coverage.is_exact && !coverage.knows_some);
     reports.apply(batch("a", 1, vec![]), later).unwrap();
     assert_eq!(
-        told(&reports, Depth::Usable, later),
+        told(&reports, Depth::Usable, later).await,
         (vec![("a".to_owned(), 2)], true)
     );
-    let even_later = later + Duration::from_secs(61);
-    reports.configure(expected(&["a"]), even_later).unwrap();
+    // A list prolongs a silence that is not over, as the bridge of an idle worker repeats it.
+    let idle = later + Duration::from_secs(50);
+    reports.configure(expected(&["a"]), idle).unwrap();
+    let prolonged = idle + Duration::from_secs(50);
+    assert_eq!(told(&reports, Depth::Usable, prolonged).await.0.len(), 1);
+    // Of a silence that is over, neither a list nor a batch that came before shows that nothing is missing.
+    let over = idle + Duration::from_secs(61);
+    reports.configure(expected(&["a"]), over).unwrap();
+    assert_eq!(told(&reports, Depth::Usable, over).await, (vec![], false));
+    assert!(reports.apply(batch("a", 1, vec![]), over).unwrap().duplicate);
+    assert_eq!(told(&reports, Depth::Usable, over).await, (vec![], false));
+    reports.apply(batch("a", 2, vec![]), over).unwrap();
     assert_eq!(
-        told(&reports, Depth::Usable, even_later).0.len(),
-        1,
-        "its bridge is there"
+        told(&reports, Depth::Usable, over).await,
+        (vec![("a".to_owned(), 2)], true)
     );
+}
+
+#[tokio::test]
+async fn a_prompt_ends_before_a_repeated_hash_and_all_workers_are_looked_at() {
+    let (reports, now) = (reports(), Instant::now());
+    let names: Vec<String> = (0..40).map(|number| format!("w{number:02}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    reports.configure(expected(&names), now).unwrap();
+    // More blocks than are looked up before other tasks get a turn.
+    let chain: Vec<i64> = (0..500).collect();
+    for name in &names {
+        reports.replace(snapshot(name, 0, chain.clone())).await.unwrap();
+    }
+    let (matches, coverage) = reports.prefixes(&chain, Depth::Usable, Instant::now()).await;
+    let found: Vec<_> = matches
+        .iter()
+        .map(|one| (one.worker.as_str(), one.blocks))
+        .collect();
+    let expected: Vec<_> = names.iter().map(|name| (*name, 500)).collect();
+    assert_eq!((found, coverage.is_exact), (expected, true));
+    let repeated = [0, 1, 2, 1, 2];
+    let (matches, _) = reports.prefixes(&repeated, Depth::Usable, Instant::now()).await;
+    assert!(matches.iter().all(|one| one.blocks == 3) && matches.len() == 40);
 }
 
 #[tokio::test]
@@ -375,7 +407,7 @@ async fn a_worker_without_room_is_awaited_and_the_others_stay() {
     }
     assert_eq!(last, Err(ReportError::NoRoom));
     assert_eq!(
-        told(&reports, Depth::Usable, now),
+        told(&reports, Depth::Usable, now).await,
         (vec![("a".to_owned(), 12)], false)
     );
     let kept = reports.kept.read();
