@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas_simulation::policies::{Comparison, Outcome, ServiceModel, plot};
+use kvatlas_simulation::policies::{Comparison, PolicyOutcome, ServiceModel, plot};
 use kvatlas_simulation::{Attention, CacheModel, FleetSize, Request, Retention, SyntheticLoad, read_trace};
 
 use super::failure::Failure;
@@ -122,7 +122,7 @@ pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         speed: arguments.speed,
         seed: arguments.seed,
     };
-    let progress = |outcome: &Outcome| {
+    let progress = |outcome: &PolicyOutcome| {
         if !arguments.json {
             say(format_args!("{}: {}\n", outcome.scenario, outcome.policy));
         }
@@ -154,7 +154,7 @@ impl CompareArguments {
     }
 }
 
-fn render(outcomes: &[Outcome]) -> String {
+fn render(outcomes: &[PolicyOutcome]) -> String {
     let mut table = Table::new(&[
         "SCENARIO",
         "POLICY",
