@@ -10,7 +10,7 @@ use kvatlas_simulation::{Attention, CacheModel, FleetSize, Request, Retention, S
 use super::failure::Failure;
 use super::output::{print, print_json, say};
 use super::replay::parse_workers;
-use super::table::Table;
+use super::table::TextTable;
 
 pub(super) const EXAMPLES: &str = "\
 Needs neither a daemon nor a broker: it simulates in virtual time, and repeats exactly for the same seed.
@@ -155,7 +155,7 @@ impl CompareArguments {
 }
 
 fn render(outcomes: &[PolicyOutcome]) -> String {
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "SCENARIO",
         "POLICY",
         ">PROMISED",
