@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::connect::ConnectionArguments;
 use super::failure::Failure;
 use super::output::{print, print_json};
-use super::table::Table;
+use super::table::TextTable;
 use super::text::{counted, printable};
 
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -104,7 +104,7 @@ impl HolderArguments {
 
 /// Reply of one daemon or bridge to a command, for output.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct AdminCommandReply {
     instance: String,
     holders: u64,
     error: Option<String>,
@@ -158,7 +158,7 @@ async fn ask(
     connection: &ConnectionArguments,
     command: AdminCommand,
     request: &AdminRequest,
-) -> Result<Vec<Answer>, Failure> {
+) -> Result<Vec<AdminCommandReply>, Failure> {
     let connected = connection.connect().await?;
     let (nats, subject) = (connected.nats, connected.subjects.admin(command));
     let inbox = nats.new_inbox();
@@ -170,7 +170,7 @@ async fn ask(
         .await
         .map_err(Failure::unavailable)?;
     let deadline = tokio::time::Instant::now() + connection.timeout;
-    let mut answers: Vec<Answer> = Vec::new();
+    let mut answers: Vec<AdminCommandReply> = Vec::new();
     while answers.len() < REPLIES_MAX {
         let until = match answers.is_empty() {
             true => deadline,
@@ -184,7 +184,7 @@ async fn ask(
         }
         let reply = AdminReply::decode(&message.payload)
             .map_err(|error| Failure::failed(format_args!("a reply cannot be read: {error}")))?;
-        answers.push(Answer {
+        answers.push(AdminCommandReply {
             instance: reply.instance,
             holders: reply.holders,
             error: reply.error,
@@ -213,12 +213,12 @@ fn repliers(command: AdminCommand) -> &'static str {
     }
 }
 
-fn render(command: AdminCommand, answers: &[Answer]) -> String {
+fn render(command: AdminCommand, answers: &[AdminCommandReply]) -> String {
     let who = match command {
         AdminCommand::Reset => "BRIDGE",
         _ => "DAEMON",
     };
-    let mut table = Table::new(&[who, "OUTCOME"]);
+    let mut table = TextTable::new(&[who, "OUTCOME"]);
     for answer in answers {
         let holders = counted(answer.holders, "holder", "holders");
         let outcome = match (&answer.error, command) {

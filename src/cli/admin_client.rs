@@ -25,7 +25,7 @@ const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
 
 /// Address of a daemon's admin listener, and how long to wait for it.
 #[derive(Debug, Args)]
-pub(super) struct AdminArguments {
+pub(super) struct AdminClientArguments {
     /// The daemon's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].
     #[arg(long = "admin", value_name = "ADDRESS")]
     address: Option<String>,
@@ -44,7 +44,7 @@ pub(super) struct AdminClient {
 
 /// Answer of the route `/readyz`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Readiness {
+pub(super) struct ReadinessAnswer {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
     /// Latches of the process by name, and whether each is set.
@@ -52,7 +52,7 @@ pub(super) struct Readiness {
     pub(super) latches: BTreeMap<String, bool>,
 }
 
-impl Readiness {
+impl ReadinessAnswer {
     /// Returns the names of the latches that are not set.
     pub(super) fn unset(&self) -> impl Iterator<Item = &str> {
         let unset = self.latches.iter().filter(|(_, is_set)| !**is_set);
@@ -63,7 +63,7 @@ impl Readiness {
 /// The role of a process with an admin listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Role {
+pub(super) enum ProcessRole {
     /// Gateway: it asks shards, and keeps no index.
     Gateway,
     /// Bridge: it follows engines.
@@ -74,7 +74,7 @@ pub(super) enum Role {
     Daemon,
 }
 
-impl Role {
+impl ProcessRole {
     /// Returns the role as a word for people.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl Role {
     }
 }
 
-impl AdminArguments {
+impl AdminClientArguments {
     /// Returns arguments for the listener at `address`. `None` means the address of the environment, or the default.
     pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
         Self { address, timeout }
@@ -187,7 +187,7 @@ impl AdminClient {
     }
 
     /// Returns whether the process is ready, and if not, why.
-    pub(super) async fn readiness(&self) -> Result<Readiness, Failure> {
+    pub(super) async fn readiness(&self) -> Result<ReadinessAnswer, Failure> {
         self.json("/readyz").await
     }
 

@@ -4,13 +4,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas_simulation::policies::{Comparison, Outcome, ServiceModel, plot};
+use kvatlas_simulation::policies::{Comparison, PolicyOutcome, ServiceModel, plot};
 use kvatlas_simulation::{Attention, CacheModel, FleetSize, Request, Retention, SyntheticLoad, read_trace};
 
 use super::failure::Failure;
 use super::output::{print, print_json, say};
 use super::replay::parse_workers;
-use super::table::Table;
+use super::table::TextTable;
 
 pub(super) const EXAMPLES: &str = "\
 Needs neither a daemon nor a broker: it simulates in virtual time, and repeats exactly for the same seed.
@@ -122,7 +122,7 @@ pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         speed: arguments.speed,
         seed: arguments.seed,
     };
-    let progress = |outcome: &Outcome| {
+    let progress = |outcome: &PolicyOutcome| {
         if !arguments.json {
             say(format_args!("{}: {}\n", outcome.scenario, outcome.policy));
         }
@@ -154,8 +154,8 @@ impl CompareArguments {
     }
 }
 
-fn render(outcomes: &[Outcome]) -> String {
-    let mut table = Table::new(&[
+fn render(outcomes: &[PolicyOutcome]) -> String {
+    let mut table = TextTable::new(&[
         "SCENARIO",
         "POLICY",
         ">PROMISED",

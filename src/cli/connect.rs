@@ -101,7 +101,7 @@ pub(super) struct ConnectionArguments {
 
 /// Connection to NATS, with the subjects that the command uses on it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct NatsConnection {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
     /// Subscriptions and messages that the server has refused.
@@ -110,7 +110,7 @@ pub(super) struct Connection {
 
 impl ConnectionArguments {
     /// Connects to NATS. Fails after the time of `--timeout`.
-    pub(super) async fn connect(&self) -> Result<Connection, Failure> {
+    pub(super) async fn connect(&self) -> Result<NatsConnection, Failure> {
         let config = self.daemon.load(process_environment())?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let refusals = Refusals::default();
@@ -148,7 +148,7 @@ impl ConnectionArguments {
                     "no NATS server answered within {patience:?}; check the address given with --nats-url"
                 ))
             })??;
-        Ok(Connection {
+        Ok(NatsConnection {
             nats,
             subjects,
             refusals,

@@ -21,10 +21,11 @@ use serde::Serialize;
 use super::failure::Failure;
 use super::output::{print, print_json, say};
 use super::replay::{
-    Progress, close, count_text, interrupted, latency_text, parse_workers, rate_text, start_logging, verdict,
+    ReplayProgress, close, count_text, interrupted, latency_text, parse_workers, rate_text, start_logging,
+    verdict,
 };
 use super::serve::StopSignals;
-use super::table::Table;
+use super::table::TextTable;
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
@@ -84,7 +85,7 @@ struct SampleHolder {
 
 /// Outcome of the demo, and its JSON output.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct DemoOutcome {
     #[serde(flatten)]
     report: Report,
     /// Number of blocks of the sample prompt.
@@ -189,7 +190,7 @@ impl DemoArguments {
         }
     }
 
-    async fn demonstrate(&self, session: &Session) -> Result<Outcome, Failure> {
+    async fn demonstrate(&self, session: &Session) -> Result<DemoOutcome, Failure> {
         let options = ReplayOptions {
             size: self.size(),
             seed: self.seed,
@@ -207,7 +208,7 @@ impl DemoArguments {
             Some(sample) => ask(session, sample).await?,
             None => Vec::new(),
         };
-        Ok(Outcome {
+        Ok(DemoOutcome {
             report: replay.report(&requests)?,
             sample_prompt_blocks: sample.map_or(0, |sample| sample.chain.len()),
             sample_holders,
@@ -217,7 +218,7 @@ impl DemoArguments {
     /// Serves requests until `--requests` are served or `--seconds` have passed. Returns the requests.
     async fn serve(&self, replay: &mut Replay<'_>) -> Result<Vec<Request>, SimulationError> {
         let until = Instant::now() + Duration::from_secs(self.seconds);
-        let progress = Progress::new(self.requests.get(), self.json);
+        let progress = ReplayProgress::new(self.requests.get(), self.json);
         let mut load = SyntheticLoad::new(self.seed);
         let mut requests = Vec::new();
         while requests.len() < self.requests.get() && Instant::now() < until {
@@ -309,7 +310,7 @@ impl Style {
 }
 
 /// Returns the whole text that is printed at the end.
-fn render(outcome: &Outcome, session: &Session, style: Style) -> String {
+fn render(outcome: &DemoOutcome, session: &Session, style: Style) -> String {
     let mut text = render_sample(outcome, style);
     text.push('\n');
     text.push_str(&render_fleet(outcome, style));
@@ -331,12 +332,12 @@ fn render(outcome: &Outcome, session: &Session, style: Style) -> String {
     text
 }
 
-fn render_sample(outcome: &Outcome, style: Style) -> String {
+fn render_sample(outcome: &DemoOutcome, style: Style) -> String {
     let blocks = outcome.sample_prompt_blocks;
     let mut text = style.heading(&format!(
         "Which worker holds how much of this prompt of {blocks} blocks?"
     ));
-    let mut table = Table::new(&["  WORKER", ">BLOCKS", ">SHARE", ""]);
+    let mut table = TextTable::new(&["  WORKER", ">BLOCKS", ">SHARE", ""]);
     for holder in outcome.sample_holders.iter().take(SHOWN_HOLDERS) {
         let matched = usize::try_from(holder.matched_blocks).unwrap_or(blocks);
         let percent = matched * 100 / blocks.max(1);
@@ -361,7 +362,7 @@ fn workers_text(count: usize, what: &str) -> String {
     counted(count, what, &format!("{what}s"))
 }
 
-fn render_fleet(outcome: &Outcome, style: Style) -> String {
+fn render_fleet(outcome: &DemoOutcome, style: Style) -> String {
     let report = &outcome.report;
     let latency = &report.query_us;
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
@@ -395,7 +396,7 @@ fn render_fleet(outcome: &Outcome, style: Style) -> String {
         "The fleet of {}",
         workers_text(report.workers, "worker")
     ));
-    let mut table = Table::new(&["  WHAT", "MEASURED"]);
+    let mut table = TextTable::new(&["  WHAT", "MEASURED"]);
     for (name, value) in rows {
         table.push(vec![format!("  {name}"), value]);
     }

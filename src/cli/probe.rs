@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use hyper::StatusCode;
 
-use super::admin_client::AdminArguments;
+use super::admin_client::AdminClientArguments;
 use super::connect::parse_time;
 use super::failure::Failure;
 use super::output::print;
@@ -35,7 +35,7 @@ impl ProbeArguments {
     /// Asks the admin listener, prints its answer, and fails unless the status is 200.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let path = if self.live { "/livez" } else { "/readyz" };
-        let client = AdminArguments::at(self.admin, self.timeout).client()?;
+        let client = AdminClientArguments::at(self.admin, self.timeout).client()?;
         let (status, body) = client.body(path).await?;
         let text = String::from_utf8_lossy(&body);
         let text = text.trim_end();

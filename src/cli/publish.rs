@@ -15,7 +15,7 @@ use kvatlas_core::wire::{
     WireLimits, WorkerName,
 };
 
-use super::connect::{Connection, ConnectionArguments};
+use super::connect::{ConnectionArguments, NatsConnection};
 use super::event_line::LineBatch;
 use super::failure::Failure;
 use super::lines::{LineError, NumberedLine, numbered, open};
@@ -88,7 +88,7 @@ pub(crate) struct PublishArguments {
 
 /// Counts of a publication: batches, events and blocks that were published, and bad lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Published {
+struct PublishedCounts {
     batches: u64,
     events: u64,
     blocks: u64,
@@ -97,7 +97,7 @@ struct Published {
     has_said_goodbye: bool,
 }
 
-impl Published {
+impl PublishedCounts {
     fn count(&mut self, batch: &LineBatch) {
         self.batches += 1;
         self.events += batch.events.len() as u64;
@@ -134,7 +134,7 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     }
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
-    let known = Known::ask(arguments, &connection).await;
+    let known = PublishTarget::ask(arguments, &connection).await;
     let publisher = publisher(arguments, &connection, known, profile).await?;
     let mut sending = Sending::new(arguments, &connection, &publisher);
     let watch = match arguments.wait {
@@ -165,7 +165,7 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
 
 /// Checks the lines without publishing, and prints the batch of each line as JSON.
 fn check_lines(arguments: &PublishArguments) -> Result<(), Failure> {
-    let mut checked = Published::default();
+    let mut checked = PublishedCounts::default();
     let beginning = BatchCursor {
         epoch: arguments.epoch.unwrap_or(u64::MAX),
         seq: arguments.seq,
@@ -197,19 +197,19 @@ fn not_taken(transport: TransportName) -> &'static str {
 
 /// Facts that the daemon tells about the namespace and the worker's rank before anything is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Known {
+struct PublishTarget {
     /// Tokens in a block of the namespace; `None` if the daemon does not tell.
     block_size: Option<BlockSize>,
     /// Epoch of the worker's rank; 0 if the daemon does not tell.
     epoch: u64,
 }
 
-impl Known {
+impl PublishTarget {
     /// Longest wait for the daemon's answer. Most often no daemon is there, or the daemon answers at once.
     const PATIENCE: Duration = Duration::from_secs(1);
 
     /// Asks the daemon for these facts. If no daemon answers, nothing is known.
-    async fn ask(arguments: &PublishArguments, connection: &Connection) -> Self {
+    async fn ask(arguments: &PublishArguments, connection: &NatsConnection) -> Self {
         let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
         let patience = Self::PATIENCE.min(arguments.connection.timeout);
         let asked = client.with_patience(patience).status(&arguments.namespace).await;
@@ -250,8 +250,8 @@ fn parse_block_size(text: &str) -> Result<BlockSize, String> {
 /// missing batches.
 async fn publisher(
     arguments: &PublishArguments,
-    connection: &Connection,
-    known: Known,
+    connection: &NatsConnection,
+    known: PublishTarget,
     profile: Profile,
 ) -> Result<HolderPublisher, PublisherError> {
     let holder = PublishedHolder {
@@ -295,7 +295,7 @@ impl PublishArguments {
     }
 
     /// Starts a watch on whether the daemon applies the batches after `cursor`.
-    async fn watch(&self, connection: &Connection, cursor: BatchCursor) -> DaemonWatch {
+    async fn watch(&self, connection: &NatsConnection, cursor: BatchCursor) -> DaemonWatch {
         let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
         let first = BatchCursor {
             seq: cursor.seq.saturating_add(1),
@@ -312,9 +312,9 @@ struct Sending<'a> {
     /// Largest message that the server takes, in bytes.
     payload_max: usize,
     /// Amounts handed over to the publisher.
-    handed_over: Published,
+    handed_over: PublishedCounts,
     /// Amounts that the server has taken. With JetStream, the stream has kept them.
-    taken: Published,
+    taken: PublishedCounts,
     /// Cursor of the last batch that the server has taken.
     cursor: BatchCursor,
     /// Whether the last confirmation failed or came too late.
@@ -322,13 +322,17 @@ struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    fn new(arguments: &'a PublishArguments, connection: &Connection, publisher: &'a HolderPublisher) -> Self {
+    fn new(
+        arguments: &'a PublishArguments,
+        connection: &NatsConnection,
+        publisher: &'a HolderPublisher,
+    ) -> Self {
         Self {
             arguments,
             publisher,
             payload_max: connection.nats.max_payload(),
-            handed_over: Published::default(),
-            taken: Published::default(),
+            handed_over: PublishedCounts::default(),
+            taken: PublishedCounts::default(),
             cursor: publisher.cursor(),
             is_refused: false,
         }
@@ -383,7 +387,7 @@ impl<'a> Sending<'a> {
 fn read(
     line: Result<NumberedLine, LineError>,
     keep_going: bool,
-    published: &mut Published,
+    published: &mut PublishedCounts,
     check: impl FnOnce(LineBatch) -> Result<LineBatch, String>,
 ) -> Result<Option<LineBatch>, Failure> {
     let failure = match line {
@@ -466,10 +470,10 @@ mod tests {
 
     #[test]
     fn a_bad_line_stops_unless_told_otherwise() {
-        let mut published = Published::default();
+        let mut published = PublishedCounts::default();
         let failure = read(line(7, "{}"), false, &mut published, Ok).unwrap_err();
         assert!(failure.to_string().starts_with("line 7: "), "{failure}");
-        assert_eq!(published, Published::default());
+        assert_eq!(published, PublishedCounts::default());
         assert_eq!(read(line(8, "{}"), true, &mut published, Ok), Ok(None));
         assert_eq!(published.bad_lines, 1);
         let not_text = Err(LineError::NotText { number: 9 });
@@ -483,7 +487,7 @@ mod tests {
 
     #[test]
     fn blocks_and_events_are_counted() {
-        let mut published = Published::default();
+        let mut published = PublishedCounts::default();
         let text = r#"{"events":[{"type":"stored","sequence_hashes":[1,2]},{"type":"removed","sequence_hashes":[1]}]}"#;
         let batch = read(line(1, text), false, &mut published, Ok).unwrap().unwrap();
         published.count(&batch);

@@ -9,7 +9,7 @@ use kvatlas_core::wire::{
 };
 use tokio::time::Instant;
 
-use super::connect::Connection;
+use super::connect::NatsConnection;
 use super::failure::Failure;
 use super::status_report::describe_state;
 use super::text::counted;
@@ -32,7 +32,7 @@ impl DaemonWatch {
     /// Starts a watch before the batch at `first` is published. Asks the daemon once for the doubts that there are already.
     /// `patience` is the longest time for each question and for the later wait.
     pub(super) async fn begin(
-        connection: &Connection,
+        connection: &NatsConnection,
         (namespace, worker, rank): (NamespaceName, WorkerName, Rank),
         first: BatchCursor,
         patience: Duration,
@@ -63,12 +63,14 @@ impl DaemonWatch {
             let holder = self.find_holder().await?;
             let is_late = Instant::now() >= deadline;
             match progress(holder.as_ref(), cursor, self.earlier, has_said_goodbye) {
-                Progress::Applied(text) => return Ok(text),
-                Progress::Ignored(text) => return Err(Failure::failed(text)),
-                Progress::Waiting(state) if is_late => return Err(self.not_applied(cursor, &state)),
-                Progress::Dropped(state) if is_late => return Err(dropped(&state)),
+                DaemonProgress::Applied(text) => return Ok(text),
+                DaemonProgress::Ignored(text) => return Err(Failure::failed(text)),
+                DaemonProgress::Waiting(state) if is_late => return Err(self.not_applied(cursor, &state)),
+                DaemonProgress::Dropped(state) if is_late => return Err(dropped(&state)),
                 // What was dropped may be mended: the daemon asks the publisher for it.
-                Progress::Waiting(_) | Progress::Dropped(_) => tokio::time::sleep(POLL_INTERVAL).await,
+                DaemonProgress::Waiting(_) | DaemonProgress::Dropped(_) => {
+                    tokio::time::sleep(POLL_INTERVAL).await
+                }
             }
         }
     }
@@ -130,7 +132,7 @@ fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> Deg
 
 /// Progress of the daemon with the published batches, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Progress {
+enum DaemonProgress {
     Applied(String),
     /// The last batch will never be applied.
     Ignored(String),
@@ -144,34 +146,34 @@ fn progress(
     cursor: BatchCursor,
     earlier: DegradedReasons,
     has_said_goodbye: bool,
-) -> Progress {
+) -> DaemonProgress {
     let Some(holder) = holder else {
         return match has_said_goodbye {
-            true => {
-                Progress::Applied("applied: the daemon does not know the worker's rank any more\n".to_owned())
-            }
-            false => Progress::Waiting("has none of the worker's batches".to_owned()),
+            true => DaemonProgress::Applied(
+                "applied: the daemon does not know the worker's rank any more\n".to_owned(),
+            ),
+            false => DaemonProgress::Waiting("has none of the worker's batches".to_owned()),
         };
     };
     let BatchCursor { epoch, seq } = cursor;
     if holder.epoch > epoch {
-        return Progress::Ignored(format!(
+        return DaemonProgress::Ignored(format!(
             "the daemon ignores epoch {epoch}, because epoch {} has replaced it; use a higher --epoch",
             holder.epoch
         ));
     }
     if has_said_goodbye || holder.epoch < epoch || holder.seq < seq {
-        return Progress::Waiting(format!("is at epoch {}, seq {}", holder.epoch, holder.seq));
+        return DaemonProgress::Waiting(format!("is at epoch {}, seq {}", holder.epoch, holder.seq));
     }
     let state = describe_state(holder.exact, holder.degraded);
     if of_dropped(holder.degraded)
         .iter()
         .any(|reason| !earlier.contains(reason))
     {
-        return Progress::Dropped(state);
+        return DaemonProgress::Dropped(state);
     }
     let blocks = counted(holder.blocks, "block", "blocks");
-    Progress::Applied(format!("applied: the worker's rank holds {blocks}, {state}\n"))
+    DaemonProgress::Applied(format!("applied: the worker's rank holds {blocks}, {state}\n"))
 }
 
 #[cfg(test)]
@@ -214,20 +216,23 @@ mod tests {
         let progress = |holder: Option<HolderStatusReply>, goodbye| {
             progress(holder.as_ref(), CURSOR, DegradedReasons::default(), goodbye)
         };
-        assert!(matches!(progress(None, false), Progress::Waiting(_)));
+        assert!(matches!(progress(None, false), DaemonProgress::Waiting(_)));
         for (epoch, seq) in [(6, 9), (7, 1)] {
             let found = progress(Some(holder(epoch, seq)), false);
-            assert!(matches!(found, Progress::Waiting(_)), "{found:?}");
+            assert!(matches!(found, DaemonProgress::Waiting(_)), "{found:?}");
         }
-        let applied = Progress::Applied("applied: the worker's rank holds 1 block, exact\n".to_owned());
+        let applied = DaemonProgress::Applied("applied: the worker's rank holds 1 block, exact\n".to_owned());
         assert_eq!(progress(Some(holder(7, 2)), false), applied);
         assert!(matches!(
             progress(Some(holder(8, 1)), false),
-            Progress::Ignored(_)
+            DaemonProgress::Ignored(_)
         ));
         // A goodbye is applied when the holder is gone, not before.
-        assert!(matches!(progress(Some(holder(7, 2)), true), Progress::Waiting(_)));
-        assert!(matches!(progress(None, true), Progress::Applied(_)));
+        assert!(matches!(
+            progress(Some(holder(7, 2)), true),
+            DaemonProgress::Waiting(_)
+        ));
+        assert!(matches!(progress(None, true), DaemonProgress::Applied(_)));
     }
 
     /// A heartbeat after a dropped batch brings the daemon to that batch's number, although the batch was not applied.
@@ -238,15 +243,18 @@ mod tests {
             progress(Some(&holder), CURSOR, DegradedReasons::of(earlier), false)
         };
         for reason in [DegradedReason::Gap, DegradedReason::Undecodable] {
-            assert!(matches!(after(reason, NONE), Progress::Dropped(_)), "{reason:?}");
             assert!(
-                matches!(after(reason, reason), Progress::Applied(_)),
+                matches!(after(reason, NONE), DaemonProgress::Dropped(_)),
+                "{reason:?}"
+            );
+            assert!(
+                matches!(after(reason, reason), DaemonProgress::Applied(_)),
                 "{reason:?}"
             );
         }
         assert!(matches!(
             after(DegradedReason::Capacity, NONE),
-            Progress::Applied(_)
+            DaemonProgress::Applied(_)
         ));
     }
 

@@ -4,7 +4,7 @@ use kvatlas_core::wire::{DropOut, Gathered, HolderMatch, QueryOptions, QueryRepl
 
 use super::failure::Failure;
 use super::status_report::{describe_address, describe_state};
-use super::table::Table;
+use super::table::TextTable;
 use super::text::{counted, printable};
 
 /// Returns the answer to one query as text for a person.
@@ -64,7 +64,7 @@ pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
     )
 }
 
-fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
+fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> TextTable {
     let mut columns = vec!["WORKER", ">RANK", ">BLOCKS", ">OF QUERY"];
     // Mostly a request can reuse all that there is.
     let has_unusable = reply
@@ -86,7 +86,7 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
         columns.push("LIMITED BY");
         columns.push("DROPPED OUT");
     }
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for holder in &reply.holders {
         let mut row = vec![
             holder.worker.to_string(),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Publisher whose batches are dropped, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub(super) struct Refused {
+pub(super) struct PublisherRefusal {
     pub(super) worker: String,
     pub(super) reason: String,
     /// Time of the first dropped batch, in microseconds since the Unix epoch. An older daemon leaves it out.
@@ -13,7 +13,7 @@ pub(super) struct Refused {
 }
 
 /// Returns the reason for which batches of `worker` are dropped; `None` if the daemon does not tell it.
-pub(super) fn reason_of<'r>(refused: &'r [Refused], worker: &str) -> Option<&'r str> {
+pub(super) fn reason_of<'r>(refused: &'r [PublisherRefusal], worker: &str) -> Option<&'r str> {
     let known = refused.iter().find(|known| known.worker == worker);
     known.map(|known| known.reason.as_str())
 }

@@ -20,7 +20,7 @@ use super::connect::DaemonArguments;
 use super::failure::Failure;
 use super::output::{print, print_json};
 use super::serve::StopSignals;
-use super::table::Table;
+use super::table::TextTable;
 use super::transport::TransportName;
 
 pub(super) const EXAMPLES: &str = "\
@@ -178,7 +178,7 @@ impl ReplayArguments {
     }
 
     async fn replay(&self, session: &Session, requests: &[Request]) -> Result<Report, Failure> {
-        let progress = Progress::new(requests.len(), self.json);
+        let progress = ReplayProgress::new(requests.len(), self.json);
         let mut replay = Replay::new(session, self.options()).await?;
         let report = replay
             .run(requests, self.check, |tally| progress.show(tally))
@@ -227,11 +227,11 @@ pub(super) fn verdict(report: &Report) -> Result<(), Failure> {
 }
 
 /// Progress bar on standard error. It is hidden if standard error is no terminal, or if the output is JSON.
-pub(super) struct Progress {
+pub(super) struct ReplayProgress {
     bar: ProgressBar,
 }
 
-impl Progress {
+impl ReplayProgress {
     /// Makes a progress bar for a run of `requests` requests. `is_quiet` hides the bar.
     pub(super) fn new(requests: usize, is_quiet: bool) -> Self {
         if is_quiet || !std::io::stderr().is_terminal() {
@@ -263,7 +263,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ReplayProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -337,7 +337,7 @@ fn render(report: &Report) -> String {
         ("replies checked", count_text(report.checked_replies)),
         ("replies wrong", count_text(report.wrong_replies)),
     ];
-    let mut table = Table::new(&["REPLAY", ""]);
+    let mut table = TextTable::new(&["REPLAY", ""]);
     for (name, value) in rows {
         table.push(vec![name.to_owned(), value]);
     }

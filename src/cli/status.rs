@@ -8,15 +8,15 @@ use kvatlas_daemon::costs::Cost;
 use kvatlas_daemon::runbook::mend_for;
 use serde::{Deserialize, Serialize};
 
-use super::admin_client::{AdminArguments, AdminClient, Role};
+use super::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
 use super::doubted::DoubtedHolder;
 use super::failure::Failure;
-use super::missing::MissingShard;
+use super::missing::SilentShard;
 use super::output::{print, print_json};
 use super::promises::BrokenPromise;
-use super::refused::{Refused, reason_of};
-use super::strays::Stray;
-use super::table::Table;
+use super::refused::{PublisherRefusal, reason_of};
+use super::strays::StrayNamespace;
+use super::table::TextTable;
 use super::text::{counted, printable, since};
 
 pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
@@ -34,7 +34,7 @@ const PAGES_MAX: usize = 100;
 #[derive(Debug, Args)]
 pub(crate) struct StatusArguments {
     #[command(flatten)]
-    admin: AdminArguments,
+    admin: AdminClientArguments,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -42,7 +42,7 @@ pub(crate) struct StatusArguments {
 
 /// One page of the route `/workers`.
 #[derive(Debug, Deserialize)]
-struct Holders {
+struct HoldersPage {
     holders: Vec<DoubtedHolder>,
     next: Option<String>,
 }
@@ -51,7 +51,7 @@ struct Holders {
 #[derive(Debug, Deserialize, Serialize)]
 struct Status {
     #[serde(default)]
-    role: Role,
+    role: ProcessRole,
     #[serde(skip_deserializing)]
     ready: bool,
     /// Why the daemon is not ready.
@@ -64,10 +64,10 @@ struct Status {
     snapshot_error: Option<String>,
     /// Shards that did not answer this gateway.
     #[serde(default)]
-    missing_shards: Vec<MissingShard>,
+    missing_shards: Vec<SilentShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    strays: Vec<Stray>,
+    strays: Vec<StrayNamespace>,
     namespaces: Vec<NamespaceStatus>,
 }
 
@@ -96,7 +96,7 @@ struct NamespaceStatus {
     refused_publishers: Vec<String>,
     /// The same publishers, each with the reason for which its batches are dropped.
     #[serde(default)]
-    refused: Vec<Refused>,
+    refused: Vec<PublisherRefusal>,
     /// Counts of the last answers about the namespace, and of those that were not exact.
     #[serde(default)]
     cost: Option<Cost>,
@@ -140,7 +140,7 @@ impl Status {
             0
         };
         for _ in 0..pages_max {
-            let page: Holders = client.json(&target).await?;
+            let page: HoldersPage = client.json(&target).await?;
             for holder in page.holders {
                 if let Some(status) = namespaces.get_mut(&holder.namespace) {
                     status.note(holder);
@@ -220,7 +220,7 @@ impl Status {
         if self.namespaces.is_empty() {
             return text + "no worker has been heard of\n";
         }
-        let mut table = Table::new(&["NAMESPACE", ">HOLDERS", ">DEGRADED", ">BLOCKS", ">COPIES"]);
+        let mut table = TextTable::new(&["NAMESPACE", ">HOLDERS", ">DEGRADED", ">BLOCKS", ">COPIES"]);
         for status in &self.namespaces {
             table.push(vec![
                 status.namespace.clone(),
@@ -350,7 +350,7 @@ mod tests {
             ..NamespaceStatus::default()
         };
         Status {
-            role: Role::Daemon,
+            role: ProcessRole::Daemon,
             ready: true,
             reasons: Vec::new(),
             messages_waiting: 1,
@@ -391,14 +391,14 @@ qwen          1000         0  123456  12345678
         }
         // Older daemons do not say.
         let status: Status = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
-        assert_eq!(status.role, Role::Daemon);
+        assert_eq!(status.role, ProcessRole::Daemon);
     }
 
     #[test]
     fn a_shard_that_is_missing_is_named_and_fails() {
         let missing = r#"[{"shard":1,"shards":2,"since_us":1800000000000000}]"#;
         let status = Status {
-            role: Role::Gateway,
+            role: ProcessRole::Gateway,
             missing_shards: serde_json::from_str(missing).unwrap(),
             namespaces: Vec::new(),
             ..sound()

@@ -5,7 +5,7 @@ use kvatlas_core::wire::{
 };
 
 use super::query_report::describe_gathered;
-use super::table::Table;
+use super::table::TextTable;
 use super::text::{counted, since};
 
 /// Returns a holder's state in words: `exact`, or `degraded` with the reasons.
@@ -51,7 +51,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply, now
     if has_profiles {
         columns.extend(["ADDRESS", "LABELS"]);
     }
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for holder in &status.holders {
         let mut row = row(holder, now_us);
         if has_profiles {

@@ -9,7 +9,7 @@ use super::text::{counted, since};
 
 /// Namespace whose events come but are dropped, because the namespace does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub(super) struct Stray {
+pub(super) struct StrayNamespace {
     namespace: String,
     /// Worker whose publisher sent the last message.
     worker: String,
@@ -19,7 +19,7 @@ pub(super) struct Stray {
     since_us: u64,
 }
 
-impl Stray {
+impl StrayNamespace {
     /// Returns a sentence about the namespace. `now_us` is the present time.
     pub(super) fn describe(&self, now_us: u64) -> String {
         let since = since(Some(self.since_us), now_us);
@@ -33,7 +33,7 @@ impl Stray {
     }
 }
 
-impl fmt::Display for Stray {
+impl fmt::Display for StrayNamespace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let messages = counted(self.messages, "message", "messages");
         write!(

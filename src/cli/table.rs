@@ -2,7 +2,7 @@
 
 /// Table with a header.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TextTable {
     /// Whether each column is aligned to the right.
     are_right: Vec<bool>,
     rows: Vec<Vec<String>>,
@@ -11,7 +11,7 @@ pub(super) struct Table {
 /// Text between two columns.
 const GAP: &str = "  ";
 
-impl Table {
+impl TextTable {
     /// Creates a table without rows, whose columns have these titles. Columns are aligned to the left, for words. A title that
     /// begins with `>` aligns its column to the right, for numbers; the `>` is not shown.
     pub(super) fn new(titles: &[&str]) -> Self {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_lines_end_with_their_text() {
-        let mut table = Table::new(&["WORKER", ">BLOCKS", "STATE"]);
+        let mut table = TextTable::new(&["WORKER", ">BLOCKS", "STATE"]);
         table.push(vec!["a".into(), "7".into(), "exact".into()]);
         table.push(vec!["a-long-name".into(), "12345678".into()]);
         let lines = [
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_gets_paragraphs() {
-        let mut table = Table::new(&["WORKER", ">BLOCKS", ""]);
+        let mut table = TextTable::new(&["WORKER", ">BLOCKS", ""]);
         table.push(vec!["gpu-0".into(), "7".into(), String::new()]);
         table.push(vec!["gpu-1".into(), "12".into(), "x".into()]);
         assert_eq!(table.render_within(Some(18)), table.render_table());
@@ -141,6 +141,6 @@ mod tests {
 
     #[test]
     fn a_header_stands_alone() {
-        assert_eq!(Table::new(&["A", ">B"]).render(), "A  B\n");
+        assert_eq!(TextTable::new(&["A", ">B"]).render(), "A  B\n");
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use super::output::{print, print_json};
-use super::table::Table;
+use super::table::TextTable;
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
@@ -67,7 +67,7 @@ pub(crate) fn vocab(arguments: &VocabArguments) -> Result<(), Failure> {
 }
 
 /// Answer about the allowed tokens, before it is printed.
-struct Answer<'a> {
+struct MaskAnswer<'a> {
     vocabulary: &'a Vocabulary,
     format: VocabularyFormat,
     nodes: usize,
@@ -84,7 +84,7 @@ fn mask(arguments: &MaskArguments) -> Result<(), Failure> {
     let mut mask = trie.empty_mask();
     trie.allow_by_table(automaton.table(), state, &mut mask)
         .map_err(Failure::failed)?;
-    let answer = Answer {
+    let answer = MaskAnswer {
         vocabulary: &vocabulary,
         format,
         nodes: trie.len(),
@@ -121,7 +121,7 @@ fn load(arguments: &MaskArguments) -> Result<(Vocabulary, VocabularyFormat), Fai
     })
 }
 
-fn render(answer: &Answer<'_>, sample: usize) -> String {
+fn render(answer: &MaskAnswer<'_>, sample: usize) -> String {
     let allowed = answer.mask.count();
     let size = answer.vocabulary.size();
     let share = 100.0 * allowed as f64 / size.max(1) as f64;
@@ -138,7 +138,7 @@ fn render(answer: &Answer<'_>, sample: usize) -> String {
         counted(allowed as u64, "token", "tokens"),
         if answer.may_end { "may" } else { "may not" },
     );
-    let mut table = Table::new(&[">TOKEN", "TEXT"]);
+    let mut table = TextTable::new(&[">TOKEN", "TEXT"]);
     for token in answer.mask.iter().take(sample) {
         table.push(vec![token.to_string(), text_of(answer.vocabulary, token)]);
     }
@@ -185,7 +185,7 @@ struct SampleJson {
 }
 
 impl MaskJson {
-    fn new(answer: &Answer<'_>, sample: usize) -> Self {
+    fn new(answer: &MaskAnswer<'_>, sample: usize) -> Self {
         let shown = answer.mask.iter().take(sample);
         Self {
             format: answer.format.as_str(),

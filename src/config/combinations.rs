@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use super::declare::Setting;
-use super::effective::{Entries, Entry};
+use super::effective::{SettingEntries, SettingEntry};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
 
@@ -249,8 +249,8 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
     }
     const RULE: &str =
         "a holder must be stale before it is removed: remove_after_ms must be above stale_after_ms, or 0";
-    let none = Entries::new();
-    let is_right = |own: &Entries| {
+    let none = SettingEntries::new();
+    let is_right = |own: &SettingEntries| {
         let number = |key| {
             let entry = own.get(key).or_else(|| layers.effective.entry(key));
             entry.and_then(number_of).unwrap_or_default()
@@ -305,6 +305,6 @@ fn integer(layers: &Layers, key: &str) -> Option<u64> {
     layers.effective.entry(key).and_then(number_of)
 }
 
-fn number_of(entry: &Entry) -> Option<u64> {
+fn number_of(entry: &SettingEntry) -> Option<u64> {
     entry.value.integer()
 }

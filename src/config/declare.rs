@@ -76,7 +76,7 @@ impl Setting {
 }
 
 /// A group of settings that is read into one value.
-pub(super) trait Table: Sized {
+pub(super) trait SettingTable: Sized {
     /// Returns the settings, in the order of their rows.
     fn settings() -> Vec<Setting>;
 
@@ -87,8 +87,8 @@ pub(super) trait Table: Sized {
     fn take_live(&mut self, other: &Self);
 }
 
-/// A [`Table`] whose settings named tables of the file may override.
-pub(super) trait NamedTable: Table {
+/// A [`SettingTable`] whose settings named tables of the file may override.
+pub(super) trait NamedTable: SettingTable {
     /// Table of the file that holds the named tables.
     const NAMED_IN: &'static str;
 }
@@ -119,7 +119,7 @@ impl<T: Copy> Named<T> {
     }
 }
 
-impl<T: NamedTable> Table for Named<T> {
+impl<T: NamedTable> SettingTable for Named<T> {
     fn settings() -> Vec<Setting> {
         let mut settings = T::settings();
         for setting in &mut settings {
@@ -154,7 +154,7 @@ impl<T: NamedTable> Table for Named<T> {
 ///
 /// - `flag "word"` at the end of a row adds a shorter flag.
 /// - `=> live` tells that a running daemon takes the setting at a reload.
-/// - A row without a default holds the rows of another [`Table`].
+/// - A row without a default holds the rows of another [`SettingTable`].
 /// - `named in [tables]` lets named tables of the file override the settings: see [`Named`].
 macro_rules! tables {
     ($(
@@ -175,7 +175,7 @@ macro_rules! tables {
             )+
         }
 
-        impl Table for $table {
+        impl SettingTable for $table {
             fn settings() -> Vec<Setting> {
                 let mut settings = Vec::new();
                 $(
@@ -212,7 +212,7 @@ macro_rules! tables {
     (@key ($section:ident $field:ident)) => { concat!(stringify!($section), ".", stringify!($field)) };
     (@key ($section:ident $field:ident $name:ident)) => { concat!(stringify!($section), ".", stringify!($name)) };
 
-    (@settings $key:tt $type:ty, $help:expr) => { <$type as Table>::settings() };
+    (@settings $key:tt $type:ty, $help:expr) => { <$type as SettingTable>::settings() };
     (@settings $key:tt $type:ty, $help:expr, $default:literal, $rule:expr, [$($alias:literal)?] [$($live:ident)?]) => {{
         let rule: Rule<$type> = $rule;
         [Setting {
@@ -225,7 +225,7 @@ macro_rules! tables {
     (@is_live) => { false };
     (@is_live live) => { true };
 
-    (@read $values:ident $key:tt $type:ty) => { <$type as Table>::read($values) };
+    (@read $values:ident $key:tt $type:ty) => { <$type as SettingTable>::read($values) };
     (@read $values:ident $key:tt $type:ty, $rule:expr) => {{
         let rule: Rule<$type> = $rule;
         $values.get(tables!(@key $key), &rule)
@@ -257,7 +257,7 @@ macro_rules! configuration {
             /// Returns the settings of every section.
             fn settings() -> Vec<Setting> {
                 let mut settings = Vec::new();
-                $(settings.extend(<$type as Table>::settings());)+
+                $(settings.extend(<$type as SettingTable>::settings());)+
                 settings
             }
 
@@ -265,7 +265,7 @@ macro_rules! configuration {
             pub(super) fn read(effective: Effective) -> Result<Config, ConfigError> {
                 let values = Values::new(&effective);
                 Ok(Config {
-                    $($section: <$type as Table>::read(values)?,)+
+                    $($section: <$type as SettingTable>::read(values)?,)+
                     effective,
                 })
             }

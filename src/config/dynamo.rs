@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// A component of Dynamo: the workers that serve one model. It is written `NAMESPACE.COMPONENT`, or `NAMESPACE.COMPONENT=TENANT`
 /// if the model's blocks there belong to a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Component {
+pub struct DynamoComponent {
     /// Dynamo's own namespace of the component, which is no namespace of kvatlas.
     pub namespace: String,
     /// Name of the component.
@@ -16,7 +16,7 @@ pub struct Component {
     pub tenant: String,
 }
 
-impl FromStr for Component {
+impl FromStr for DynamoComponent {
     type Err = NoComponent;
 
     fn from_str(text: &str) -> Result<Self, NoComponent> {
@@ -46,7 +46,7 @@ impl FromStr for Component {
 #[error("not NAMESPACE.COMPONENT, of letters, digits, _ and -, with =TENANT behind it or not")]
 pub struct NoComponent;
 
-impl fmt::Display for Component {
+impl fmt::Display for DynamoComponent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}.{}", self.namespace, self.name)?;
         match self.tenant.as_str() {
@@ -93,16 +93,16 @@ mod tests {
 
     #[test]
     fn components_have_a_namespace_and_a_name() {
-        let component: Component = "dynamo.backend".parse().unwrap();
+        let component: DynamoComponent = "dynamo.backend".parse().unwrap();
         assert_eq!(component.to_string(), "dynamo.backend");
-        let component: Component = "dynamo.prefill=team a".parse().unwrap();
+        let component: DynamoComponent = "dynamo.prefill=team a".parse().unwrap();
         assert_eq!(
             (component.name.as_str(), component.tenant.as_str()),
             ("prefill", "team a")
         );
         assert_eq!(component.to_string(), "dynamo.prefill=team a");
         for text in ["dynamo", "dynamo.", ".x", "a.b.c", "a b.c", "a.b=", "a=b"] {
-            assert_eq!(text.parse::<Component>(), Err(NoComponent), "{text}");
+            assert_eq!(text.parse::<DynamoComponent>(), Err(NoComponent), "{text}");
         }
     }
 

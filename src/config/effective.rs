@@ -3,44 +3,44 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{ConfigError, Origin};
-use super::kind::Value;
+use super::kind::SettingValue;
 use super::rule::Rule;
 
 /// A value and its origin.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) value: Value,
+pub(super) struct SettingEntry {
+    pub(super) value: SettingValue,
     pub(super) origin: Origin,
 }
 
 /// Values by the key of their setting.
-pub(super) type Entries = BTreeMap<&'static str, Entry>;
+pub(super) type SettingEntries = BTreeMap<&'static str, SettingEntry>;
 
 /// The entries of one named table of the file, such as `[namespaces.llama]`.
 #[derive(Debug, Clone)]
 pub(super) struct NamedEntries {
     pub(super) origin: Origin,
     /// Entries by the key of the default setting that they override.
-    pub(super) entries: Entries,
+    pub(super) entries: SettingEntries,
 }
 
 /// The values in force.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Effective {
-    pub(super) entries: Entries,
+    pub(super) entries: SettingEntries,
     /// Named tables by the table that holds them (`namespaces`), then by their names (`llama`).
     pub(super) named: BTreeMap<&'static str, BTreeMap<String, NamedEntries>>,
 }
 
 impl Effective {
-    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+    pub(super) fn entry(&self, key: &str) -> Option<&SettingEntry> {
         self.entries.get(key)
     }
 
     /// Returns the keys of the settings whose values differ, whatever their origins. A table whose named tables differ
     /// is in the list by its own name, such as `namespaces`.
     pub(super) fn differences(&self, other: &Effective) -> Vec<&'static str> {
-        let is_changed = |(key, entry): &(&&'static str, &Entry)| {
+        let is_changed = |(key, entry): &(&&'static str, &SettingEntry)| {
             other.entry(key).is_none_or(|others| others.value != entry.value)
         };
         let changed = self.entries.iter().filter(is_changed).map(|(key, _)| *key);
@@ -52,7 +52,7 @@ impl Effective {
     }
 
     /// Returns the values in the named tables of `table`, without their origins.
-    fn plain(&self, table: &str) -> Vec<(&str, &'static str, &Value)> {
+    fn plain(&self, table: &str) -> Vec<(&str, &'static str, &SettingValue)> {
         let mut values = Vec::new();
         for (name, table) in self.named(table) {
             values.extend(
@@ -75,7 +75,7 @@ impl Effective {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
     effective: &'a Effective,
-    overrides: Option<&'a Entries>,
+    overrides: Option<&'a SettingEntries>,
 }
 
 impl<'a> Values<'a> {

@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::declare::Setting;
-use super::effective::{Entries, Entry, NamedEntries};
+use super::effective::{NamedEntries, SettingEntries, SettingEntry};
 use super::error::{ConfigError, Origin};
 use super::kind::Kind;
 use super::layers::Layers;
@@ -158,8 +158,8 @@ impl FileReader<'_> {
         }
     }
 
-    fn read_named_table(&mut self, holder: &str, table_name: &str, table: &DeTable<'_>) -> Entries {
-        let mut entries = Entries::new();
+    fn read_named_table(&mut self, holder: &str, table_name: &str, table: &DeTable<'_>) -> SettingEntries {
+        let mut entries = SettingEntries::new();
         for (name, value) in table {
             let origin = self.origin(name, format!("{holder}.{table_name}.{}", name.get_ref()));
             let Some(setting) = named_in(holder).find(|setting| setting.name() == name.get_ref()) else {
@@ -169,7 +169,7 @@ impl FileReader<'_> {
             };
             let value = value.get_ref();
             if let Some(value) = setting.kind.parse_toml(value) {
-                entries.insert(setting.key, Entry { value, origin });
+                entries.insert(setting.key, SettingEntry { value, origin });
             } else {
                 let (allowed, found) = (setting.kind.allowed(), setting.kind.show_toml(value));
                 self.layers

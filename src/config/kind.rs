@@ -9,7 +9,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
-use super::dynamo::{Component, Discovery};
+use super::dynamo::{Discovery, DynamoComponent};
 
 /// Text that is shown in place of a secret.
 pub(super) const REDACTED: &str = "***";
@@ -49,7 +49,7 @@ impl fmt::Debug for Secret {
 }
 
 /// Reads a list of Dynamo's components joined by commas; an empty text is an empty list. `None` if a component cannot be read.
-pub(super) fn parse_components(text: &str) -> Option<Vec<Component>> {
+pub(super) fn parse_components(text: &str) -> Option<Vec<DynamoComponent>> {
     match text {
         "" => Some(Vec::new()),
         text => text.split(',').map(|component| component.parse().ok()).collect(),
@@ -58,7 +58,7 @@ pub(super) fn parse_components(text: &str) -> Option<Vec<Component>> {
 
 /// A value that its [`Kind`] allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+pub(super) enum SettingValue {
     /// Yes or no.
     Boolean(bool),
     /// A number, or a number of bytes.
@@ -69,11 +69,11 @@ pub(super) enum Value {
     Secret(Secret),
 }
 
-impl Value {
+impl SettingValue {
     /// Returns the number, if the value is one.
     pub(super) fn integer(&self) -> Option<u64> {
         match self {
-            Value::Integer(number) => Some(*number),
+            SettingValue::Integer(number) => Some(*number),
             _ => None,
         }
     }
@@ -81,7 +81,7 @@ impl Value {
     /// Returns the text, if the value is a text that may be shown.
     pub(super) fn text(&self) -> Option<&str> {
         match self {
-            Value::Text(text) => Some(text),
+            SettingValue::Text(text) => Some(text),
             _ => None,
         }
     }
@@ -184,12 +184,12 @@ impl Kind {
     }
 
     /// Reads the text of a flag or variable; `None` if it is not allowed.
-    pub(super) fn parse(&self, text: &str) -> Option<Value> {
+    pub(super) fn parse(&self, text: &str) -> Option<SettingValue> {
         let is_allowed = match self {
-            Kind::Boolean => return text.parse().ok().map(Value::Boolean),
+            Kind::Boolean => return text.parse().ok().map(SettingValue::Boolean),
             Kind::Integer { .. } => return self.bounded(parse_digits(text)?),
             Kind::Bytes { .. } => return self.bounded(parse_bytes(text)?),
-            Kind::Secret => return Some(Value::Secret(Secret::new(text))),
+            Kind::Secret => return Some(SettingValue::Secret(Secret::new(text))),
             Kind::Choice(words) => words.contains(&text),
             Kind::ServerUrls => text.split(',').all(|url| parse_server(url).is_some()),
             Kind::SubjectPrefix => text.len() <= SUBJECT_PREFIX_BYTES_MAX && text.split('.').all(is_token),
@@ -204,13 +204,13 @@ impl Kind {
             Kind::OptionalShard => text.is_empty() || text.parse::<Shard>().is_ok(),
             Kind::OptionalText | Kind::OptionalPath => true,
         };
-        is_allowed.then(|| Value::Text(text.to_owned()))
+        is_allowed.then(|| SettingValue::Text(text.to_owned()))
     }
 
     /// Reads a value of the file; `None` if its type does not fit or it is not allowed.
-    pub(super) fn parse_toml(&self, value: &DeValue<'_>) -> Option<Value> {
+    pub(super) fn parse_toml(&self, value: &DeValue<'_>) -> Option<SettingValue> {
         match (self, value) {
-            (Kind::Boolean, DeValue::Boolean(value)) => Some(Value::Boolean(*value)),
+            (Kind::Boolean, DeValue::Boolean(value)) => Some(SettingValue::Boolean(*value)),
             (Kind::Integer { .. } | Kind::Bytes { .. }, DeValue::Integer(digits)) => {
                 self.bounded(u64::from_str_radix(digits.as_str(), digits.radix()).ok()?)
             }
@@ -249,26 +249,26 @@ impl Kind {
     }
 
     /// Returns a value as TOML that [`Kind::parse_toml`] reads back. A secret that is set becomes `"***"`.
-    pub(super) fn to_toml(self, value: &Value) -> String {
+    pub(super) fn to_toml(self, value: &SettingValue) -> String {
         match value {
-            Value::Boolean(value) => value.to_string(),
-            Value::Integer(number) if matches!(self, Kind::Bytes { .. }) => {
+            SettingValue::Boolean(value) => value.to_string(),
+            SettingValue::Integer(number) if matches!(self, Kind::Bytes { .. }) => {
                 format!("\"{}\"", show_bytes(*number))
             }
-            Value::Integer(number) => number.to_string(),
-            Value::Text(text) => toml::Value::String(text.clone()).to_string(),
-            Value::Secret(secret) if secret.expose().is_empty() => "\"\"".into(),
-            Value::Secret(_) => format!("\"{REDACTED}\""),
+            SettingValue::Integer(number) => number.to_string(),
+            SettingValue::Text(text) => toml::Value::String(text.clone()).to_string(),
+            SettingValue::Secret(secret) if secret.expose().is_empty() => "\"\"".into(),
+            SettingValue::Secret(_) => format!("\"{REDACTED}\""),
         }
     }
 
-    fn bounded(&self, number: u64) -> Option<Value> {
+    fn bounded(&self, number: u64) -> Option<SettingValue> {
         let (Kind::Integer { minimum, maximum } | Kind::Bytes { minimum, maximum }) = self else {
             return None;
         };
         (minimum..=maximum)
             .contains(&&number)
-            .then_some(Value::Integer(number))
+            .then_some(SettingValue::Integer(number))
     }
 }
 
@@ -387,7 +387,7 @@ mod tests {
             ("4GiB", 4 << 30),
             ("3 KiB", 3072),
         ] {
-            assert_eq!(BYTES.parse(text), Some(Value::Integer(bytes)), "{text}");
+            assert_eq!(BYTES.parse(text), Some(SettingValue::Integer(bytes)), "{text}");
         }
         for text in [
             "",
@@ -522,12 +522,12 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_are_read_back(bytes in 1u64..) {
-            prop_assert_eq!(BYTES.parse(&show_bytes(bytes)), Some(Value::Integer(bytes)));
+            prop_assert_eq!(BYTES.parse(&show_bytes(bytes)), Some(SettingValue::Integer(bytes)));
         }
 
         #[test]
         fn any_text_is_read_back_from_toml(text in any::<String>()) {
-            let value = Value::Text(text);
+            let value = SettingValue::Text(text);
             let line = Kind::OptionalText.to_toml(&value);
             let document = format!("key = {line}");
             let table = toml::de::DeTable::parse(&document).unwrap();

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::declare::Setting;
-use super::effective::{Effective, Entry};
+use super::effective::{Effective, SettingEntry};
 use super::error::{ConfigError, Origin};
-use super::kind::Value;
+use super::kind::SettingValue;
 use super::settings::SETTINGS;
 
 /// Values of all sources read so far, read from the weakest source to the strongest.
@@ -37,7 +37,7 @@ impl Layers {
     pub(super) fn give(
         &mut self,
         setting: &'static Setting,
-        value: Option<Value>,
+        value: Option<SettingValue>,
         found: impl FnOnce() -> String,
         origin: Origin,
     ) {
@@ -45,7 +45,7 @@ impl Layers {
             self.doubtful.remove(setting.key);
             self.effective
                 .entries
-                .insert(setting.key, Entry { value, origin });
+                .insert(setting.key, SettingEntry { value, origin });
         } else {
             self.doubtful.insert(setting.key);
             self.errors

@@ -39,7 +39,7 @@ mod suggest;
 mod types;
 
 pub use declare::{ENVIRONMENT_PREFIX, Named, Setting};
-pub use dynamo::{Component, Discovery, NoComponent, NoDiscovery};
+pub use dynamo::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use flags::SettingFlags;

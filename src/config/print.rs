@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::declare::Setting;
-use super::effective::{Effective, Entry};
-use super::kind::Value;
+use super::effective::{Effective, SettingEntry};
+use super::kind::SettingValue;
 use super::settings::{SETTINGS, named_in, sections, tables_of_named};
 
 /// Returns the values in force as a TOML file, each with its help and its origin in comments.
@@ -33,9 +33,9 @@ pub(super) fn to_toml(effective: &Effective) -> String {
     document
 }
 
-fn push_entry(document: &mut String, setting: &Setting, entry: &Entry) {
+fn push_entry(document: &mut String, setting: &Setting, entry: &SettingEntry) {
     // The line of a secret that is set is commented out. As a value, its stars would be loaded back as the password.
-    let is_hidden = matches!(&entry.value, Value::Secret(secret) if !secret.expose().is_empty());
+    let is_hidden = matches!(&entry.value, SettingValue::Secret(secret) if !secret.expose().is_empty());
     let comment = if is_hidden { "# " } else { "" };
     push(document, format_args!("# From {}.\n", entry.origin));
     push(

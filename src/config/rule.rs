@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::dynamo::Component;
-use super::kind::{Kind, Secret, Value, parse_components, parse_server};
+use super::dynamo::DynamoComponent;
+use super::kind::{Kind, Secret, SettingValue, parse_components, parse_server};
 
 /// The kind of values that a setting allows, and their conversion to `T`.
 pub(super) struct Rule<T> {
     pub(super) kind: Kind,
     /// Converts a value to a `T`; `None` if it does not fit. A unit test tries the bounds of every setting.
-    pub(super) read: fn(&Value) -> Option<T>,
+    pub(super) read: fn(&SettingValue) -> Option<T>,
 }
 
 /// A type with one value for each word that a setting allows.
@@ -42,7 +42,7 @@ pub(super) fn boolean() -> Rule<bool> {
     Rule {
         kind: Kind::Boolean,
         read: |value| match value {
-            Value::Boolean(value) => Some(*value),
+            SettingValue::Boolean(value) => Some(*value),
             _ => None,
         },
     }
@@ -134,7 +134,7 @@ pub(super) fn secret() -> Rule<Option<Secret>> {
     Rule {
         kind: Kind::Secret,
         read: |value| match value {
-            Value::Secret(secret) => Some((!secret.expose().is_empty()).then(|| secret.clone())),
+            SettingValue::Secret(secret) => Some((!secret.expose().is_empty()).then(|| secret.clone())),
             _ => None,
         },
     }
@@ -160,7 +160,7 @@ pub(super) fn optional<T: FromStr>(kind: Kind) -> Rule<Option<T>> {
 }
 
 /// A list of Dynamo's components; empty if the text is empty.
-pub(super) fn components() -> Rule<Vec<Component>> {
+pub(super) fn components() -> Rule<Vec<DynamoComponent>> {
     Rule {
         kind: Kind::Components,
         read: |value| parse_components(value.text()?),

@@ -12,8 +12,8 @@ use std::time::Duration;
 use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::Shard;
 
-use super::declare::{Named, NamedTable, Setting, Table, configuration, tables};
-use super::dynamo::{Component, Discovery};
+use super::declare::{Named, NamedTable, Setting, SettingTable, configuration, tables};
+use super::dynamo::{Discovery, DynamoComponent};
 use super::effective::{Effective, Values};
 use super::error::ConfigError;
 use super::kind::{Kind, Secret};
@@ -317,7 +317,7 @@ tables! {
     /// Whether Dynamo's routers may ask, as their remote indexer.
     pub DynamoConfig in [dynamo] {
         /// Components of Dynamo whose routers are answered, joined by commas, such as dynamo.backend; with =TENANT behind one, its models are that tenant's; unset, none.
-        components: Vec<Component> = "", components();
+        components: Vec<DynamoComponent> = "", components();
         /// The place where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
         discovery: Option<Discovery> = "", optional(Kind::OptionalDiscovery);
         /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
@@ -419,7 +419,7 @@ tables! {
 
 impl Copy for NamespaceConfig {}
 
-impl Table for SharedAuthentication {
+impl SettingTable for SharedAuthentication {
     fn settings() -> Vec<Setting> {
         Credentials::settings()
     }
@@ -451,7 +451,7 @@ impl Table for SharedAuthentication {
 }
 
 /// Reads `None` if no bucket is named.
-impl Table for Option<ObjectStoreConfig> {
+impl SettingTable for Option<ObjectStoreConfig> {
     fn settings() -> Vec<Setting> {
         ObjectStoreConfig::settings()
     }

@@ -166,12 +166,12 @@ pub fn source_of(address: IpAddr) -> IpAddr {
 /// The connections that are open, by age: a lower number is older.
 #[derive(Default)]
 struct OpenConnections {
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, OpenConnection>,
     by_source: HashMap<IpAddr, usize>,
     accepted: u64,
 }
 
-struct Connection {
+struct OpenConnection {
     source: IpAddr,
     /// Whether the connection waits for its client: for a request, or for an answer to be taken.
     waits: Arc<AtomicBool>,
@@ -203,7 +203,7 @@ impl OpenConnections {
         self.accepted += 1;
         let (waits, displaced) = (Arc::new(AtomicBool::new(true)), CancellationToken::new());
         *self.by_source.entry(source).or_default() += 1;
-        let connection = Connection {
+        let connection = OpenConnection {
             source,
             waits: Arc::clone(&waits),
             displaced: displaced.clone(),
@@ -227,8 +227,9 @@ impl OpenConnections {
         let Some(source) = source.or_else(busiest) else {
             return false;
         };
-        let waits =
-            |connection: &Connection| connection.source == source && connection.waits.load(Ordering::Acquire);
+        let waits = |connection: &OpenConnection| {
+            connection.source == source && connection.waits.load(Ordering::Acquire)
+        };
         let oldest = self.connections.iter().find(|(_, found)| waits(found));
         let Some(number) = oldest.map(|(number, _)| *number) else {
             return false;
@@ -239,7 +240,7 @@ impl OpenConnections {
         true
     }
 
-    fn remove(&mut self, number: u64) -> Option<Connection> {
+    fn remove(&mut self, number: u64) -> Option<OpenConnection> {
         let removed = self.connections.remove(&number)?;
         if let Some(count) = self.by_source.get_mut(&removed.source) {
             *count -= 1;
@@ -271,7 +272,7 @@ async fn serve<S, B>(
     B: Body + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let service = Watched {
+    let service = WatchedService {
         service,
         waits: Arc::clone(&place.waits),
     };
@@ -351,22 +352,22 @@ impl Drop for Waiting {
 }
 
 /// A service that notes when its connection waits for the client: at all times except while a request is being answered.
-struct Watched<S> {
+struct WatchedService<S> {
     service: S,
     waits: Arc<AtomicBool>,
 }
 
-impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Watched<S> {
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for WatchedService<S> {
     type Response = S::Response;
     type Error = S::Error;
-    type Future = Answering<S::Future>;
+    type Future = AnswerFuture<S::Future>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         self.waits.store(false, Ordering::Release);
         request
             .extensions_mut()
             .insert(ClientWait(Arc::clone(&self.waits)));
-        Answering {
+        AnswerFuture {
             answer: Box::pin(self.service.call(request)),
             waits: Arc::clone(&self.waits),
         }
@@ -374,12 +375,12 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Watched<S> {
 }
 
 /// The future of an answer. When the answer is made, the connection waits for its client again.
-struct Answering<F> {
+struct AnswerFuture<F> {
     answer: Pin<Box<F>>,
     waits: Arc<AtomicBool>,
 }
 
-impl<F: Future> Future for Answering<F> {
+impl<F: Future> Future for AnswerFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {

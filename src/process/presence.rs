@@ -87,7 +87,7 @@ impl ServiceCounts {
 
 /// Identity of an instance. It is part of every answer.
 #[derive(Debug, Clone, Serialize)]
-struct Identity {
+struct InstanceIdentity {
     name: &'static str,
     id: String,
     version: &'static str,
@@ -98,14 +98,14 @@ struct Identity {
 struct Ping<'a> {
     r#type: &'static str,
     #[serde(flatten)]
-    identity: &'a Identity,
+    identity: &'a InstanceIdentity,
 }
 
 #[derive(Serialize)]
 struct Info<'a> {
     r#type: &'static str,
     #[serde(flatten)]
-    identity: &'a Identity,
+    identity: &'a InstanceIdentity,
     description: &'static str,
     endpoints: Vec<EndpointInfo<'a>>,
 }
@@ -122,7 +122,7 @@ struct EndpointInfo<'a> {
 struct Stats<'a> {
     r#type: &'static str,
     #[serde(flatten)]
-    identity: &'a Identity,
+    identity: &'a InstanceIdentity,
     started: String,
     endpoints: Vec<EndpointStats<'a>>,
 }
@@ -192,7 +192,7 @@ impl About<'_> {
     }
 }
 
-impl Identity {
+impl InstanceIdentity {
     fn new(client: &Client, metadata: BTreeMap<&'static str, String>) -> Self {
         // The id is as unique as the inboxes of clients must be.
         let inbox = client.new_inbox();
@@ -231,7 +231,7 @@ pub async fn present_bridge(
 #[derive(Debug)]
 pub struct Presence {
     client: Client,
-    identity: Identity,
+    identity: InstanceIdentity,
     /// Requests that the process takes; `None` for a bridge, which takes none.
     served: Option<Served>,
     started_us: u64,
@@ -245,7 +245,7 @@ impl Presence {
     pub fn new(client: Client, about: About<'_>, served: Option<Served>, contract: Subjects) -> Self {
         let started_us = served.as_ref().map(|served| served.counts.started_us);
         Self {
-            identity: Identity::new(&client, about.metadata()),
+            identity: InstanceIdentity::new(&client, about.metadata()),
             client,
             served,
             started_us: started_us.unwrap_or_else(unix_time_us),
@@ -261,7 +261,7 @@ impl Presence {
     pub async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
         let mut questions = Vec::new();
         for verb in ["PING", "INFO", "STATS"] {
-            let Identity { name, id, .. } = &self.identity;
+            let InstanceIdentity { name, id, .. } = &self.identity;
             for subject in [
                 format!("$SRV.{verb}"),
                 format!("$SRV.{verb}.{name}"),

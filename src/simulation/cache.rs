@@ -29,7 +29,7 @@ use super::attention::CacheModel;
 
 /// One resident block.
 #[derive(Debug)]
-struct Block {
+struct ResidentBlock {
     parent: Option<SequenceHash>,
     position: usize,
     children: usize,
@@ -68,7 +68,7 @@ const LEAF: usize = usize::MAX;
 pub struct PrefixCache {
     capacity_blocks: usize,
     model: CacheModel,
-    blocks: HashMap<SequenceHash, Block>,
+    blocks: HashMap<SequenceHash, ResidentBlock>,
     side_blocks: usize,
     /// The blocks without children and the side blocks, by age. No two have the same age: one admission uses one path, which has
     /// one leaf and at most one side block at each position.
@@ -225,7 +225,7 @@ impl PrefixCache {
             }
             block.children += 1;
         }
-        let block = Block {
+        let block = ResidentBlock {
             parent,
             position,
             children: 0,

@@ -59,7 +59,7 @@ pub struct ExpectedHolder {
 
 /// The effects of serving a request.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedRequest {
     /// Index of the worker that served the request.
     pub worker: usize,
     /// The changes in the worker's cache.
@@ -68,7 +68,7 @@ pub struct Served {
     pub events: Vec<Event>,
 }
 
-impl Served {
+impl ServedRequest {
     /// Returns how many blocks the events name.
     pub fn event_blocks(&self) -> usize {
         let stored = self.admission.resident_blocks - self.admission.matched_blocks;
@@ -120,20 +120,20 @@ impl Fleet {
     }
 
     /// Serves a request with the worker that the router chooses by `matched_blocks`, which has one number for each worker.
-    pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> Served {
+    pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> ServedRequest {
         let worker = self.router.choose(request.arrival_ms, matched_blocks);
         self.serve_with(worker, request)
     }
 
     /// Serves a request with the worker at an index.
-    pub fn serve_with(&mut self, worker: usize, request: &Request) -> Served {
+    pub fn serve_with(&mut self, worker: usize, request: &Request) -> ServedRequest {
         let admission = match self.workers.get_mut(worker) {
             Some(worker) => worker.cache.admit(&request.chain),
             None => Admission::default(),
         };
         self.router.assign(worker, request, admission.hit_blocks);
         let events = events_of(&request.chain, &admission);
-        Served {
+        ServedRequest {
             worker,
             admission,
             events,

@@ -38,7 +38,7 @@ pub use attention::{Attention, CacheModel, Retention};
 pub use cache::{Admission, PrefixCache};
 pub use check::{Difference, difference};
 pub use error::SimulationError;
-pub use fleet::{ExpectedHolder, Fleet, FleetSize, Served};
+pub use fleet::{ExpectedHolder, Fleet, FleetSize, ServedRequest};
 pub use replay::{FinalCheck, Replay, ReplayOptions};
 pub use report::{QueryLatency, Report, Tally};
 pub use request::{Request, chain_of};

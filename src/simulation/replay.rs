@@ -71,7 +71,7 @@ pub struct Replay<'session> {
 }
 
 /// The answer to one query of the run.
-struct Answer {
+struct TimedReply {
     /// The reply. `None` while the daemon does not know the namespace.
     reply: Option<QueryReply>,
     latency: Duration,
@@ -158,7 +158,7 @@ impl<'session> Replay<'session> {
     }
 
     /// Routes one request by the daemon's answer, and publishes the changes in the worker's cache.
-    async fn serve(&mut self, request: &Request, answer: Option<Answer>) -> Result<(), SimulationError> {
+    async fn serve(&mut self, request: &Request, answer: Option<TimedReply>) -> Result<(), SimulationError> {
         let mut matches = vec![0; self.options.size.workers.get()];
         if let Some(answer) = answer {
             self.tally.record_latency(answer.latency);
@@ -335,14 +335,14 @@ async fn ask(
     routers: QueryClient,
     namespace: NamespaceName,
     chain: Vec<SequenceHash>,
-) -> Result<Option<Answer>, ClientError> {
+) -> Result<Option<TimedReply>, ClientError> {
     if chain.is_empty() {
         return Ok(None);
     }
     let query = SingleQuery::new(QueryKey::SequenceHashes(chain));
     let begun = Instant::now();
     let reply = known(routers.query(&namespace, query).await)?;
-    Ok(Some(Answer {
+    Ok(Some(TimedReply {
         reply,
         latency: begun.elapsed(),
     }))

@@ -22,7 +22,7 @@ const TOKEN_WORK_US: u64 = 25_000;
 
 /// Load of one worker, as the router knows it.
 #[derive(Debug, Default)]
-struct Load {
+struct WorkerLoad {
     /// Time at which the worker will have computed all its prompts, in microseconds of simulated time.
     computed_at_us: u64,
     /// The running requests: the end of each, and the number of blocks that it attends to.
@@ -31,7 +31,7 @@ struct Load {
     running_blocks: u64,
 }
 
-impl Load {
+impl WorkerLoad {
     /// Forgets the requests that have ended.
     fn advance(&mut self, now_us: u64) {
         while let Some(Reverse((ends_us, blocks))) = self.running.peek().copied()
@@ -55,7 +55,7 @@ impl Load {
 /// Routes requests, and keeps account of the work that it has given to workers.
 #[derive(Debug)]
 pub struct Router {
-    loads: Vec<Load>,
+    loads: Vec<WorkerLoad>,
     now_us: u64,
     random: Rng,
 }
@@ -64,7 +64,7 @@ impl Router {
     /// Creates a router for this many workers, all idle.
     pub fn new(workers: usize, random: Rng) -> Self {
         Self {
-            loads: (0..workers).map(|_| Load::default()).collect(),
+            loads: (0..workers).map(|_| WorkerLoad::default()).collect(),
             now_us: 0,
             random,
         }
@@ -77,7 +77,7 @@ impl Router {
     pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
         self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
         let now_us = self.now_us;
-        let cost = |(load, matched): (&mut Load, &u64)| {
+        let cost = |(load, matched): (&mut WorkerLoad, &u64)| {
             load.advance(now_us);
             load.cost_us(now_us, *matched)
         };

@@ -210,7 +210,7 @@ impl Session {
             let left = holders
                 .iter()
                 .filter(|holder| workers.binary_search(&holder.worker).is_ok());
-            Backlog {
+            DaemonBacklog {
                 workers: left.count(),
                 applied: 0,
             }
@@ -221,11 +221,11 @@ impl Session {
     /// Asks for the status until `backlog` finds no worker that is behind. Fails if nothing changes for [`PROGRESS_PATIENCE`].
     async fn wait_until(
         &self,
-        backlog: impl Fn(Option<&StatusReply>) -> Backlog,
+        backlog: impl Fn(Option<&StatusReply>) -> DaemonBacklog,
     ) -> Result<Option<StatusReply>, SimulationError> {
         round_trip(&self.publishers, READY_PATIENCE).await?;
         let mut looks = 0_u32;
-        let mut progress: Option<(Backlog, Instant)> = None;
+        let mut progress: Option<(DaemonBacklog, Instant)> = None;
         loop {
             let status = self.status().await?;
             let now = backlog(status.as_ref());
@@ -260,14 +260,14 @@ impl Session {
 
 /// Extent to which the daemon is behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Backlog {
+struct DaemonBacklog {
     /// Number of workers of which the daemon has not applied everything.
     workers: usize,
     /// Sum of these workers' last applied batch numbers. It changes as long as the daemon makes progress.
     applied: u64,
 }
 
-fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
+fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> DaemonBacklog {
     let holders = status.map(|status| status.holders.as_slice()).unwrap_or_default();
     let reached: HashMap<_, _> = holders
         .iter()
@@ -285,7 +285,7 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
     let behind: Vec<&WorkerCursor> = cursors.iter().filter(is_behind).collect();
     let applied =
         |sum: u64, (worker, _): &&WorkerCursor| sum.wrapping_add(reached.get(worker).map_or(0, |at| at.seq));
-    Backlog {
+    DaemonBacklog {
         workers: behind.len(),
         applied: behind.iter().fold(0, applied),
     }

@@ -224,7 +224,7 @@ impl<L: LabelValue> GroupLabel for L {
 }
 
 /// A group of metrics as [`metric_group!`] declares it.
-pub(super) trait Group {
+pub(super) trait MetricGroup {
     /// Returns the description of the group and of its metrics.
     fn describe() -> GroupDescription;
 
@@ -280,7 +280,7 @@ macro_rules! metric_group {
             }
         }
 
-        impl $crate::declare::Group for $group {
+        impl $crate::declare::MetricGroup for $group {
             fn describe() -> $crate::declare::GroupDescription {
                 use $crate::declare;
                 let labels: &[declare::LabelDescription] = &[$(declare::LabelDescription {

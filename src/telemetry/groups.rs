@@ -1,6 +1,6 @@
 //! The list of all groups of metrics.
 
-use super::declare::{Group, GroupDescription, MetricDescription};
+use super::declare::{GroupDescription, MetricDescription, MetricGroup};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, DynamoConnectionMetrics, DynamoMetrics,
     EngineMetrics, EventMetrics, GatherMetrics, GrpcAddressMetrics, GrpcConnectionMetrics, GrpcHitMetrics,
@@ -16,13 +16,13 @@ macro_rules! groups {
     ($($group:ident,)+) => {
         /// Returns the description of every metric, by group.
         pub fn groups() -> Vec<GroupDescription> {
-            vec![$(<$group as Group>::describe()),+]
+            vec![$(<$group as MetricGroup>::describe()),+]
         }
 
         /// Records a value in every series that a process can have, with one example value for each label without a closed set.
         #[cfg(test)]
         pub(super) fn touch_every_series() {
-            $(<$group as Group>::touch_example();)+
+            $(<$group as MetricGroup>::touch_example();)+
         }
     };
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::HolderOutcomeMetrics;
-use super::declare::{Group, MetricDescription, MetricKind};
+use super::declare::{MetricDescription, MetricGroup, MetricKind};
 use super::histograms::Histograms;
 use super::leased::LeasedSeries;
 use super::{EngineMetrics, groups, process_metrics};

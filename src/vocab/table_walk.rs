@@ -37,7 +37,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "a tenth of the time, measured by benches/peers/tokens; the safety argument is at `Lane::step`"
+    reason = "a tenth of the time, measured by benches/peers/tokens; the safety argument is at `WalkLane::step`"
 )]
 
 use std::mem::MaybeUninit;
@@ -70,7 +70,7 @@ pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask
     };
     let mut stacks = [[const { MaybeUninit::uninit() }; TOKEN_BYTES_MAX + 1]; 2];
     let [front, back] = &mut stacks;
-    let (mut front, mut back) = (Lane::new(state, front), Lane::new(state, back));
+    let (mut front, mut back) = (WalkLane::new(state, front), WalkLane::new(state, back));
     loop {
         if front.is_done() {
             let Some(root) = roots.next() else { break };
@@ -103,7 +103,7 @@ struct WalkedTable {
 }
 
 /// A lane: a walk through the subtree of one root after the other.
-struct Lane {
+struct WalkLane {
     /// Next node of the walk.
     node: *const TokenNode,
     /// End of the root's subtree: the place after its last node.
@@ -112,7 +112,7 @@ struct Lane {
     top: *mut u32,
 }
 
-impl Lane {
+impl WalkLane {
     fn new(state: State, stack: &mut Stack) -> Self {
         let [bottom, ..] = stack;
         bottom.write(state.0);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use kvatlas_config::{Component, Discovery, NoComponent, NoDiscovery};
+use kvatlas_config::{Discovery, DynamoComponent, NoComponent, NoDiscovery};
 use kvatlas_telemetry::labels::EngineSource;
 
 /// A source of engines, as it was given.
@@ -105,7 +105,7 @@ pub(super) struct DynamoPlace {
     /// URL of the NATS server for event planes over NATS; `None` if it is not given.
     pub(super) nats: Option<String>,
     /// Component whose publishers are looked for; `None` for all.
-    pub(super) component: Option<Component>,
+    pub(super) component: Option<DynamoComponent>,
 }
 
 /// A text that is no source of engines.
@@ -185,7 +185,7 @@ impl DynamoPlace {
             let twice = match part.split_once('=') {
                 Some(("nats", url)) => place.nats.replace(url.to_owned()).is_some(),
                 Some(("component", name)) => {
-                    let component: Component = name
+                    let component: DynamoComponent = name
                         .parse()
                         .map_err(|error: NoComponent| format!("component is {name:?}: {error}"))?;
                     if !component.tenant.is_empty() {
@@ -210,7 +210,7 @@ impl DynamoPlace {
     pub(super) fn is_meant(&self, scope: &str) -> bool {
         self.component
             .as_ref()
-            .is_none_or(|Component { namespace, name, .. }| {
+            .is_none_or(|DynamoComponent { namespace, name, .. }| {
                 let own = format!("namespace/{namespace}/component/{name}");
                 scope
                     .strip_prefix(&own)

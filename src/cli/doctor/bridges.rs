@@ -10,42 +10,42 @@ const LINES_MAX: usize = 16;
 
 /// Engines, servers and sources of a bridge, as its route `/workers` lists them.
 #[derive(Debug, Deserialize)]
-pub(super) struct Followed {
-    engines: Vec<Named>,
+pub(super) struct BridgeListing {
+    engines: Vec<ListedInstance>,
     // Of an older bridge.
     #[serde(default)]
-    servers: Vec<Named>,
+    servers: Vec<ListedInstance>,
     #[serde(default)]
-    sources: Vec<Source>,
+    sources: Vec<ListedSource>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Named {
+struct ListedInstance {
     instance: String,
     last_error: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Source {
+struct ListedSource {
     source: String,
     engines: u64,
     last_error: Option<String>,
 }
 
-impl Followed {
+impl BridgeListing {
     /// Path of the route that lists them.
     pub(super) const TARGET: &'static str = "/workers?limit=10000";
 }
 
 /// Returns the checks of the bridge at the address `place`: one for each source, and one for all engines and servers.
-pub(super) fn judge(place: &str, followed: &Followed) -> Vec<Check> {
+pub(super) fn judge(place: &str, followed: &BridgeListing) -> Vec<Check> {
     let sources = followed.sources.iter().take(LINES_MAX).map(judge_source);
     let mut checks: Vec<Check> = sources.collect();
     checks.push(judge_engines(place, followed));
     checks
 }
 
-fn judge_source(source: &Source) -> Check {
+fn judge_source(source: &ListedSource) -> Check {
     let name = format!("source {}", source.source);
     match &source.last_error {
         Some(error) => {
@@ -60,9 +60,9 @@ fn judge_source(source: &Source) -> Check {
 }
 
 /// Returns a check that warns if a server or an engine has an error. The check names the first of them, and counts the others.
-fn judge_engines(place: &str, followed: &Followed) -> Check {
+fn judge_engines(place: &str, followed: &BridgeListing) -> Check {
     const NAME: &str = "engines";
-    let Followed { engines, servers, .. } = followed;
+    let BridgeListing { engines, servers, .. } = followed;
     let all = servers.iter().chain(engines);
     let mut troubled = all.filter_map(|one| Some((&one.instance, one.last_error.as_ref()?)));
     let Some((instance, error)) = troubled.next() else {
@@ -83,30 +83,30 @@ fn judge_engines(place: &str, followed: &Followed) -> Check {
 mod tests {
     use serde_json::json;
 
-    use super::super::report::Outcome;
+    use super::super::report::CheckOutcome;
     use super::*;
 
     #[test]
     fn what_keeps_a_bridge_from_looking_is_a_failure() {
-        let followed = |value| serde_json::from_value::<Followed>(value).unwrap();
+        let followed = |value| serde_json::from_value::<BridgeListing>(value).unwrap();
         let sound = followed(json!({
             "engines": [{"instance": "a", "last_error": null}],
             "sources": [{"source": "dns:a:1", "engines": 1, "last_error": null}],
         }));
-        let outcomes = |followed: &Followed| -> Vec<Outcome> {
+        let outcomes = |followed: &BridgeListing| -> Vec<CheckOutcome> {
             judge("b:1", followed).iter().map(Check::outcome).collect()
         };
-        assert_eq!(outcomes(&sound), [Outcome::Fine, Outcome::Fine]);
+        assert_eq!(outcomes(&sound), [CheckOutcome::Fine, CheckOutcome::Fine]);
         let troubled = followed(json!({
             "engines": [{"instance": "a", "last_error": "other_engine"}],
             "servers": [{"instance": "b", "last_error": "no answer"}, {"instance": "c", "last_error": null}],
             "sources": [{"source": "kubernetes:a=b", "engines": 0, "last_error": "no Role"}],
         }));
-        assert_eq!(outcomes(&troubled), [Outcome::Failed, Outcome::Warning]);
+        assert_eq!(outcomes(&troubled), [CheckOutcome::Failed, CheckOutcome::Warning]);
         let checks = judge("b:1", &troubled);
         assert_eq!(checks[0].found(), "no Role");
         assert_eq!(checks[1].found(), "b: no answer; and 1 more");
         // Of an older bridge.
-        assert_eq!(outcomes(&followed(json!({"engines": []}))), [Outcome::Fine]);
+        assert_eq!(outcomes(&followed(json!({"engines": []}))), [CheckOutcome::Fine]);
     }
 }

@@ -18,7 +18,7 @@ const SUBSCRIPTION_CAPACITY: usize = 1024;
 const REFUSALS_MAX: usize = 64;
 
 /// Connection to NATS, with the server's refusals on it.
-pub(super) struct Connected {
+pub(super) struct DoctorConnection {
     pub(super) nats: Client,
     pub(super) refusals: tokio::sync::Mutex<mpsc::Receiver<Refusal>>,
     round_trip: Duration,
@@ -33,7 +33,7 @@ pub(super) struct Unconnected {
 const UNREACHABLE: &str = "no NATS server could be reached";
 
 /// Connects to NATS. `patience` is the longest wait.
-pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Connected, Unconnected> {
+pub(super) async fn connect(config: &Config, patience: Duration) -> Result<DoctorConnection, Unconnected> {
     let (sender, refusals) = mpsc::channel(REFUSALS_MAX);
     let notice = move |notice| {
         if let ConnectionNotice::Refused(refusal) = notice {
@@ -74,14 +74,14 @@ pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Conne
         })?;
     let begun = Instant::now();
     nats.flush().await.map_err(|error| silent(error.to_string()))?;
-    Ok(Connected {
+    Ok(DoctorConnection {
         nats,
         refusals: tokio::sync::Mutex::new(refusals),
         round_trip: begun.elapsed(),
     })
 }
 
-impl Connected {
+impl DoctorConnection {
     /// Returns a check that names the server, and tells the time of a round trip.
     pub(super) fn check(&self) -> Check {
         let info = self.nats.server_info();

@@ -11,7 +11,7 @@ use kvatlas_core::wire::{ErrorCode, Event, Gathered, QueryKey, SingleQuery, Stor
 use kvatlas_process::setup::{Setup, SnapshotRoom};
 
 use super::DoctorArguments;
-use super::broker::Connected;
+use super::broker::DoctorConnection;
 use super::report::Check;
 
 const ROUND_TRIP: &str = "round trip";
@@ -22,7 +22,7 @@ const ASKING_INTERVAL: Duration = Duration::from_millis(2);
 pub(super) async fn check_round_trip(
     arguments: &DoctorArguments,
     subjects: &Subjects,
-    connected: &Connected,
+    connected: &DoctorConnection,
 ) -> Check {
     let holder = PublishedHolder {
         namespace: arguments.namespace.clone(),
@@ -99,7 +99,7 @@ fn missing_shards(gathered: &Gathered) -> Check {
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
-    connected: &Connected,
+    connected: &DoctorConnection,
     hash: SequenceHash,
     incomplete: &mut Option<Gathered>,
 ) -> Result<(), String> {
@@ -176,13 +176,13 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Outcome;
+    use super::super::report::CheckOutcome;
     use super::*;
 
     #[test]
     fn a_shard_that_is_not_there_is_a_failure() {
         let check = |missing| missing_shards(&Gathered { shards: 3, missing });
-        assert_eq!(check(vec![0]).outcome(), Outcome::Failed);
+        assert_eq!(check(vec![0]).outcome(), CheckOutcome::Failed);
         assert_eq!(check(vec![0]).found(), "shard 0 of 3 is not there");
         assert_eq!(check(vec![0, 2]).found(), "shards 0 and 2 of 3 are not there");
     }
@@ -196,9 +196,9 @@ mod tests {
             error: free_bytes.is_none().then(|| "no such directory".to_owned()),
         };
         let outcome = |room| check_room("disk of a", Some(&room)).outcome();
-        assert_eq!(outcome(room(Some(5 << 20))), Outcome::Fine);
-        assert_eq!(outcome(room(Some(4 << 20))), Outcome::Warning);
-        assert_eq!(outcome(room(None)), Outcome::Failed);
-        assert_eq!(check_room("disk of a", None).outcome(), Outcome::Warning);
+        assert_eq!(outcome(room(Some(5 << 20))), CheckOutcome::Fine);
+        assert_eq!(outcome(room(Some(4 << 20))), CheckOutcome::Warning);
+        assert_eq!(outcome(room(None)), CheckOutcome::Failed);
+        assert_eq!(check_room("disk of a", None).outcome(), CheckOutcome::Warning);
     }
 }

@@ -43,13 +43,13 @@ struct Culprit<'d> {
 
 /// Name of a holder: namespace, worker and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Name<'d> {
+struct NamespacedHolder<'d> {
     namespace: &'d str,
     worker: &'d str,
     rank: u32,
 }
 
-impl fmt::Display for Name<'_> {
+impl fmt::Display for NamespacedHolder<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             namespace,
@@ -69,7 +69,7 @@ impl<'d> Culprit<'d> {
         self.places.push(place);
     }
 
-    fn check(&self, name: Name<'_>, now_us: u64) -> Check {
+    fn check(&self, name: NamespacedHolder<'_>, now_us: u64) -> Check {
         let words: Vec<&str> = self.reasons.iter().map(|reason| reason.as_str()).collect();
         let (since, places) = (since(self.since_us, now_us), self.places.join(", "));
         let detail = self.detail.map_or(String::new(), |detail| format!(": {detail}"));
@@ -87,13 +87,13 @@ impl<'d> Culprit<'d> {
 /// `daemons` has each daemon's address and holders, and `now_us` is the present time. Holders of the namespace `own`, the
 /// doctor's, are left out.
 pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec<Check> {
-    let mut culprits: BTreeMap<Name<'_>, Culprit<'_>> = BTreeMap::new();
+    let mut culprits: BTreeMap<NamespacedHolder<'_>, Culprit<'_>> = BTreeMap::new();
     let mut unlisted = 0;
     for (place, known) in daemons {
         let listed = u64::try_from(known.holders.len()).unwrap_or(u64::MAX);
         unlisted = unlisted.max(known.holders_total.saturating_sub(listed));
         for holder in known.holders.iter().filter(|holder| holder.namespace != own) {
-            let name = Name {
+            let name = NamespacedHolder {
                 namespace: &holder.namespace,
                 worker: &holder.worker,
                 rank: holder.rank,
@@ -123,7 +123,7 @@ pub(super) fn judge(daemons: &[(&str, Degraded)], own: &str, now_us: u64) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::{Outcome, Report};
+    use super::super::report::{CheckOutcome, DoctorReport};
     use super::*;
 
     fn degraded(text: &str) -> Degraded {
@@ -136,7 +136,7 @@ mod tests {
         let checks = judge(&[("a", none)], "own", 0);
         assert_eq!(
             (checks.len(), checks[0].outcome(), checks[0].found()),
-            (1, Outcome::Fine, "all are exact")
+            (1, CheckOutcome::Fine, "all are exact")
         );
         let holder = |namespace: &str, worker: &str, reason: &str| {
             let known = r#""since_us":1800000000000000,"detail":"expected batch 2, got 5""#;
@@ -161,12 +161,12 @@ mod tests {
         let second = some(&[holder("m", "vllm-2", "gap")], 1);
         let checks = judge(&[("a", first), ("b", second)], "own", 1_800_000_060_000_000);
         assert_eq!(checks.len(), 1);
-        assert_eq!(checks[0].outcome(), Outcome::Failed);
+        assert_eq!(checks[0].outcome(), CheckOutcome::Failed);
         assert_eq!(
             checks[0].found(),
             "gap, upstream_gap since 08:00:00 UTC (60 s): expected batch 2, got 5, at a, b"
         );
-        let mut report = Report::default();
+        let mut report = DoctorReport::default();
         report.extend(checks);
         let said = report.render();
         assert!(

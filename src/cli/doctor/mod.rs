@@ -18,14 +18,14 @@ use kvatlas_config::{Config, process_environment};
 use kvatlas_core::wire::{NamespaceName, PROBE_NAME, Subjects, WorkerName};
 use kvatlas_process::setup::Setup;
 
-use super::admin_client::AdminArguments;
+use super::admin_client::AdminClientArguments;
 use super::connect::{parse_time, with_context};
 use super::failure::Failure;
 use super::nats_context::Surroundings;
 use super::output::{print, print_json};
 use super::text::printable;
 use replicas::Replica;
-use report::{Check, Report};
+use report::{Check, DoctorReport};
 
 pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of its own, asks for it, and takes it back. \
     Nothing of it stays.\n\
@@ -52,8 +52,8 @@ pub(crate) struct DoctorArguments {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["urls", "config"])]
     context: Option<String>,
     /// Permissions to check: a daemon's, a publisher's, a router's or all of them.
-    #[arg(long, value_enum, default_value_t = Role::All)]
-    role: Role,
+    #[arg(long, value_enum, default_value_t = NatsRole::All)]
+    role: NatsRole,
     /// Namespace of the probe event.
     #[arg(long, value_name = "NAME", default_value = PROBE_NAME)]
     namespace: NamespaceName,
@@ -75,7 +75,7 @@ pub(crate) struct DoctorArguments {
 
 /// A role of `deploy/nats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Role {
+enum NatsRole {
     /// Takes in events and answers queries.
     Daemon,
     /// Publishes the events of a worker.
@@ -86,7 +86,7 @@ enum Role {
     All,
 }
 
-impl Role {
+impl NatsRole {
     fn includes(self, other: Self) -> bool {
         self == Self::All || self == other
     }
@@ -96,7 +96,7 @@ impl Role {
 pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     let config = arguments.load()?;
     let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
-    let mut report = Report::default();
+    let mut report = DoctorReport::default();
     let mut replicas = Vec::new();
     let own = Setup::of(&config);
     let mut told = Vec::new();
@@ -197,7 +197,7 @@ impl DoctorArguments {
     fn replicas(&self) -> Result<Vec<Replica>, Failure> {
         let named = |address| {
             Ok(Replica::named(
-                AdminArguments::at(address, self.timeout).client()?,
+                AdminClientArguments::at(address, self.timeout).client()?,
             ))
         };
         if self.admin.is_empty() {

@@ -10,7 +10,7 @@ use kvatlas_daemon::runbook::mend_of;
 use serde::Deserialize;
 
 use super::report::Check;
-use crate::cli::refused::{Refused, reason_of};
+use crate::cli::refused::{PublisherRefusal, reason_of};
 use crate::cli::text::counted;
 
 /// Settings that decide how a daemon hashes a namespace, from its route `/index`.
@@ -32,7 +32,7 @@ impl fmt::Display for Hashed {
 
 /// Facts about the publishers of a namespace, from a daemon's route `/index`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Published {
+pub(super) struct NamespacePublishers {
     namespace: String,
     /// Number of holders whose epochs lie ahead of the daemon's clock.
     #[serde(default)]
@@ -45,7 +45,7 @@ pub(super) struct Published {
     refused_publishers: Vec<String>,
     /// The same publishers, each with the reason. An older daemon leaves them out.
     #[serde(default)]
-    refused: Vec<Refused>,
+    refused: Vec<PublisherRefusal>,
     /// Counts of the last answers about the namespace. An older daemon leaves it out.
     #[serde(default)]
     cost: Option<Cost>,
@@ -56,7 +56,7 @@ pub(super) struct Published {
 
 /// Returns a check that warns of epochs ahead of the clock and of unknown block sizes. `daemons` has each daemon's address and
 /// namespaces.
-pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
+pub(super) fn publishers(daemons: &[(&str, Vec<NamespacePublishers>)]) -> Check {
     const NAME: &str = "publishers";
     let mut found = Vec::new();
     for (place, namespaces) in daemons {
@@ -91,8 +91,8 @@ pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
 
 /// Returns a failed check for each publisher whose batches are dropped. `daemons` has each daemon's address and namespaces.
 /// Publishers of the namespace `own`, the doctor's, are left out.
-pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Check> {
-    let mut culprits: BTreeMap<String, Dropped<'_>> = BTreeMap::new();
+pub(super) fn refused(daemons: &[(&str, Vec<NamespacePublishers>)], own: &str) -> Vec<Check> {
+    let mut culprits: BTreeMap<String, CulpritPublisher<'_>> = BTreeMap::new();
     for (place, namespaces) in daemons {
         for known in namespaces.iter().filter(|known| known.namespace != own) {
             for publisher in &known.refused_publishers {
@@ -112,14 +112,14 @@ pub(super) fn refused(daemons: &[(&str, Vec<Published>)], own: &str) -> Vec<Chec
 
 /// Everything that daemons say about one publisher whose batches are dropped.
 #[derive(Debug, Default)]
-struct Dropped<'d> {
+struct CulpritPublisher<'d> {
     reason: Option<&'d str>,
     /// Sum of the costs that the daemons tell.
     cost: Option<Cost>,
     places: Vec<&'d str>,
 }
 
-impl Dropped<'_> {
+impl CulpritPublisher<'_> {
     fn check(&self, name: &str) -> Check {
         let reason = self.reason.map_or(String::new(), |reason| format!(" ({reason})"));
         let found = format!(
@@ -165,7 +165,7 @@ pub(super) fn compare(daemons: &[(&str, Vec<Hashed>)]) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Outcome;
+    use super::super::report::CheckOutcome;
     use super::*;
 
     fn hashed(namespace: &str, block_size: u32) -> Hashed {
@@ -178,12 +178,12 @@ mod tests {
 
     #[test]
     fn clocks_that_are_ahead_and_sizes_that_are_guessed_are_named() {
-        let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
+        let published = |text: &str| vec![serde_json::from_str::<NamespacePublishers>(text).unwrap()];
         let fine = publishers(&[("a", published(r#"{"namespace":"m"}"#))]);
-        assert_eq!(fine.outcome(), Outcome::Fine);
+        assert_eq!(fine.outcome(), CheckOutcome::Fine);
         let odd = r#"{"namespace":"m","epochs_ahead":1,"ahead":["w/0"],"unsized_holders":2}"#;
         let check = publishers(&[("a", published(odd))]);
-        assert_eq!(check.outcome(), Outcome::Warning);
+        assert_eq!(check.outcome(), CheckOutcome::Warning);
         assert_eq!(
             check.found(),
             "1 holder has an epoch ahead of the clock of a in m (w/0); 2 holders did not tell a a block size in m"
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn whose_batches_are_dropped_fails() {
-        let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
+        let published = |text: &str| vec![serde_json::from_str::<NamespacePublishers>(text).unwrap()];
         let wide = r#"{"namespace":"m","refused_publishers":["wide"],"refused":[{"worker":"wide","reason":"other_settings"}]}"#;
         let known = [("a", published(wide)), ("b", published(wide))];
         let checks = refused(&known, "own");
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(
             (checks[0].outcome(), checks[0].found()),
             (
-                Outcome::Failed,
+                CheckOutcome::Failed,
                 "all its batches are dropped (other_settings) at a, b"
             )
         );
@@ -217,14 +217,14 @@ mod tests {
             ("b", vec![hashed("m", 16), hashed("n", 32)]),
             ("c", vec![hashed("n", 32)]),
         ];
-        assert_eq!(compare(&alike).outcome(), Outcome::Fine);
+        assert_eq!(compare(&alike).outcome(), CheckOutcome::Fine);
         let sizes = [("a", vec![hashed("m", 16)]), ("b", vec![hashed("m", 32)])];
-        assert_eq!(compare(&sizes).outcome(), Outcome::Failed);
+        assert_eq!(compare(&sizes).outcome(), CheckOutcome::Failed);
         let recomputed = Hashed {
             hashing: "recompute".to_owned(),
             ..hashed("m", 16)
         };
         let modes = [("a", vec![hashed("m", 16)]), ("b", vec![recomputed])];
-        assert_eq!(compare(&modes).outcome(), Outcome::Failed);
+        assert_eq!(compare(&modes).outcome(), CheckOutcome::Failed);
     }
 }

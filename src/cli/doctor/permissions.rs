@@ -9,9 +9,9 @@ use kvatlas_config::Config;
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::broker::Refused;
 
-use super::broker::Connected;
+use super::broker::DoctorConnection;
 use super::report::Check;
-use super::{DoctorArguments, Role};
+use super::{DoctorArguments, NatsRole};
 
 /// Time to wait after a flush for the server's refusals. The server sends them before its answer to the flush, but the NATS
 /// library passes them on a moment later.
@@ -22,10 +22,10 @@ pub(super) async fn check(
     arguments: &DoctorArguments,
     config: &Config,
     subjects: &Subjects,
-    connected: &Connected,
+    connected: &DoctorConnection,
 ) -> Vec<Check> {
     let mut checks = Vec::new();
-    for role in [Role::Daemon, Role::Publisher, Role::Router] {
+    for role in [NatsRole::Daemon, NatsRole::Publisher, NatsRole::Router] {
         if arguments.role.includes(role) {
             let needs = Needs::of(role, arguments, config, subjects);
             checks.push(needs.check(role, connected).await);
@@ -42,10 +42,10 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(role: Role, arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
+    fn of(role: NatsRole, arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
         let (namespace, worker) = (&arguments.namespace, &arguments.worker);
         match role {
-            Role::Daemon | Role::All => Self {
+            NatsRole::Daemon | NatsRole::All => Self {
                 subscribe: vec![
                     subjects.all_events(),
                     subjects.all_queries(),
@@ -60,19 +60,19 @@ impl Needs {
                 ],
             },
             // That it may publish events is seen from the probe.
-            Role::Publisher => Self {
+            NatsRole::Publisher => Self {
                 subscribe: vec![subjects.resync(namespace, worker, 0)],
                 publish: Vec::new(),
             },
             // Daemons pass over an empty message that wants no reply.
-            Role::Router => Self {
+            NatsRole::Router => Self {
                 subscribe: Vec::new(),
                 publish: vec![subjects.query(namespace), subjects.status(namespace)],
             },
         }
     }
 
-    async fn check(self, role: Role, connected: &Connected) -> Check {
+    async fn check(self, role: NatsRole, connected: &DoctorConnection) -> Check {
         let name = format!("permissions of a {}", format!("{role:?}").to_lowercase());
         let refused = match self.try_all(connected).await {
             Ok(refused) => refused,
@@ -99,7 +99,7 @@ impl Needs {
         format!("the server allows {}", allowed.join("; "))
     }
 
-    async fn try_all(&self, connected: &Connected) -> Result<Vec<String>, async_nats::Error> {
+    async fn try_all(&self, connected: &DoctorConnection) -> Result<Vec<String>, async_nats::Error> {
         let nats = &connected.nats;
         let mut subscriptions = Vec::new();
         for subject in &self.subscribe {

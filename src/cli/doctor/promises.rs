@@ -35,7 +35,7 @@ pub(super) fn judge(daemons: &[(&str, Vec<Promising>)]) -> Vec<Check> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Outcome;
+    use super::super::report::CheckOutcome;
     use super::*;
 
     #[test]
@@ -49,7 +49,7 @@ mod tests {
         assert!(judge(&[("a", known(""))]).is_empty());
         let broken = r#"{"worker":"vllm-3","rank":0,"promised_blocks":1000,"missing_blocks":110}"#;
         let checks = judge(&[("a", known("")), ("b", known(broken))]);
-        assert_eq!((checks.len(), checks[0].outcome()), (1, Outcome::Failed));
+        assert_eq!((checks.len(), checks[0].outcome()), (1, CheckOutcome::Failed));
         assert!(checks[0].found().ends_with("at b"), "{}", checks[0].found());
     }
 }

@@ -14,16 +14,16 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::bridges::{self, Followed};
-use super::broker::Connected;
+use super::bridges::{self, BridgeListing};
+use super::broker::DoctorConnection;
 use super::holders::{self, Degraded};
-use super::namespaces::{self, Hashed, Published};
+use super::namespaces::{self, Hashed, NamespacePublishers};
 use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
-use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
-use crate::cli::missing::MissingShard;
-use crate::cli::strays::Stray;
+use crate::cli::admin_client::{AdminClient, AdminClientArguments, ProcessRole};
+use crate::cli::missing::SilentShard;
+use crate::cli::strays::StrayNamespace;
 use crate::cli::text::counted;
 
 /// Largest difference of clocks that is accepted. A larger one makes lags and times in the log misleading.
@@ -36,29 +36,29 @@ const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
 const REPLICAS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
-struct Index<N> {
+struct IndexListing<N> {
     #[serde(default)]
-    role: Role,
+    role: ProcessRole,
     namespaces: Vec<N>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Wanting {
     #[serde(default)]
-    role: Role,
+    role: ProcessRole,
     setup: Option<Setup>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Sizes {
+struct HolderCount {
     holders: u64,
 }
 
 #[derive(Debug, Deserialize)]
-struct Shards {
+struct GatewayShards {
     // An older gateway does not say it.
     #[serde(default)]
-    missing_shards: Vec<MissingShard>,
+    missing_shards: Vec<SilentShard>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -95,7 +95,7 @@ impl Replica {
 
 /// Facts that a process tells about itself when services are asked on NATS.
 #[derive(Debug, Deserialize)]
-struct Ping {
+struct PingReply {
     metadata: Metadata,
 }
 
@@ -112,7 +112,7 @@ struct Metadata {
 /// Finds the daemons, gateways and bridges that answer as services on NATS. Also returns a skipped check for each process that
 /// cannot be reached from here.
 pub(super) async fn find(
-    connected: &Connected,
+    connected: &DoctorConnection,
     prefix: &str,
     timeout: Duration,
 ) -> (Vec<Replica>, Vec<Check>) {
@@ -124,12 +124,12 @@ pub(super) async fn find(
     pings.sort_by(|one, other| one.metadata.instance.cmp(&other.metadata.instance));
     let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (mut replicas, mut checks) = (Vec::new(), Vec::new());
-    for Ping { metadata } in pings {
+    for PingReply { metadata } in pings {
         match reached_at(&metadata, &own_host) {
-            Ok(address) => match AdminArguments::at(Some(address), timeout).client() {
+            Ok(address) => match AdminClientArguments::at(Some(address), timeout).client() {
                 Ok(admin) => replicas.push(Replica {
                     admin,
-                    is_bridge: metadata.role == Role::Bridge.as_str(),
+                    is_bridge: metadata.role == ProcessRole::Bridge.as_str(),
                     group: (metadata.role == "daemon").then(|| metadata.shard.unwrap_or_default()),
                 }),
                 Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
@@ -141,10 +141,10 @@ pub(super) async fn find(
 }
 
 /// Replica, and the answer of its route `/index`.
-pub(super) type Seen = (Replica, Result<Value, Failure>);
+pub(super) type ReplicaAnswer = (Replica, Result<Value, Failure>);
 
 /// Asks each replica for its route `/index`. All checks share the answers.
-pub(super) async fn look(replicas: Vec<Replica>) -> Vec<Seen> {
+pub(super) async fn look(replicas: Vec<Replica>) -> Vec<ReplicaAnswer> {
     let asked = replicas.into_iter().map(async |replica| {
         let index = replica.admin.json("/index").await;
         (replica, index)
@@ -153,10 +153,10 @@ pub(super) async fn look(replicas: Vec<Replica>) -> Vec<Seen> {
 }
 
 /// Returns the needs of each daemon that tells them, by the daemon's address. Older daemons, gateways and bridges tell none.
-pub(super) fn setups(seen: &[Seen]) -> Vec<(String, Setup)> {
+pub(super) fn setups(seen: &[ReplicaAnswer]) -> Vec<(String, Setup)> {
     let told = seen.iter().filter_map(|(replica, index)| {
         let index = Wanting::deserialize(index.as_ref().ok()?).ok()?;
-        let setup = index.setup.filter(|_| index.role == Role::Daemon)?;
+        let setup = index.setup.filter(|_| index.role == ProcessRole::Daemon)?;
         Some((replica.admin.authority().to_owned(), setup))
     });
     told.collect()
@@ -181,7 +181,7 @@ fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static st
     }
 }
 
-async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> {
+async fn ask_all(connected: &DoctorConnection) -> Result<Vec<PingReply>, async_nats::Error> {
     let nats = &connected.nats;
     let inbox = nats.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
@@ -190,7 +190,7 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
     let mut pings = Vec::new();
     while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
         // Others may call their services so, too.
-        pings.extend(serde_json::from_slice::<Ping>(&answer.payload));
+        pings.extend(serde_json::from_slice::<PingReply>(&answer.payload));
         if pings.len() >= REPLICAS_MAX {
             break;
         }
@@ -200,7 +200,7 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
 
 /// Checks each replica: readiness, clock, holders that are not exact, and the number of holders. The daemons of a group should
 /// know the same number of holders after at most `patience`. `own_namespace` is the namespace in which the doctor publishes.
-pub(super) async fn check(seen: &[Seen], patience: Duration, own_namespace: &str) -> Vec<Check> {
+pub(super) async fn check(seen: &[ReplicaAnswer], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<Indexed<'_>>> = BTreeMap::new();
     for (Replica { admin, group, .. }, index) in seen {
@@ -217,12 +217,12 @@ pub(super) async fn check(seen: &[Seen], patience: Duration, own_namespace: &str
                 }
                 checks.push(check);
                 match role {
-                    Role::Bridge => match admin.json(Followed::TARGET).await {
+                    ProcessRole::Bridge => match admin.json(BridgeListing::TARGET).await {
                         Ok(followed) => checks.extend(bridges::judge(admin.authority(), &followed)),
                         Err(failure) => checks.push(Check::skipped("engines", failure)),
                     },
-                    Role::Daemon => checks.push(check_clock(admin).await),
-                    Role::Gateway => {
+                    ProcessRole::Daemon => checks.push(check_clock(admin).await),
+                    ProcessRole::Gateway => {
                         checks.push(check_clock(admin).await);
                         checks.extend(check_shards(admin, index));
                     }
@@ -276,11 +276,11 @@ async fn check_holders(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Chec
 
 /// Returns a failed check for each shard that a gateway's answers lack.
 fn check_shards(gateway: &AdminClient, index: &Value) -> Vec<Check> {
-    let known: Shards = match view_of((gateway, index)) {
+    let known: GatewayShards = match view_of((gateway, index)) {
         Ok(known) => known,
         Err(failure) => return vec![Check::skipped("shards", failure)],
     };
-    let failed = |missing: &MissingShard| {
+    let failed = |missing: &SilentShard| {
         let said = missing.describe(unix_time_us());
         let found = format!("{said}, at {}", gateway.authority());
         Check::failed(&missing.to_string(), found, mend_of_alert("KvatlasShardMissing"))
@@ -295,7 +295,7 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
     }
     let places = daemons.iter().map(|(admin, index)| (admin.authority(), *index));
     let known: Vec<(&str, &Value)> = places.collect();
-    let published = namespaces_of::<Published>(&known);
+    let published = namespaces_of::<NamespacePublishers>(&known);
     let mut checks = vec![namespaces::publishers(&published)];
     checks.extend(namespaces::refused(&published, own_namespace));
     checks.extend(known.iter().filter_map(|(place, index)| {
@@ -304,7 +304,7 @@ fn check_indexes(daemons: &[Indexed<'_>], own_namespace: &str) -> Vec<Check> {
         Some(Check::failed(&format!("snapshots of {place}"), error, mend))
     }));
     for (place, index) in &known {
-        let strays = index.get("strays").map(Vec::<Stray>::deserialize);
+        let strays = index.get("strays").map(Vec::<StrayNamespace>::deserialize);
         checks.extend(strays.and_then(Result::ok).into_iter().flatten().map(|stray| {
             let found = format!("{}, at {place}", stray.describe(unix_time_us()));
             Check::failed("strays", found, stray.mend())
@@ -379,10 +379,10 @@ async fn check_readiness<'s>(
     name: &str,
     replica: &AdminClient,
     index: &'s Result<Value, Failure>,
-) -> Result<(Role, &'s Value, Check), Failure> {
+) -> Result<(ProcessRole, &'s Value, Check), Failure> {
     let readiness = replica.readiness().await?;
     let index = index.as_ref().map_err(Failure::clone)?;
-    let role = view_of::<Index<Sizes>>((replica, index))?.role;
+    let role = view_of::<IndexListing<HolderCount>>((replica, index))?.role;
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
         let mend = mend_of(readiness.unset(), "if it stays unset");
@@ -392,16 +392,18 @@ async fn check_readiness<'s>(
     Ok((role, index, Check::fine(name, said)))
 }
 
-fn describe_ready(role: Role, holders: u64) -> String {
+fn describe_ready(role: ProcessRole, holders: u64) -> String {
     match role {
-        Role::Daemon => format!("ready, knows {}", counted(holders, "holder", "holders")),
-        Role::Gateway | Role::Bridge => format!("ready; it is a {}, which keeps no index", role.as_str()),
+        ProcessRole::Daemon => format!("ready, knows {}", counted(holders, "holder", "holders")),
+        ProcessRole::Gateway | ProcessRole::Bridge => {
+            format!("ready; it is a {}, which keeps no index", role.as_str())
+        }
     }
 }
 
 /// Returns the number of holders in a daemon's answer of `/index`.
 fn holders_in(daemon: Indexed<'_>) -> Result<u64, Failure> {
-    let index: Index<Sizes> = view_of(daemon)?;
+    let index: IndexListing<HolderCount> = view_of(daemon)?;
     Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
 }
 
@@ -454,25 +456,25 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::report::Outcome;
+    use super::super::report::CheckOutcome;
     use super::*;
 
     #[test]
     fn clocks_may_differ_by_a_second() {
         let at = 1_700_000_000_000_000;
         let outcome = |theirs| judge_clock("a:1", [at, at + 1000], theirs).outcome();
-        assert_eq!(outcome(at + 500), Outcome::Fine);
-        assert_eq!(outcome(at + 900_000), Outcome::Fine);
-        assert_eq!(outcome(at - 900_000), Outcome::Fine);
-        assert_eq!(outcome(at + 2_000_000), Outcome::Failed);
-        assert_eq!(outcome(at - 60_000_000), Outcome::Failed);
+        assert_eq!(outcome(at + 500), CheckOutcome::Fine);
+        assert_eq!(outcome(at + 900_000), CheckOutcome::Fine);
+        assert_eq!(outcome(at - 900_000), CheckOutcome::Fine);
+        assert_eq!(outcome(at + 2_000_000), CheckOutcome::Failed);
+        assert_eq!(outcome(at - 60_000_000), CheckOutcome::Failed);
     }
 
     #[test]
     fn whoever_keeps_no_index_is_no_replica() {
-        assert_eq!(describe_ready(Role::Daemon, 1), "ready, knows 1 holder");
-        assert!(describe_ready(Role::Bridge, 0).contains("it is a bridge"));
-        assert!(describe_ready(Role::Gateway, 0).contains("it is a gateway"));
+        assert_eq!(describe_ready(ProcessRole::Daemon, 1), "ready, knows 1 holder");
+        assert!(describe_ready(ProcessRole::Bridge, 0).contains("it is a bridge"));
+        assert!(describe_ready(ProcessRole::Gateway, 0).contains("it is a gateway"));
     }
 
     #[test]
@@ -504,11 +506,11 @@ mod tests {
 
     #[test]
     fn replicas_of_a_group_know_as_many_holders() {
-        assert_eq!(compare("", Ok(vec![3, 3])).outcome(), Outcome::Fine);
-        assert_eq!(compare("0/2", Ok(vec![3, 4])).outcome(), Outcome::Warning);
+        assert_eq!(compare("", Ok(vec![3, 3])).outcome(), CheckOutcome::Fine);
+        assert_eq!(compare("0/2", Ok(vec![3, 4])).outcome(), CheckOutcome::Warning);
         assert_eq!(
             compare("", Err(Failure::usage("gone"))).outcome(),
-            Outcome::Skipped
+            CheckOutcome::Skipped
         );
     }
 
@@ -528,7 +530,7 @@ mod tests {
         let place = listener.local_addr().unwrap().to_string();
         tokio::spawn(async move { axum::serve(listener, routes).await });
         let named = |place: &str| {
-            let arguments = AdminArguments::at(Some(place.to_owned()), Duration::from_secs(60));
+            let arguments = AdminClientArguments::at(Some(place.to_owned()), Duration::from_secs(60));
             Replica::named(arguments.client().unwrap())
         };
         let seen = look(vec![named(&place), named(&place)]).await;

@@ -7,7 +7,7 @@ use crate::cli::failure::Failure;
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Outcome {
+pub(super) enum CheckOutcome {
     /// All is well.
     Fine,
     /// The thing works, but perhaps not for long.
@@ -22,7 +22,7 @@ pub(super) enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     name: String,
-    outcome: Outcome,
+    outcome: CheckOutcome,
     /// Finding of the check, in words.
     found: String,
     /// Share of queries that the finding concerns, in words; `None` if it is not known.
@@ -39,22 +39,22 @@ pub(super) struct Check {
 impl Check {
     /// Makes a check of something that works.
     pub(super) fn fine(name: &str, found: impl ToString) -> Self {
-        Self::new(name, Outcome::Fine, &found, None)
+        Self::new(name, CheckOutcome::Fine, &found, None)
     }
 
     /// Makes a check of something that works, but perhaps not for long.
     pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
-        Self::new(name, Outcome::Warning, &found, Some(mend.to_string()))
+        Self::new(name, CheckOutcome::Warning, &found, Some(mend.to_string()))
     }
 
     /// Makes a check of something that does not work.
     pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
-        Self::new(name, Outcome::Failed, &found, Some(mend.to_string()))
+        Self::new(name, CheckOutcome::Failed, &found, Some(mend.to_string()))
     }
 
     /// Makes a check of something that was not looked at.
     pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
-        Self::new(name, Outcome::Skipped, &why, None)
+        Self::new(name, CheckOutcome::Skipped, &why, None)
     }
 
     /// Adds the share of queries that the finding concerns.
@@ -63,7 +63,7 @@ impl Check {
     }
 
     #[cfg(test)]
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> CheckOutcome {
         self.outcome
     }
 
@@ -72,7 +72,7 @@ impl Check {
         &self.found
     }
 
-    fn new(name: &str, outcome: Outcome, found: &impl ToString, mend: Option<String>) -> Self {
+    fn new(name: &str, outcome: CheckOutcome, found: &impl ToString, mend: Option<String>) -> Self {
         Self {
             name: name.to_owned(),
             outcome,
@@ -85,11 +85,11 @@ impl Check {
 
 /// All checks, in the order in which they were made.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     checks: Vec<Check>,
 }
 
-impl Report {
+impl DoctorReport {
     pub(super) fn add(&mut self, check: Check) {
         self.checks.push(check);
     }
@@ -103,10 +103,10 @@ impl Report {
         let mut text = String::new();
         for check in &self.checks {
             let sign = match check.outcome {
-                Outcome::Fine => "ok  ",
-                Outcome::Warning => "WARN",
-                Outcome::Failed => "FAIL",
-                Outcome::Skipped => "-   ",
+                CheckOutcome::Fine => "ok  ",
+                CheckOutcome::Warning => "WARN",
+                CheckOutcome::Failed => "FAIL",
+                CheckOutcome::Skipped => "-   ",
             };
             text += &format!("{sign} {}: {}\n", check.name, check.found);
             for (title, said) in [("cost", &check.cost), ("mend", &check.mend)] {
@@ -118,7 +118,7 @@ impl Report {
         text
     }
 
-    fn count(&self, outcome: Outcome) -> usize {
+    fn count(&self, outcome: CheckOutcome) -> usize {
         let is_one = |check: &&Check| check.outcome == outcome;
         self.checks.iter().filter(is_one).count()
     }
@@ -129,7 +129,7 @@ impl Report {
         if let Some(why) = unconnected {
             return Err(Failure::unavailable(why));
         }
-        match self.count(Outcome::Failed) {
+        match self.count(CheckOutcome::Failed) {
             0 => Ok(()),
             failed => Err(Failure::failed(format_args!(
                 "{failed} of {} checks failed",
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_is_to_be_mended_stands_below_its_check() {
-        let mut report = Report::default();
+        let mut report = DoctorReport::default();
         report.add(Check::fine("broker", "nats-server 2.15"));
         report.add(Check::warning("disk", "1 % free", "make room"));
         assert_eq!(report.verdict(None), Ok(()));

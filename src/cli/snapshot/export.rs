@@ -32,7 +32,7 @@ pub(super) struct ExportArguments {
 
 /// Error that ends an export early.
 #[derive(Debug, thiserror::Error)]
-enum ExportError {
+enum SnapshotExportError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error("cannot write to standard output: {0}")]
@@ -65,7 +65,7 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
     let exported = write_lines(BufReader::with_capacity(1 << 20, file), &mut output, is_wanted);
     match exported.and_then(|()| Ok(output.flush()?)) {
         // That the reader has gone, as `head` does, is no failure.
-        Err(ExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(SnapshotExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         exported => exported.map_err(|error| Failure::failed(format_args!("{}: {error}", path.display()))),
     }
 }
@@ -74,7 +74,7 @@ fn write_lines(
     input: impl Read,
     output: &mut impl Write,
     is_wanted: impl Fn(&HolderFrame) -> bool,
-) -> Result<(), ExportError> {
+) -> Result<(), SnapshotExportError> {
     let limits = file_limits();
     let mut reader = SnapshotReader::new(input)?;
     let head = json!({ "version": FORMAT_VERSION, "created_us": reader.created_us() });
@@ -119,7 +119,7 @@ fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],
     output: &mut impl Write,
-) -> Result<(), ExportError> {
+) -> Result<(), SnapshotExportError> {
     for (number, runs) in chunk.holders() {
         let Some(Some(holder)) = holders.get(number as usize) else {
             continue;
@@ -222,7 +222,7 @@ mod tests {
         writer.finish().unwrap().0
     }
 
-    fn lines(bytes: &[u8], worker: &str) -> Result<String, ExportError> {
+    fn lines(bytes: &[u8], worker: &str) -> Result<String, SnapshotExportError> {
         let mut output = Vec::new();
         write_lines(bytes, &mut output, |holder| holder.worker.as_str() == worker)?;
         Ok(String::from_utf8(output).unwrap())
@@ -257,7 +257,7 @@ mod tests {
         let bytes = sample();
         assert!(matches!(
             lines(&bytes[..bytes.len() - 1], "gpu-0"),
-            Err(ExportError::Snapshot(SnapshotError::Truncated { .. }))
+            Err(SnapshotExportError::Snapshot(SnapshotError::Truncated { .. }))
         ));
     }
 }

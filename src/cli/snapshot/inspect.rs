@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::super::failure::Failure;
 use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
-use super::super::table::Table;
+use super::super::table::TextTable;
 use super::super::text::{counted, printable};
 use super::files::{cannot_open, file_limits, snapshots_in};
 use kvatlas_client::rfc3339;
@@ -85,7 +85,7 @@ fn check(file: File) -> Result<SnapshotSummary, SnapshotError> {
 fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
     let content = &summary.content;
     let totals = content.totals;
-    let mut table = Table::new(&[
+    let mut table = TextTable::new(&[
         "NAMESPACE",
         "WORKER",
         ">RANK",
@@ -156,7 +156,7 @@ fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)]) ->
     if checked.is_empty() {
         return "there are no snapshots in the directory\n".to_owned();
     }
-    let mut table = Table::new(&["SNAPSHOT", "BEGUN", ">NAMESPACES", ">HOLDERS", ">BLOCKS", "STATE"]);
+    let mut table = TextTable::new(&["SNAPSHOT", "BEGUN", ">NAMESPACES", ">HOLDERS", ">BLOCKS", "STATE"]);
     for (path, checked) in checked {
         let name = path
             .file_name()
@@ -216,11 +216,11 @@ struct ContentJson<'a> {
     created_us: u64,
     streams: &'a [StreamCursor],
     totals: SnapshotTotals,
-    holders: Vec<HolderJson<'a>>,
+    holders: Vec<SnapshotHolderJson<'a>>,
 }
 
 #[derive(Serialize)]
-struct HolderJson<'a> {
+struct SnapshotHolderJson<'a> {
     namespace: &'a NamespaceName,
     worker: &'a WorkerName,
     rank: Rank,
@@ -245,7 +245,7 @@ impl<'a> InspectionJson<'a> {
 
 impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
     fn from(summary: &'a SnapshotSummary) -> Self {
-        let holders = summary.holders.iter().map(|holder| HolderJson {
+        let holders = summary.holders.iter().map(|holder| SnapshotHolderJson {
             namespace: &holder.holder.namespace,
             worker: &holder.holder.worker,
             rank: holder.holder.rank,

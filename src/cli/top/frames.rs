@@ -2,10 +2,10 @@
 
 use serde::Deserialize;
 
-use crate::cli::missing::MissingShard;
+use crate::cli::missing::SilentShard;
 use crate::cli::promises::BrokenPromise;
-use crate::cli::refused::Refused;
-use crate::cli::strays::Stray;
+use crate::cli::refused::PublisherRefusal;
+use crate::cli::strays::StrayNamespace;
 
 /// First event of the stream: facts that stay the same while the daemon runs.
 #[derive(Debug, Default, Deserialize)]
@@ -20,7 +20,7 @@ pub(super) struct Hello {
 
 /// State of the daemon at one time, and the changes of holders since the frame before.
 #[derive(Debug, Deserialize)]
-pub(super) struct Frame {
+pub(super) struct DaemonFrame {
     /// Time of the frame, in microseconds since the Unix epoch.
     #[serde(default)]
     pub(super) now_us: u64,
@@ -28,17 +28,17 @@ pub(super) struct Frame {
     /// Why the daemon is not ready.
     pub(super) reasons: Vec<String>,
     pub(super) namespaces: Vec<NamespaceFrame>,
-    pub(super) rates: Option<Rates>,
-    pub(super) fleet: FleetChange,
+    pub(super) rates: Option<FrameRates>,
+    pub(super) fleet: HolderChanges,
     /// Shards that did not answer this gateway. An older daemon leaves them out.
     #[serde(default)]
-    pub(super) missing_shards: Vec<MissingShard>,
+    pub(super) missing_shards: Vec<SilentShard>,
     /// Namespaces that do not exist although events of them come. An older daemon leaves them out.
     #[serde(default)]
-    pub(super) strays: Vec<Stray>,
+    pub(super) strays: Vec<StrayNamespace>,
     /// Why snapshots are not written; `None` if they are. An older daemon leaves it out.
     #[serde(default)]
-    pub(super) snapshots: Option<FailingSnapshots>,
+    pub(super) snapshots: Option<SnapshotWriteFailure>,
     /// Holders whose doubts cost most: the holder's number, and the cost in words. An older daemon leaves them out.
     #[serde(default)]
     pub(super) costs: Vec<(u64, String)>,
@@ -46,7 +46,7 @@ pub(super) struct Frame {
 
 /// Failure to write snapshots.
 #[derive(Debug, Deserialize)]
-pub(super) struct FailingSnapshots {
+pub(super) struct SnapshotWriteFailure {
     pub(super) error: String,
     /// Beginning of the failures, in microseconds since the Unix epoch.
     pub(super) since_us: u64,
@@ -60,7 +60,7 @@ pub(super) struct NamespaceFrame {
     pub(super) held_blocks: u64,
     /// Publishers whose batches are dropped, each with the reason.
     #[serde(default)]
-    pub(super) refused: Vec<Refused>,
+    pub(super) refused: Vec<PublisherRefusal>,
     /// Holders whose epochs lie ahead of the daemon's clock, because their publishers' clocks run ahead.
     #[serde(default)]
     pub(super) ahead: Vec<String>,
@@ -74,7 +74,7 @@ pub(super) struct NamespaceFrame {
 
 /// Rates per second, a share, and latencies of queries.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-pub(super) struct Rates {
+pub(super) struct FrameRates {
     pub(super) batches: f64,
     pub(super) stored: f64,
     pub(super) removed: f64,
@@ -92,7 +92,7 @@ pub(super) struct Rates {
 
 /// Changes of the holders since the frame before.
 #[derive(Debug, Deserialize)]
-pub(super) struct FleetChange {
+pub(super) struct HolderChanges {
     pub(super) whole: bool,
     /// New holders: number, namespace, worker, rank.
     pub(super) added: Vec<(u64, String, String, u32)>,

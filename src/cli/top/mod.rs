@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::admin_client::{AdminArguments, AdminClient, Events};
+use super::admin_client::{AdminClient, AdminClientArguments, Events};
 use super::failure::Failure;
 use super::serve::StopSignals;
 use draw::Painter;
@@ -35,7 +35,7 @@ const KEY_PATIENCE: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub(crate) struct TopArguments {
     #[command(flatten)]
-    admin: AdminArguments,
+    admin: AdminClientArguments,
 }
 
 /// Shows the fleet until a person quits or a signal comes.
@@ -56,15 +56,15 @@ pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
     let restored = ratatui::try_restore().map_err(trouble);
     match shown.map_err(trouble)? {
         // The terminal has gone, and with it whoever could read about it.
-        End::Signal("SIGHUP") => Ok(()),
-        End::Signal(name) => restored.and(Err(Failure::failed(format_args!("ended by {name}")))),
-        End::Asked => restored,
+        DisplayEnd::Signal("SIGHUP") => Ok(()),
+        DisplayEnd::Signal(name) => restored.and(Err(Failure::failed(format_args!("ended by {name}")))),
+        DisplayEnd::Asked => restored,
     }
 }
 
 /// Reason for which the display has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum DisplayEnd {
     /// A person has quit, or the terminal has gone.
     Asked,
     /// A signal has come, with this name.
@@ -105,7 +105,7 @@ async fn show(
     client: &AdminClient,
     events: Events,
     mut signals: Signals,
-) -> io::Result<End> {
+) -> io::Result<DisplayEnd> {
     let painter = Painter::for_environment();
     let mut model = Model::new(client.authority());
     let (mut keys, mut events) = (read_keys(), Some(events));
@@ -119,14 +119,14 @@ async fn show(
             key = keys.recv() => match key {
                 Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
                     if model.press(key) == Next::End {
-                        return Ok(End::Asked);
+                        return Ok(DisplayEnd::Asked);
                     }
                 }
                 Some(_) => {}
                 // The terminal has gone.
-                None => return Ok(End::Asked),
+                None => return Ok(DisplayEnd::Asked),
             },
-            name = signals.next() => return Ok(End::Signal(name)),
+            name = signals.next() => return Ok(DisplayEnd::Signal(name)),
         }
     }
 }

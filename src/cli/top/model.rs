@@ -7,7 +7,7 @@ use ratatui::widgets::TableState;
 
 use kvatlas_core::wire::TROUBLE_LABEL;
 
-use super::frames::{Frame, Hello, NamespaceFrame, Rates};
+use super::frames::{DaemonFrame, FrameRates, Hello, NamespaceFrame};
 use super::trouble::worst;
 use crate::cli::text::{SECOND_US, lasted, printable};
 
@@ -65,7 +65,7 @@ pub(super) struct Model {
     pub(super) is_connected: bool,
     pub(super) is_ready: bool,
     pub(super) reasons: Vec<String>,
-    pub(super) rates: Option<Rates>,
+    pub(super) rates: Option<FrameRates>,
     /// Worst trouble that no holder's row shows, in words.
     pub(super) worst: Option<String>,
     /// Queries a second for the last [`HISTORY_MAX`] seconds, the newest last.
@@ -124,7 +124,7 @@ impl Model {
         self.is_connected = false;
     }
 
-    fn take_frame(&mut self, frame: Frame) {
+    fn take_frame(&mut self, frame: DaemonFrame) {
         self.worst = worst(&frame);
         let change = frame.fleet;
         if change.whole {

@@ -3,11 +3,11 @@
 
 use kvatlas_daemon::runbook::mend_for;
 
-use super::frames::{Frame, NamespaceFrame};
+use super::frames::{DaemonFrame, NamespaceFrame};
 use crate::cli::text::{printable, since};
 
 /// Returns the worst trouble of a frame in words, with the advice; `None` if there is none.
-pub(super) fn worst(frame: &Frame) -> Option<String> {
+pub(super) fn worst(frame: &DaemonFrame) -> Option<String> {
     let shards = frame.missing_shards.iter().map(|missing| {
         let what = format!("{missing} {}", missing.describe(frame.now_us));
         Trouble::new(what, "KvatlasShardMissing")

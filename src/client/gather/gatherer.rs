@@ -15,8 +15,8 @@ use kvatlas_core::wire::{
 use super::super::error::ClientError;
 use super::super::query::refusal;
 use super::collection::{Collection, Division};
-use super::inbox::{Inbox, Replies};
-use super::merge::{Answered, merge_replies, merge_results, merge_statuses, sort_out};
+use super::inbox::{Replies, ReplyInbox};
+use super::merge::{ShardAnswer, merge_replies, merge_results, merge_statuses, sort_out};
 
 /// Most bytes of replies to one request that are kept.
 const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -36,7 +36,7 @@ pub struct Gatherer {
     nats: Client,
     /// The subjects of the shards.
     subjects: Subjects,
-    inbox: Inbox,
+    inbox: ReplyInbox,
 }
 
 impl Gatherer {
@@ -46,7 +46,7 @@ impl Gatherer {
     ///
     /// [`ClientError::Connection`] if the connection is closed.
     pub async fn new(nats: Client, subjects: &Subjects) -> Result<Self, ClientError> {
-        let inbox = Inbox::open(&nats).await?;
+        let inbox = ReplyInbox::open(&nats).await?;
         Ok(Self {
             nats,
             subjects: subjects.of_shards(),
@@ -233,7 +233,7 @@ fn merge<Reply, Whole>(
     merge: impl FnOnce(Vec<Reply>, &Gathered) -> Result<Whole, WireError>,
 ) -> Result<Merged<Whole>, ClientError> {
     let mut missing: BTreeSet<u32> = (0..division.shards).collect();
-    let mut answers: Vec<Answered<Reply>> = Vec::with_capacity(division.replies.len());
+    let mut answers: Vec<ShardAnswer<Reply>> = Vec::with_capacity(division.replies.len());
     for (index, message) in division.replies {
         match answered(&message, &decode) {
             Some(answer) => {
@@ -256,7 +256,7 @@ fn merge<Reply, Whole>(
 fn answered<Reply>(
     message: &Message,
     decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
-) -> Option<Answered<Reply>> {
+) -> Option<ShardAnswer<Reply>> {
     match refusal(message) {
         None => decode(&message.payload).ok().map(Ok),
         Some(ClientError::Refused(error))

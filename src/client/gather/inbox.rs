@@ -21,17 +21,17 @@ use super::super::error::ClientError;
 const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingRequests {
     requests: DashMap<u64, mpsc::Sender<Message>>,
     late: AtomicU64,
 }
 
 /// Subscription on which replies arrive. It ends when the last clone is dropped.
 #[derive(Debug, Clone)]
-pub(super) struct Inbox {
+pub(super) struct ReplyInbox {
     prefix: String,
     numbers: Arc<AtomicU64>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingRequests>,
     _subscription: Arc<DropGuard>,
 }
 
@@ -42,10 +42,10 @@ pub(super) struct Replies {
     /// Subject to which the replies are to be sent.
     pub(super) reply_to: String,
     messages: mpsc::Receiver<Message>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingRequests>,
 }
 
-impl Inbox {
+impl ReplyInbox {
     /// Subscribes to the inbox on `nats`, and starts to hand replies to their requests.
     pub(super) async fn open(nats: &Client) -> Result<Self, ClientError> {
         let prefix = nats.new_inbox();
@@ -53,7 +53,7 @@ impl Inbox {
             .subscribe(format!("{prefix}.*"))
             .await
             .map_err(|error| ClientError::Connection(error.to_string()))?;
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(PendingRequests::default());
         let stop = CancellationToken::new();
         let (router, stopped) = (Arc::clone(&waiting), stop.clone());
         tokio::spawn(async move {
@@ -95,7 +95,7 @@ impl Inbox {
     }
 }
 
-impl Waiting {
+impl PendingRequests {
     fn route(&self, message: Message) {
         let token = message.subject.rsplit('.').next().unwrap_or_default();
         let number = u64::from_str_radix(token, 16).ok();

@@ -12,10 +12,10 @@ use kvatlas_core::wire::{
 };
 
 /// The answer of one shard.
-pub(super) type Answered<T> = Result<T, WireError>;
+pub(super) type ShardAnswer<T> = Result<T, WireError>;
 
 /// Returns the answers of the shards that know the namespace, or the error that stands for all of them.
-pub(super) fn sort_out<T>(answers: Vec<Answered<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
+pub(super) fn sort_out<T>(answers: Vec<ShardAnswer<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
     let mut known = Vec::with_capacity(answers.len());
     let mut unknown = None;
     for answer in answers {

@@ -12,7 +12,7 @@ use super::sizes::{BATCH_BYTES, event_bytes};
 
 /// An answer to a daemon: the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ResyncAnswerChunks {
     pub(super) kind: ResyncAnswerKind,
     pub(super) chunks: Vec<Vec<u8>>,
 }
@@ -48,7 +48,7 @@ impl Outbox {
         request: &ResyncRequest,
         kept: Option<Vec<(Tier, Event)>>,
         clocks: Clocks,
-    ) -> Result<Answer, WireError> {
+    ) -> Result<ResyncAnswerChunks, WireError> {
         if request.rank != self.rank {
             let text = format!("this publisher is for rank {}", self.rank);
             return Err(WireError::new(ErrorCode::BadRequest, text));
@@ -143,7 +143,7 @@ impl Outbox {
     }
 
     /// Spreads batches over chunks. There is always at least one chunk, which has the cursor.
-    fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> Answer {
+    fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> ResyncAnswerChunks {
         const BATCHES_MAX: usize = 1024;
         let bytes_max = self.within_server_limit(self.options.chunk_bytes_max);
         let mut groups = vec![Vec::new()];
@@ -178,7 +178,7 @@ impl Outbox {
             .into_iter()
             .enumerate()
             .map(|numbered| chunk(numbered).encode());
-        Answer {
+        ResyncAnswerChunks {
             kind,
             chunks: chunks.collect(),
         }
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    fn chunks(answer: &Answer) -> Vec<ResyncChunk> {
+    fn chunks(answer: &ResyncAnswerChunks) -> Vec<ResyncChunk> {
         let decode = |payload: &Vec<u8>| ResyncChunk::decode(payload, &WireLimits::default()).unwrap();
         answer.chunks.iter().map(decode).collect()
     }
@@ -300,7 +300,7 @@ mod tests {
         let large = Event::Stored(StoredBlocks::by_sequence(None, None, hashes));
         let sealed = outbox.add(Tier::DEVICE, vec![large], Clocks::default());
         assert!(sealed.len() > 20 && sealed.iter().all(|batch| fits(&batch.payload)));
-        let blocks = |answer: &Answer| {
+        let blocks = |answer: &ResyncAnswerChunks| {
             assert!(answer.chunks.iter().all(|chunk| fits(chunk)));
             let batches = chunks(answer)
                 .into_iter()

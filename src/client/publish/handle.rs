@@ -19,7 +19,7 @@ use super::outbox::Outbox;
 use super::refusals::{PublishConnection, Watches};
 use super::sizes::events_bytes;
 use super::state::SharedState;
-use super::task::{Command, Lent, Task, clocks};
+use super::task::{Lent, PublisherCommand, Task, clocks};
 use super::voice::Voice;
 
 /// Holder whose blocks are published.
@@ -85,7 +85,7 @@ pub(super) struct PublisherShared {
 /// the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<PublisherCommand>,
     shared: Arc<PublisherShared>,
     options: PublisherOptions,
 }
@@ -207,7 +207,7 @@ impl HolderPublisher {
     /// [`PublisherError::TooLarge`], [`PublisherError::TooManyEvents`] or [`PublisherError::Stopped`].
     pub async fn publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
         self.check(&events)?;
-        let command = Command::Publish { tier, events };
+        let command = PublisherCommand::Publish { tier, events };
         let command = match self.commands.try_send(command) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Closed(_)) => return Err(PublisherError::Stopped),
@@ -228,7 +228,7 @@ impl HolderPublisher {
     /// [`PublisherError::QueueFull`], and those of [`publish`](Self::publish).
     pub fn try_publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
         self.check(&events)?;
-        match self.commands.try_send(Command::Publish { tier, events }) {
+        match self.commands.try_send(PublisherCommand::Publish { tier, events }) {
             Ok(()) => Ok(()),
             Err(TrySendError::Closed(_)) => Err(PublisherError::Stopped),
             Err(TrySendError::Full(_)) => {
@@ -273,7 +273,7 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::Stopped`].
     pub async fn begin_epoch_in_doubt(&self, doubts: DegradedReasons) -> Result<(), PublisherError> {
-        let sent = self.commands.send(Command::BeginEpoch(doubts)).await;
+        let sent = self.commands.send(PublisherCommand::BeginEpoch(doubts)).await;
         sent.map_err(|_| PublisherError::Stopped)
     }
 
@@ -283,7 +283,7 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::Stopped`].
     pub async fn set_profile(&self, profile: Profile) -> Result<(), PublisherError> {
-        let sent = self.commands.send(Command::Profile(profile)).await;
+        let sent = self.commands.send(PublisherCommand::Profile(profile)).await;
         sent.map_err(|_| PublisherError::Stopped)
     }
 
@@ -309,7 +309,7 @@ impl HolderPublisher {
     }
 
     async fn heartbeat_until(&self, until: Option<Instant>) -> Result<(), PublisherError> {
-        let sent = self.commands.send(Command::HeartbeatsUntil(until)).await;
+        let sent = self.commands.send(PublisherCommand::HeartbeatsUntil(until)).await;
         sent.map_err(|_| PublisherError::Stopped)
     }
 
@@ -326,7 +326,7 @@ impl HolderPublisher {
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
         let (reply, flushed) = oneshot::channel();
         self.commands
-            .send(Command::Flush(reply))
+            .send(PublisherCommand::Flush(reply))
             .await
             .map_err(|_| PublisherError::Stopped)?;
         flushed.await.map_err(|_| PublisherError::Stopped)?

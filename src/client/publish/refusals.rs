@@ -70,18 +70,18 @@ impl From<Client> for PublishConnection {
 
 /// Record of the server's refusals on one connection, as far as publishers watch for them. Clones share the record.
 #[derive(Debug, Clone, Default)]
-pub struct Refusals(Arc<Mutex<HashMap<Refused, Watched>>>);
+pub struct Refusals(Arc<Mutex<HashMap<Refused, RefusalWatch>>>);
 
 /// One message subject or subscription that publishers watch.
 #[derive(Debug)]
-struct Watched {
+struct RefusalWatch {
     watchers: usize,
-    told: watch::Sender<Told>,
+    told: watch::Sender<RefusalTally>,
 }
 
 /// Number of refusals of one watched subject or subscription, and the server's words at the last refusal.
 #[derive(Debug, Clone, Default)]
-struct Told {
+struct RefusalTally {
     times: u64,
     words: String,
 }
@@ -134,7 +134,7 @@ impl Refusals {
 
     fn watch_one(&self, refused: Refused) -> Watch {
         let mut watched = self.0.lock();
-        let entry = watched.entry(refused.clone()).or_insert_with(|| Watched {
+        let entry = watched.entry(refused.clone()).or_insert_with(|| RefusalWatch {
             watchers: 0,
             told: watch::Sender::default(),
         });
@@ -153,7 +153,7 @@ impl Refusals {
 struct Watch {
     refusals: Refusals,
     refused: Refused,
-    told: watch::Receiver<Told>,
+    told: watch::Receiver<RefusalTally>,
     /// Number of refusals at the last report.
     reported: AtomicU64,
 }

@@ -24,7 +24,7 @@ use super::voice::Voice;
 
 /// A request of the handle to the task.
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum PublisherCommand {
     /// Publish these events.
     Publish { tier: Tier, events: Vec<Event> },
     /// Tell this profile from now on.
@@ -47,7 +47,7 @@ pub(super) struct Lent {
 }
 
 /// Turns of a publisher that shares its holder with other publishers.
-struct Turns {
+struct PublisherTurns {
     voice: Voice,
     /// Turn in which the publisher speaks; `None` while it is silent.
     current: Option<u64>,
@@ -63,7 +63,7 @@ pub(super) struct Task {
     shared: Arc<PublisherShared>,
     /// Full state of the holder that a caller keeps; `None` if the outbox keeps it.
     state: Option<SharedState>,
-    turns: Option<Turns>,
+    turns: Option<PublisherTurns>,
     started: Instant,
     answers: Arc<Semaphore>,
     /// Time at which a heartbeat is due, if nothing is sent before.
@@ -94,7 +94,7 @@ impl Task {
     ) -> Self {
         let answers = Arc::new(Semaphore::new(outbox.options.answers_max.max(1)));
         let heartbeat_at = Instant::now() + outbox.options.heartbeat_interval;
-        let turns = lent.voice.map(|voice| Turns {
+        let turns = lent.voice.map(|voice| PublisherTurns {
             voice,
             current: None,
             questions_subject,
@@ -115,7 +115,11 @@ impl Task {
     }
 
     /// Runs the task until the handle is dropped and the queue is empty.
-    pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Command>, questions: Option<Subscriber>) {
+    pub(super) async fn run(
+        mut self,
+        mut queue: mpsc::Receiver<PublisherCommand>,
+        questions: Option<Subscriber>,
+    ) {
         let mut questions = questions;
         loop {
             let wake_at = self.wake_at();
@@ -216,24 +220,24 @@ impl Task {
         }
     }
 
-    async fn obey(&mut self, command: Command) {
+    async fn obey(&mut self, command: PublisherCommand) {
         // After a reconnect, the server may take smaller messages.
         self.outbox.note_server_limit(self.nats.max_payload());
         match command {
-            Command::Publish { tier, events } => {
+            PublisherCommand::Publish { tier, events } => {
                 let sealed = self.outbox.add(tier, events, self.clocks());
                 self.send_all(sealed).await;
             }
-            Command::BeginEpoch(doubts) => {
+            PublisherCommand::BeginEpoch(doubts) => {
                 let sealed = self.outbox.begin_epoch(doubts, self.clocks());
                 self.send_all(sealed).await;
             }
-            Command::Profile(profile) => {
+            PublisherCommand::Profile(profile) => {
                 let sealed = self.outbox.set_profile(profile, self.clocks());
                 self.send_all(sealed).await;
             }
-            Command::HeartbeatsUntil(until) => self.beats_until = until,
-            Command::Flush(reply) => {
+            PublisherCommand::HeartbeatsUntil(until) => self.beats_until = until,
+            PublisherCommand::Flush(reply) => {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
@@ -288,7 +292,7 @@ impl Task {
 
     /// Answers a daemon. All chunks are made at once, so that they belong to one state. The chunks are sent while later batches
     /// are published.
-    async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<Command>) {
+    async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<PublisherCommand>) {
         let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
         };
@@ -316,7 +320,7 @@ impl Task {
     async fn prepare(
         &mut self,
         payload: &[u8],
-        queue: &mut mpsc::Receiver<Command>,
+        queue: &mut mpsc::Receiver<PublisherCommand>,
     ) -> Result<Vec<Vec<u8>>, WireError> {
         let request = ResyncRequest::decode(payload, &WireLimits::default())?;
         self.rise_above(request.cursor.epoch);
@@ -352,7 +356,11 @@ impl Task {
     }
 
     /// Reads the full state of the holder from its keeper, as of the last batch sent.
-    async fn read(&mut self, state: &SharedState, queue: &mut mpsc::Receiver<Command>) -> Vec<(Tier, Event)> {
+    async fn read(
+        &mut self,
+        state: &SharedState,
+        queue: &mut mpsc::Receiver<PublisherCommand>,
+    ) -> Vec<(Tier, Event)> {
         let mut lock = std::pin::pin!(state.lock());
         // The keeper may hold the lock while it waits for room in the queue, so that the queue is emptied meanwhile.
         let mut state = loop {
@@ -411,7 +419,7 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
 }
 
 /// Waits until the turn has changed. Waits without end if the publisher takes no turns.
-async fn turn_changed(turns: &mut Option<Turns>) {
+async fn turn_changed(turns: &mut Option<PublisherTurns>) {
     match turns {
         Some(turns) => turns.voice.changed().await,
         None => std::future::pending().await,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 
-use kvatlas_config::Component;
+use kvatlas_config::DynamoComponent;
 use kvatlas_process::dynamo::{HEAD_BYTES, Lengths, two_parts};
 
 /// The endpoint that routers ask.
@@ -22,7 +22,7 @@ pub(super) enum Transport {
 /// An instance of the endpoint, as routers find it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Instance {
-    pub(super) component: Component,
+    pub(super) component: DynamoComponent,
     /// Number by which routers tell instances of one endpoint apart.
     pub(super) id: u64,
 }
@@ -34,19 +34,19 @@ impl Instance {
     }
 
     fn path(&self) -> String {
-        let Component { namespace, name, .. } = &self.component;
+        let DynamoComponent { namespace, name, .. } = &self.component;
         format!("{namespace}/{name}/{ENDPOINT}/{:x}", self.id)
     }
 
     /// Subject of NATS on which routers ask the instance.
     pub(super) fn subject(&self) -> String {
-        let Component { namespace, name, .. } = &self.component;
+        let DynamoComponent { namespace, name, .. } = &self.component;
         format!("{namespace}_{name}.{ENDPOINT}-{:x}", self.id)
     }
 
     /// Path with which routers ask the instance over TCP.
     pub(super) fn tcp_path(&self) -> String {
-        let Component { namespace, name, .. } = &self.component;
+        let DynamoComponent { namespace, name, .. } = &self.component;
         format!("{:x}/{namespace}/{name}/{ENDPOINT}", self.id)
     }
 

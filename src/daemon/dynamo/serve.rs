@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::queries::{Misses, QueueMember, SourceError};
 use crate::shared::{Shared, Stage};
-use kvatlas_config::{Component, DynamoConfig};
+use kvatlas_config::{DynamoComponent, DynamoConfig};
 use kvatlas_core::wire::Subjects;
 use kvatlas_process::admin::Latch;
 use kvatlas_process::broker::{Buffer, ConnectError, connect_counted};
@@ -150,8 +150,8 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
 
 /// Returns the instance of a component. Its id is a hash of `seed` and the component's name. Like Dynamo's ids, the id fits a
 /// positive signed 64-bit number.
-fn instance(component: &Component, seed: &str) -> Instance {
-    let Component { namespace, name, .. } = component;
+fn instance(component: &DynamoComponent, seed: &str) -> Instance {
+    let DynamoComponent { namespace, name, .. } = component;
     let name = format!("kvatlas {seed} {namespace}.{name}");
     Instance {
         component: component.clone(),
@@ -308,8 +308,8 @@ async fn read_to_end(stream: &mut TcpStream) -> io::Result<()> {
 }
 
 /// Returns the key of a component: `NAMESPACE/NAME`, the part of its TCP path that all its instances share.
-fn tenant_key(component: &Component) -> String {
-    let Component { namespace, name, .. } = component;
+fn tenant_key(component: &DynamoComponent) -> String {
+    let DynamoComponent { namespace, name, .. } = component;
     format!("{namespace}/{name}")
 }
 

@@ -51,7 +51,7 @@ impl Latch {
 const DRAINING: u8 = 1 << 7;
 const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 
-type Troubles = [Option<String>; Latch::ALL.len()];
+type LatchTroubles = [Option<String>; Latch::ALL.len()];
 
 /// The latches, shared by the parts of the daemon that set them and by the probe that reads them.
 ///
@@ -63,7 +63,7 @@ pub struct Readiness {
     /// Functions that tell whether a connection stands at the moment, one for each followed connection.
     connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
     /// Last trouble with the connection that each latch waits for; `None` while that connection stands.
-    troubles: Mutex<Troubles>,
+    troubles: Mutex<LatchTroubles>,
 }
 
 impl Readiness {
@@ -142,7 +142,7 @@ impl Readiness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadinessReport {
     bits: u8,
-    troubles: Troubles,
+    troubles: LatchTroubles,
 }
 
 impl ReadinessReport {

@@ -282,7 +282,7 @@ impl Drop for EmbeddedBroker {
 pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerError> {
     let program = std::env::current_exe().unwrap_or_default();
     let parents = program.ancestors().skip(1).map(Path::to_owned);
-    search(Places {
+    search(ServerBinaryPaths {
         configured: configured.map(Path::to_owned),
         variable: std::env::var_os(SERVER_VARIABLE)
             .filter(|text| !text.is_empty())
@@ -298,14 +298,14 @@ pub fn find_nats_server(configured: Option<&Path>) -> Result<PathBuf, BrokerErro
 
 /// Places where a `nats-server` may be.
 #[derive(Debug, Default)]
-struct Places {
+struct ServerBinaryPaths {
     configured: Option<PathBuf>,
     variable: Option<PathBuf>,
     path: Vec<PathBuf>,
     checkouts: Vec<PathBuf>,
 }
 
-fn search(places: Places) -> Result<PathBuf, BrokerError> {
+fn search(places: ServerBinaryPaths) -> Result<PathBuf, BrokerError> {
     let named = [
         ("nats.server_binary", places.configured),
         (SERVER_VARIABLE, places.variable),

@@ -15,7 +15,7 @@ use super::super::error::SimulationError;
 use super::super::fleet::{FleetSize, RANK, events_of};
 
 /// One change of a worker's cache, as the worker publishes it.
-pub(super) enum Change {
+pub(super) enum CacheChange {
     /// Blocks of full attention were stored or removed.
     Blocks(Event),
     /// Blocks that got a side block (a block of the windows or states).
@@ -25,16 +25,16 @@ pub(super) enum Change {
 }
 
 /// Returns the changes of an admission, in an order in which the index never promises too much.
-pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<Change> {
+pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<CacheChange> {
     let blocks = events_of(chain, &admission);
-    let mut changes = vec![Change::SidesEvicted(admission.sides_evicted)];
-    changes.extend(blocks.into_iter().map(Change::Blocks));
-    changes.push(Change::SidesStored(admission.sides_stored));
+    let mut changes = vec![CacheChange::SidesEvicted(admission.sides_evicted)];
+    changes.extend(blocks.into_iter().map(CacheChange::Blocks));
+    changes.push(CacheChange::SidesStored(admission.sides_stored));
     changes.retain(|change| !change.is_empty());
     changes
 }
 
-impl Change {
+impl CacheChange {
     fn is_empty(&self) -> bool {
         match self {
             Self::Blocks(_) => false,
@@ -44,7 +44,7 @@ impl Change {
 }
 
 /// The index of a daemon, which all routers share.
-pub(super) struct Heard {
+pub(super) struct DaemonIndex {
     model: CacheModel,
     index: PositionalIndexer,
     writers: Vec<HolderWriter>,
@@ -53,7 +53,7 @@ pub(super) struct Heard {
     sides: Vec<HashSet<SequenceHash>>,
 }
 
-impl Heard {
+impl DaemonIndex {
     /// Creates an index that knows all workers, but no blocks yet.
     pub(super) fn new(size: FleetSize, model: CacheModel) -> Result<Self, SimulationError> {
         let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
@@ -73,20 +73,20 @@ impl Heard {
     }
 
     /// Applies the changes of a worker.
-    pub(super) fn apply(&mut self, worker: usize, changes: Vec<Change>) {
+    pub(super) fn apply(&mut self, worker: usize, changes: Vec<CacheChange>) {
         let (Some(writer), Some(sides)) = (self.writers.get_mut(worker), self.sides.get_mut(worker)) else {
             return;
         };
         for change in changes {
             match change {
-                Change::Blocks(event) => {
+                CacheChange::Blocks(event) => {
                     if matches!(event, Event::Cleared) {
                         sides.clear();
                     }
                     writer.apply(event, Tier::DEVICE, 0);
                 }
-                Change::SidesStored(blocks) => sides.extend(blocks),
-                Change::SidesEvicted(blocks) => blocks.iter().for_each(|block| {
+                CacheChange::SidesStored(blocks) => sides.extend(blocks),
+                CacheChange::SidesEvicted(blocks) => blocks.iter().for_each(|block| {
                     sides.remove(block);
                 }),
             }
@@ -122,11 +122,11 @@ impl Heard {
 
 /// Guesses of one router: it assumes that a worker keeps the prompts that the router itself sent there, as long as the worker's
 /// cache has room. The router knows the cache's rules.
-pub(super) struct Guesses {
+pub(super) struct RouterGuesses {
     caches: Vec<PrefixCache>,
 }
 
-impl Guesses {
+impl RouterGuesses {
     /// Creates guesses with empty caches of the workers' real size.
     pub(super) fn new(workers: usize, capacity: NonZeroUsize, model: CacheModel) -> Self {
         let cache = || PrefixCache::new(capacity, model);
@@ -174,13 +174,13 @@ mod tests {
             let capacity = NonZeroUsize::new(capacity).unwrap();
             let workers = NonZeroUsize::MIN;
             let size = FleetSize { workers, blocks_per_worker: capacity };
-            let mut heard = Heard::new(size, model).unwrap();
+            let mut heard = DaemonIndex::new(size, model).unwrap();
             let mut cache = PrefixCache::new(capacity, model);
             for prompt in &prompts {
                 let chain = chain_of(prompt);
                 if prompt.starts_with(&[2, 2]) {
                     cache = PrefixCache::new(capacity, model);
-                    heard.apply(0, vec![Change::Blocks(Event::Cleared)]);
+                    heard.apply(0, vec![CacheChange::Blocks(Event::Cleared)]);
                 }
                 let admission = cache.admit(&chain);
                 heard.apply(0, changes_of(&chain, admission));

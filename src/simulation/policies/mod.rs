@@ -41,7 +41,7 @@ use super::attention::CacheModel;
 use super::fleet::FleetSize;
 use super::request::Request;
 
-pub use outcome::Outcome;
+pub use outcome::PolicyOutcome;
 pub use plot::{PlotError, plot};
 pub use router::Policy;
 
@@ -167,8 +167,8 @@ impl Comparison {
     pub fn run(
         &self,
         requests: &[Request],
-        mut observe: impl FnMut(&Outcome),
-    ) -> Result<Vec<Outcome>, super::SimulationError> {
+        mut observe: impl FnMut(&PolicyOutcome),
+    ) -> Result<Vec<PolicyOutcome>, super::SimulationError> {
         let mut outcomes = Vec::new();
         let is_hybrid = self.cache.is_hybrid();
         // Restarts and losses affect hybrid caches no differently from others.

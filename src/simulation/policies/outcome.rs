@@ -7,7 +7,7 @@ use super::super::attention::CacheModel;
 
 /// Figures of one policy under one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct PolicyOutcome {
     /// The scenario's name, followed by the cache's model if its attention is not full.
     pub scenario: String,
     /// The policy's name.
@@ -70,10 +70,10 @@ impl Counts {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-    pub(super) fn outcome(&self, scenario: &str, cache: CacheModel, policy: &'static str) -> Outcome {
+    pub(super) fn outcome(&self, scenario: &str, cache: CacheModel, policy: &'static str) -> PolicyOutcome {
         let share = |blocks: u64| blocks as f64 / self.prompt_blocks.max(1) as f64;
         let first_token_ms = |us: u64| us as f64 / 1000.0;
-        Outcome {
+        PolicyOutcome {
             scenario: if cache.is_hybrid() {
                 format!("{scenario}, {cache}")
             } else {

@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::outcome::Outcome;
+use super::outcome::PolicyOutcome;
 
 /// Why the picture cannot be drawn.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ const FONT: &str = "sans-serif";
 /// # Errors
 ///
 /// [`PlotError`] if the plotting library fails.
-pub fn plot(outcomes: &[Outcome]) -> Result<String, PlotError> {
+pub fn plot(outcomes: &[PolicyOutcome]) -> Result<String, PlotError> {
     let mut scenarios: Vec<&str> = outcomes.iter().map(|outcome| outcome.scenario.as_str()).collect();
     scenarios.dedup();
     let rows = u32::try_from(outcomes.len() + 2 * scenarios.len()).unwrap_or(u32::MAX);
@@ -40,7 +40,7 @@ pub fn plot(outcomes: &[Outcome]) -> Result<String, PlotError> {
 fn draw(
     picture: &mut String,
     size: (u32, u32),
-    outcomes: &[Outcome],
+    outcomes: &[PolicyOutcome],
     scenarios: &[&str],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let area = SVGBackend::with_string(picture, size).into_drawing_area();
@@ -105,7 +105,7 @@ impl Axis {
     /// Width of the longest bar, in pixels. Labels follow behind.
     const BAR_WIDTH: f64 = 560.0;
 
-    fn of(outcomes: &[Outcome]) -> Self {
+    fn of(outcomes: &[PolicyOutcome]) -> Self {
         let values = || {
             outcomes
                 .iter()
@@ -130,8 +130,8 @@ impl Axis {
 mod tests {
     use super::*;
 
-    fn outcome(policy: &'static str, mean: f64, p99: f64) -> Outcome {
-        Outcome {
+    fn outcome(policy: &'static str, mean: f64, p99: f64) -> PolicyOutcome {
+        PolicyOutcome {
             scenario: "one router".to_owned(),
             policy,
             requests: 1,

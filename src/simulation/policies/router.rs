@@ -80,7 +80,7 @@ impl Load {
 
 /// One router, with its account of the workers' loads.
 #[derive(Debug)]
-pub(super) struct Router {
+pub(super) struct PolicyRouter {
     loads: Vec<Load>,
     /// Weight of a block to compute in relation to a block in flight.
     overlap_weight: u64,
@@ -88,7 +88,7 @@ pub(super) struct Router {
     random: Rng,
 }
 
-impl Router {
+impl PolicyRouter {
     /// Creates a router for this many idle workers.
     pub(super) fn new(workers: usize, overlap_weight: u64, random: Rng) -> Self {
         Self {
@@ -232,8 +232,8 @@ fn score(first: u64, worker: usize) -> u64 {
 mod tests {
     use super::*;
 
-    fn router(workers: usize) -> Router {
-        Router::new(workers, 1, Rng::with_seed(1))
+    fn router(workers: usize) -> PolicyRouter {
+        PolicyRouter::new(workers, 1, Rng::with_seed(1))
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         }
         for (prompt, home) in prompts.iter().zip(&homes) {
             let other = (*home + 1) % 4;
-            let mut another = Router::new(4, 1, Rng::with_seed(99));
+            let mut another = PolicyRouter::new(4, 1, Rng::with_seed(99));
             // What follows the first blocks changes nothing.
             assert_eq!(another.choose(policy, &[0; 4], &[1, 2, prompt[2], 7]), *home);
             // What is known to be cached elsewhere goes before the home.

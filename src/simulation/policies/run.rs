@@ -6,9 +6,9 @@ use kvatlas_core::wire::Event;
 
 use super::super::error::SimulationError;
 use super::super::request::Request;
-use super::knowledge::{Change, Guesses, Heard, changes_of};
-use super::outcome::{Counts, Outcome};
-use super::router::{Policy, Router};
+use super::knowledge::{CacheChange, DaemonIndex, RouterGuesses, changes_of};
+use super::outcome::{Counts, PolicyOutcome};
+use super::router::{Policy, PolicyRouter};
 use super::service::{Ticket, Worker};
 use super::{Comparison, Scenario};
 use fastrand::Rng;
@@ -30,7 +30,10 @@ enum Happening {
         blocks: u64,
     },
     /// The changes of a worker's cache reach the index.
-    Heard { worker: usize, changes: Vec<Change> },
+    Heard {
+        worker: usize,
+        changes: Vec<CacheChange>,
+    },
     /// A worker's heartbeat shows which changes were lost.
     Heartbeat(usize),
     /// A random worker restarts.
@@ -38,7 +41,7 @@ enum Happening {
 }
 
 /// A run under way.
-struct Run<'a> {
+struct PolicyRun<'a> {
     comparison: &'a Comparison,
     scenario: &'a Scenario,
     policy: Policy,
@@ -47,10 +50,10 @@ struct Run<'a> {
     plan: BTreeMap<(u64, u64), Happening>,
     planned: u64,
     workers: Vec<Worker>,
-    routers: Vec<(Router, Guesses)>,
-    heard: Option<Heard>,
+    routers: Vec<(PolicyRouter, RouterGuesses)>,
+    heard: Option<DaemonIndex>,
     /// Changes that were lost on the way to the index, by worker.
-    lost: Vec<Vec<Change>>,
+    lost: Vec<Vec<CacheChange>>,
     /// Number of requests that have not had their first token.
     open: usize,
     random: Rng,
@@ -63,8 +66,8 @@ pub(super) fn run(
     scenario: &Scenario,
     policy: Policy,
     requests: &[Request],
-) -> Result<Outcome, SimulationError> {
-    let mut run = Run::new(comparison, scenario, policy, requests)?;
+) -> Result<PolicyOutcome, SimulationError> {
+    let mut run = PolicyRun::new(comparison, scenario, policy, requests)?;
     while let Some(((now_us, _), happening)) = run.plan.pop_first() {
         run.happen(now_us, happening)?;
     }
@@ -73,7 +76,7 @@ pub(super) fn run(
         .outcome(scenario.name, comparison.cache, policy.as_str()))
 }
 
-impl<'a> Run<'a> {
+impl<'a> PolicyRun<'a> {
     fn new(
         comparison: &'a Comparison,
         scenario: &'a Scenario,
@@ -84,14 +87,14 @@ impl<'a> Run<'a> {
         let count = size.workers.get();
         let mut random = Rng::with_seed(comparison.seed);
         let routers = (0..scenario.routers.get()).map(|_| {
-            let router = Router::new(
+            let router = PolicyRouter::new(
                 count,
                 comparison.model.overlap_weight,
                 Rng::with_seed(random.u64(..)),
             );
             (
                 router,
-                Guesses::new(count, size.blocks_per_worker, comparison.cache),
+                RouterGuesses::new(count, size.blocks_per_worker, comparison.cache),
             )
         });
         let mut run = Self {
@@ -107,7 +110,7 @@ impl<'a> Run<'a> {
             routers: routers.collect(),
             heard: policy
                 .asks_the_index()
-                .then(|| Heard::new(size, comparison.cache))
+                .then(|| DaemonIndex::new(size, comparison.cache))
                 .transpose()?,
             lost: (0..count).map(|_| Vec::new()).collect(),
             open: requests.len(),
@@ -250,7 +253,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends a worker's changes to the index. Lost changes are kept for the worker's next event or heartbeat.
-    fn publish(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
+    fn publish(&mut self, now_us: u64, worker: usize, changes: Vec<CacheChange>) {
         if self.heard.is_none() || changes.is_empty() {
             return;
         }
@@ -268,7 +271,7 @@ impl<'a> Run<'a> {
     }
 
     /// Plans that the index hears of the changes that were lost before, and then of `changes`.
-    fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
+    fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<CacheChange>) {
         let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
         all.extend(changes);
         if !all.is_empty() {
@@ -282,7 +285,7 @@ impl<'a> Run<'a> {
         if let Some(worker) = self.workers.get_mut(number) {
             worker.restart();
         }
-        self.publish(now_us, number, vec![Change::Blocks(Event::Cleared)]);
+        self.publish(now_us, number, vec![CacheChange::Blocks(Event::Cleared)]);
         self.begin(now_us, number);
         // Restarts are planned only while requests are open: otherwise the run would never end.
         if self.open > 0 {
@@ -328,11 +331,11 @@ mod tests {
         SyntheticLoad::new(3).take(400).collect()
     }
 
-    fn of(policy: Policy, scenario: &Scenario) -> Outcome {
+    fn of(policy: Policy, scenario: &Scenario) -> PolicyOutcome {
         run(&comparison(4), scenario, policy, &requests()).unwrap()
     }
 
-    fn of_hybrid(policy: Policy, scenario: &Scenario) -> Outcome {
+    fn of_hybrid(policy: Policy, scenario: &Scenario) -> PolicyOutcome {
         let hybrid = Comparison {
             cache: CacheModel {
                 attention: Attention::Window(NonZeroUsize::new(2).unwrap()),
@@ -361,7 +364,7 @@ mod tests {
     #[test]
     fn usable_blocks_are_found_and_matched_ones_are_not() {
         let quiet = &Scenario::ALL[0];
-        let lacking = |outcome: Outcome| outcome.promised_rate - outcome.hit_rate;
+        let lacking = |outcome: PolicyOutcome| outcome.promised_rate - outcome.hit_rate;
         let usable = lacking(of_hybrid(Policy::ExactWithLoad, quiet));
         let matched = lacking(of_hybrid(Policy::MatchedWithLoad, quiet));
         // What is cached changes while a prompt waits for its turn.

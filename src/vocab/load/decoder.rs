@@ -11,13 +11,13 @@ use super::{LoadError, byte_level};
 
 /// A decoder, or several in a sequence, as the file has them.
 #[derive(Deserialize)]
-pub(super) struct Component {
+pub(super) struct TokenizerComponent {
     #[serde(rename = "type")]
     pub(super) kind: String,
     #[serde(default)]
-    decoders: Vec<Component>,
+    decoders: Vec<TokenizerComponent>,
     #[serde(default)]
-    pretokenizers: Vec<Component>,
+    pretokenizers: Vec<TokenizerComponent>,
     #[serde(default)]
     pattern: Value,
     #[serde(default)]
@@ -26,7 +26,7 @@ pub(super) struct Component {
     replacement: Option<String>,
 }
 
-impl Component {
+impl TokenizerComponent {
     /// Whether the component, or a part of it, is of this kind.
     pub(super) fn has(&self, kind: &str) -> bool {
         let mut parts = self.decoders.iter().chain(&self.pretokenizers);
@@ -37,7 +37,7 @@ impl Component {
 
 /// One step of a decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum DecoderStep {
     /// Turns a text in the alphabet of GPT-2 into bytes. A text with any other character stays as it is.
     ByteLevel,
     /// Turns a text such as `<0x0A>` into that byte.
@@ -50,8 +50,8 @@ pub(super) enum Step {
 
 /// The steps of a decoder, in order.
 #[derive(Debug, Default)]
-pub(super) struct Decoder {
-    steps: Vec<Step>,
+pub(super) struct TokenDecoder {
+    steps: Vec<DecoderStep>,
     /// Whether the steps from here on work on the whole text.
     is_fused: bool,
 }
@@ -62,8 +62,8 @@ fn unknown(step: &str) -> LoadError {
     }
 }
 
-impl Decoder {
-    pub(super) fn of_steps(steps: Vec<Step>) -> Self {
+impl TokenDecoder {
+    pub(super) fn of_steps(steps: Vec<DecoderStep>) -> Self {
         Self {
             steps,
             is_fused: false,
@@ -71,13 +71,13 @@ impl Decoder {
     }
 
     /// Makes the decoder that a file describes.
-    pub(super) fn new(component: &Component) -> Result<Self, LoadError> {
+    pub(super) fn new(component: &TokenizerComponent) -> Result<Self, LoadError> {
         let mut decoder = Self::default();
         decoder.add(component)?;
         Ok(decoder)
     }
 
-    fn add(&mut self, component: &Component) -> Result<(), LoadError> {
+    fn add(&mut self, component: &TokenizerComponent) -> Result<(), LoadError> {
         let kind = component.kind.as_str();
         match kind {
             "Sequence" => return component.decoders.iter().try_for_each(|part| self.add(part)),
@@ -85,10 +85,10 @@ impl Decoder {
             "Strip" if self.is_fused => {}
             "Fuse" => self.is_fused = true,
             "ByteLevel" if !self.is_fused => {
-                self.steps.push(Step::ByteLevel);
+                self.steps.push(DecoderStep::ByteLevel);
                 self.is_fused = true;
             }
-            "ByteFallback" if !self.is_fused => self.steps.push(Step::ByteFallback),
+            "ByteFallback" if !self.is_fused => self.steps.push(DecoderStep::ByteFallback),
             "Replace" => {
                 let from = component.pattern.get("String").and_then(Value::as_str);
                 self.replace(kind, from, component.content.as_deref())?;
@@ -109,18 +109,18 @@ impl Decoder {
         };
         // In the whole text, a pattern of several characters can lie across two tokens. And bytes of two tokens can make one
         // character together.
-        let is_one = from.chars().count() == 1 && !self.steps.contains(&Step::ByteLevel);
+        let is_one = from.chars().count() == 1 && !self.steps.contains(&DecoderStep::ByteLevel);
         if self.is_fused && !is_one {
             return Err(unknown(kind));
         }
         let (from, to) = (from.to_owned(), to.to_owned());
-        self.steps.push(Step::Replace { from, to });
+        self.steps.push(DecoderStep::Replace { from, to });
         Ok(())
     }
 
     /// Whether tokens of the model are written in the alphabet of GPT-2 as they are.
     pub(super) fn is_byte_level(&self) -> bool {
-        self.steps.first() == Some(&Step::ByteLevel)
+        self.steps.first() == Some(&DecoderStep::ByteLevel)
     }
 
     /// Returns the bytes of a token in the middle of a text.
@@ -128,12 +128,12 @@ impl Decoder {
         let mut text = text.to_owned();
         for step in &self.steps {
             let bytes = match step {
-                Step::Replace { from, to } => {
+                DecoderStep::Replace { from, to } => {
                     text = text.replace(from, to);
                     None
                 }
-                Step::ByteFallback => fallback_byte(&text).map(|byte| vec![byte]),
-                Step::ByteLevel => text.chars().map(byte_level::byte_of).collect(),
+                DecoderStep::ByteFallback => fallback_byte(&text).map(|byte| vec![byte]),
+                DecoderStep::ByteLevel => text.chars().map(byte_level::byte_of).collect(),
             };
             if let Some(bytes) = bytes {
                 return bytes;

@@ -8,21 +8,21 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
 
-use super::decoder::{Component, Decoder, Step};
+use super::decoder::{DecoderStep, TokenDecoder, TokenizerComponent};
 use super::{LoadError, VocabularyFormat, byte_level, from_json};
 use crate::tokens::{Vocabulary, VocabularyBuilder};
 
 #[derive(Deserialize)]
 struct TokenizerFile {
-    model: Model,
+    model: TokenizerModel,
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    decoder: Option<Component>,
-    pre_tokenizer: Option<Component>,
+    decoder: Option<TokenizerComponent>,
+    pre_tokenizer: Option<TokenizerComponent>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct TokenizerModel {
     /// Kind of the model; `None` in old files, whose kind is `BPE`.
     #[serde(rename = "type")]
     kind: Option<String>,
@@ -100,25 +100,25 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
 }
 
 /// Returns the file's decoder, or the usual decoder if the file has none.
-fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
+fn decoder(file: &TokenizerFile) -> Result<TokenDecoder, LoadError> {
     if let Some(decoder) = &file.decoder {
-        return Decoder::new(decoder);
+        return TokenDecoder::new(decoder);
     }
-    let is_byte_level = |part: &Component| part.has("ByteLevel");
-    let blanks = Step::Replace {
+    let is_byte_level = |part: &TokenizerComponent| part.has("ByteLevel");
+    let blanks = DecoderStep::Replace {
         from: "▁".to_owned(),
         to: " ".to_owned(),
     };
     let steps = match file.model.byte_fallback {
-        _ if file.pre_tokenizer.as_ref().is_some_and(is_byte_level) => vec![Step::ByteLevel],
-        true => vec![Step::ByteFallback, blanks],
+        _ if file.pre_tokenizer.as_ref().is_some_and(is_byte_level) => vec![DecoderStep::ByteLevel],
+        true => vec![DecoderStep::ByteFallback, blanks],
         false => vec![blanks],
     };
-    Ok(Decoder::of_steps(steps))
+    Ok(TokenDecoder::of_steps(steps))
 }
 
 /// Returns the bytes of a token of the model. In a byte-level file each character of a token stands for a byte.
-fn bytes(id: u64, text: &str, decoder: &Decoder) -> Result<Vec<u8>, LoadError> {
+fn bytes(id: u64, text: &str, decoder: &TokenDecoder) -> Result<Vec<u8>, LoadError> {
     if decoder.is_byte_level()
         && let Some(character) = text.chars().find(|one| byte_level::byte_of(*one).is_none())
     {

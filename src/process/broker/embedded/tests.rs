@@ -200,29 +200,29 @@ fn the_binary_is_searched_for_in_order() {
     let checkouts = || vec![root.join("nowhere"), root.join("checkout")];
     let path = || vec![PathBuf::new(), root.join("first"), root.join("second")];
 
-    let all = Places {
+    let all = ServerBinaryPaths {
         configured: Some(configured.clone()),
         variable: Some(variable.clone()),
         path: path(),
         checkouts: checkouts(),
     };
     assert_eq!(search(all).unwrap(), configured);
-    let no_configured = Places {
+    let no_configured = ServerBinaryPaths {
         configured: None,
         variable: Some(variable.clone()),
         path: path(),
         checkouts: checkouts(),
     };
     assert_eq!(search(no_configured).unwrap(), variable);
-    let unnamed = Places {
+    let unnamed = ServerBinaryPaths {
         path: path(),
         checkouts: checkouts(),
-        ..Places::default()
+        ..ServerBinaryPaths::default()
     };
     assert_eq!(search(unnamed).unwrap(), in_path);
-    let unpathed = Places {
+    let unpathed = ServerBinaryPaths {
         checkouts: checkouts(),
-        ..Places::default()
+        ..ServerBinaryPaths::default()
     };
     assert_eq!(search(unpathed).unwrap(), fetched);
 }
@@ -233,7 +233,7 @@ fn a_named_binary_that_is_missing_is_not_passed_over() {
     let text = place(root.path(), "text", 0o644);
     let fetched = place(root.path(), ".tools/nats-server", 0o755);
     for (configured, variable) in [(Some(text.clone()), Some(fetched)), (None, Some(text.clone()))] {
-        let places = Places {
+        let places = ServerBinaryPaths {
             configured,
             variable,
             path: Vec::new(),
@@ -245,6 +245,6 @@ fn a_named_binary_that_is_missing_is_not_passed_over() {
 
 #[test]
 fn nothing_found_says_how_to_get_one() {
-    let error = search(Places::default()).unwrap_err();
+    let error = search(ServerBinaryPaths::default()).unwrap_err();
     assert!(error.to_string().contains("deploy/setup.sh"), "{error}");
 }
