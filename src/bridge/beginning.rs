@@ -27,7 +27,7 @@ use super::tensorrt::ServerEvents;
 const TRUSTED_SAMPLE: u32 = 64;
 
 /// Parts that a follower of an engine begins with.
-pub(super) struct Begun {
+pub(super) struct FollowerParts {
     pub(super) relay: Relay,
     /// Record of the batches that an earlier bridge heard from the engine; `None` if no state was kept.
     pub(super) before: Option<HeardBefore>,
@@ -46,7 +46,7 @@ fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<Publi
 
 impl Inner {
     /// Begins to report `engine` to daemons, as one holder; an error in words if that is not possible.
-    pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<Begun, String> {
+    pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<FollowerParts, String> {
         let holder = self.own_holder(engine)?;
         let kept = match &self.options.state {
             Some(directory) => self.take_up(directory, engine, &holder).await?,
@@ -73,7 +73,7 @@ impl Inner {
             let tap = republisher.tap(engine, &name, &settings, republished, relay.turns());
             relay.set_tap(tap.await);
         }
-        Ok(Begun {
+        Ok(FollowerParts {
             relay,
             before,
             keeper,

@@ -15,19 +15,19 @@ const REMEMBERED_MAX: usize = 1024;
 
 /// A batch that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Applied {
+struct RecentBatch {
     seq: u64,
     digest: u64,
 }
 
 /// A batch that was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct HeardBatch {
     pub(super) seq: u64,
     digest: u64,
 }
 
-impl Heard {
+impl HeardBatch {
     /// Makes the record of a batch with this number and these bytes.
     pub(super) fn new(seq: u64, payload: &[u8]) -> Self {
         let digest = xxh3_64(payload);
@@ -70,7 +70,7 @@ pub(super) enum Replayed {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Continuity {
     /// The last batches that were applied, in the order of their numbers.
-    recent: VecDeque<Applied>,
+    recent: VecDeque<RecentBatch>,
     /// Largest number that came by replay. Batches up to it may be published once more on the connection.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
@@ -135,10 +135,10 @@ impl Continuity {
     }
 
     /// Returns the last batch that was published on this connection; `None` if there is none or it is no longer remembered.
-    pub(super) fn heard(&self) -> Option<Heard> {
+    pub(super) fn heard(&self) -> Option<HeardBatch> {
         let seq = self.published?;
         let digest = self.digest_of(seq)?;
-        Some(Heard { seq, digest })
+        Some(HeardBatch { seq, digest })
     }
 
     /// Whether the replay socket has given the last batch that was applied.
@@ -235,7 +235,7 @@ impl Continuity {
         }
         self.changes += 1;
         let digest = xxh3_64(payload);
-        self.recent.push_back(Applied { seq, digest });
+        self.recent.push_back(RecentBatch { seq, digest });
         if by_replay {
             self.replayed = self.replayed.max(Some(seq));
             self.confirm(seq);

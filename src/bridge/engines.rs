@@ -39,7 +39,7 @@ use super::kin::Kin;
 use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
 use super::republish::{RepublishOptions, Republisher};
-use super::server::Origin;
+use super::server::OriginServer;
 use super::sources::SourceTask;
 use super::stalls::{BridgeClock, StallWatch};
 use super::state::{KeptPlaces, Registered, StateDirectory};
@@ -96,10 +96,10 @@ impl Default for BridgeOptions {
 }
 
 /// An engine, and the task that follows it.
-struct Followed {
+struct FollowedEngine {
     engine: NewEngine,
     /// Server that has told of the engine; `None` if the engine was given directly.
-    origin: Option<Origin>,
+    origin: Option<OriginServer>,
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
@@ -107,7 +107,7 @@ struct Followed {
     profiles: watch::Sender<Profile>,
 }
 
-impl Followed {
+impl FollowedEngine {
     /// Ends the task that follows the engine.
     fn end(&self, says_goodbye: bool) {
         self.says_goodbye.store(says_goodbye, Ordering::Release);
@@ -116,7 +116,7 @@ impl Followed {
 
     /// Takes over the address and labels of `engine`, if both engines are followed in the same way and come from the same server.
     /// Otherwise refuses `engine`, as another engine of the same name.
-    fn take_over(&mut self, engine: NewEngine, origin: Option<&Origin>) -> Result<(), RegisterRefusal> {
+    fn take_over(&mut self, engine: NewEngine, origin: Option<&OriginServer>) -> Result<(), RegisterRefusal> {
         let is_same_origin = match (&self.origin, origin) {
             (Some(own), Some(other)) => own.handle.is_same(&other.handle),
             (own, other) => own.is_none() && other.is_none(),
@@ -150,7 +150,7 @@ impl Followed {
 }
 
 /// A followed engine, as commands of operators see it.
-pub(super) struct Named {
+pub(super) struct NamedEngine {
     pub(super) engine: NewEngine,
     /// URL of the server that has told of the engine; `None` if none has.
     pub(super) server: Option<String>,
@@ -168,17 +168,17 @@ pub(super) struct Inner {
     stop: CancellationToken,
     runtime: Handle,
     tasks: TaskTracker,
-    state: Mutex<State>,
+    state: Mutex<BridgeState>,
     registered: Option<Registered>,
     record_readers: RecordReaders,
 }
 
 #[derive(Default)]
-struct State {
+struct BridgeState {
     /// NATS connection; `None` until the bridge is started.
     nats: Option<Client>,
     is_stopping: bool,
-    engines: BTreeMap<EngineKey, Followed>,
+    engines: BTreeMap<EngineKey, FollowedEngine>,
     servers: BTreeMap<ServerKey, AskedServer>,
     /// The engines that flags, files and discovery gave.
     given: Given,
@@ -190,7 +190,7 @@ struct State {
     kept: Vec<GivenEngine>,
 }
 
-impl State {
+impl BridgeState {
     /// Returns an engine that is followed at the same address and has another model or block size; `None` if there is none.
     fn at_same_address(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let mut others = self.engines.values().map(|followed| &followed.engine);
@@ -241,9 +241,9 @@ impl Bridge {
         // Those in JetStream are watched once the bridge is connected.
         let own = options.state.clone().filter(|state| state.shared().is_none());
         let (kept, registered) = own.map(Registered::open).unzip();
-        let state = State {
+        let state = BridgeState {
             kept: kept.unwrap_or_default(),
-            ..State::default()
+            ..BridgeState::default()
         };
         let metrics = Arc::new(BridgeMetrics::new());
         let republished = options.republish.as_ref();
@@ -372,9 +372,9 @@ impl Bridge {
     /// engine was given directly.
     fn add(
         &self,
-        state: &mut State,
+        state: &mut BridgeState,
         engine: NewEngine,
-        origin: Option<Origin>,
+        origin: Option<OriginServer>,
     ) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
         if self.inner.lease.is_some() {
@@ -407,7 +407,7 @@ impl Bridge {
         if state.engines.len() >= engines_max {
             return Err(RegisterRefusal::TooMany { engines: engines_max });
         }
-        let followed = Followed {
+        let followed = FollowedEngine {
             engine: engine.clone(),
             origin,
             progress: SharedProgress::default(),
@@ -423,7 +423,7 @@ impl Bridge {
     }
 
     /// Returns the publishers of the engine whose instance or worker is called `name`.
-    pub(super) fn called(&self, name: &str) -> Vec<Named> {
+    pub(super) fn called(&self, name: &str) -> Vec<NamedEngine> {
         let state = self.inner.state.lock();
         let is_it = |key: &EngineKey| {
             let worker = worker_of_instance(&key.instance);
@@ -433,7 +433,7 @@ impl Bridge {
             .engines
             .values()
             .filter(|followed| is_it(&followed.engine.key));
-        let named = named.map(|followed| Named {
+        let named = named.map(|followed| NamedEngine {
             engine: followed.engine.clone(),
             server: followed
                 .origin
@@ -483,7 +483,7 @@ impl Bridge {
         &self.inner.metrics
     }
 
-    fn spawn(&self, followed: &Followed, nats: Client) {
+    fn spawn(&self, followed: &FollowedEngine, nats: Client) {
         let inner = Arc::clone(&self.inner);
         let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
         let origin = followed.origin.clone();

@@ -8,11 +8,11 @@ use kvatlas_engines::Reason;
 
 use kvatlas_telemetry::log_gated;
 
-use super::continuity::{Continuity, Heard, Published};
+use super::continuity::{Continuity, HeardBatch, Published};
 use super::dynamo::AnswerPorts;
 use super::frames::Numbered;
 use super::relay::{Relay, SavedRelay};
-use super::sockets::{Replay, SocketError};
+use super::sockets::{ReplaySocket, SocketError};
 use super::stalls::StallWatch;
 use super::state::KeptEngine;
 use super::topics::Topics;
@@ -115,7 +115,7 @@ pub(super) struct Follower {
     topics: Topics,
     /// Address of the replay socket; `None` if the engine has none.
     replay_endpoint: Option<String>,
-    replay: Option<Replay>,
+    replay: Option<ReplaySocket>,
     options: FollowOptions,
     /// Whether the replay socket is believed, if there is one.
     replay_state: ReplayState,
@@ -445,7 +445,7 @@ impl Follower {
             }
             Published::Forgotten
                 if self.connection != ConnectionState::Proven
-                    && !self.agrees(Heard::new(*seq, payload)).await? =>
+                    && !self.agrees(HeardBatch::new(*seq, payload)).await? =>
             {
                 self.distrust(Some(numbered)).await
             }

@@ -1,8 +1,8 @@
 //! The bridge: follows engines' ZMQ publishers and reports their events to daemons in the form of the contract.
 //!
 //! ```text
-//! engine ──PUB──▶ Subscription ─┐
-//!        ◀─DEALER─▶ Replay ─────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
+//! engine ──PUB──▶ Subscription ───┐
+//!        ◀─DEALER─▶ ReplaySocket ─┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
 //! ```
 //!
 //! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane report several holders

@@ -23,11 +23,11 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use kvatlas_telemetry::{BridgeMetrics, EngineMetrics};
 
 use super::kin::{Kin, Member};
-use super::lease::{Lease, Share, Turns};
+use super::lease::{Lease, LeaseShare, Turns};
 use super::partial::partial_doubts;
 use super::republish::Tap;
 use blocks::Blocks;
-use labels::Added;
+use labels::AddedLabels;
 
 pub(super) use blocks::SharedBlocks;
 pub(super) use kept::{Before, SavedRelay};
@@ -46,7 +46,7 @@ const UNTOLD_BYTES_MAX: usize = 32 << 10;
 const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
 
 /// Lock on the blocks while the translation has events that the publisher has not been given yet. No other task sees the blocks meanwhile.
-struct Untold {
+struct UntoldBlocks {
     blocks: OwnedMutexGuard<Blocks>,
     payload_bytes: usize,
 }
@@ -78,7 +78,7 @@ pub(super) struct Relay {
     translation: Translation,
     /// Events that daemons have not been told; `None` if they have been told everything. They must not be kept while this task waits for an
     /// engine.
-    untold: Option<Untold>,
+    untold: Option<UntoldBlocks>,
     /// The rank that the engine's batches name.
     rank: Option<Rank>,
     /// Reason for which the translator doubts the engine's blocks; `None` if it does not.
@@ -88,9 +88,9 @@ pub(super) struct Relay {
     /// Whether the translator does not know which of the blocks a request can reuse.
     hides_groups: bool,
     /// Labels that the bridge adds to the given ones.
-    added: Added,
+    added: AddedLabels,
     /// Added labels that daemons have been told.
-    told_added: Added,
+    told_added: AddedLabels,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether the engine has ever been in sight.
@@ -98,7 +98,7 @@ pub(super) struct Relay {
     /// Doubts that daemons have been told.
     told: DegradedReasons,
     /// Share of the holder in the lease; `None` if no other bridge follows the holder.
-    share: Option<Share>,
+    share: Option<LeaseShare>,
     /// Tap for publishing the engine's events once more; `None` if they are not.
     tap: Option<Tap>,
     metrics: Arc<BridgeMetrics>,
@@ -154,7 +154,7 @@ impl Relay {
             profiles,
         } = way;
         let kin = kin.join((holder.namespace.clone(), options.settings.block_size), &blocks);
-        let added = Added {
+        let added = AddedLabels {
             layers,
             trouble: None,
         };
@@ -268,7 +268,7 @@ impl Relay {
             self.learn_names().await?;
         }
         let mut untold = self.take_untold().await;
-        let Untold { blocks, .. } = &mut untold;
+        let UntoldBlocks { blocks, .. } = &mut untold;
         match decoded {
             Ok(()) if is_of_other_rank(&mut self.rank, &self.batch) => {
                 self.batch.reasons.count(Reason::OtherRank);
@@ -321,17 +321,17 @@ impl Relay {
     }
 
     /// Locks the blocks, unless they are still locked for untold events.
-    async fn take_untold(&mut self) -> Untold {
+    async fn take_untold(&mut self) -> UntoldBlocks {
         match self.untold.take() {
             Some(untold) => untold,
-            None => Untold {
+            None => UntoldBlocks {
                 blocks: Arc::clone(&self.blocks).lock_owned().await,
                 payload_bytes: 0,
             },
         }
     }
 
-    fn keep(&mut self, untold: Untold) {
+    fn keep(&mut self, untold: UntoldBlocks) {
         self.doubt = untold.blocks.0.doubt();
         self.partial = partial_doubts(&untold.blocks.0);
         self.hides_groups = untold.blocks.0.hides_groups();
@@ -352,7 +352,7 @@ impl Relay {
         is_ours: impl Fn(&EngineEvent) -> bool,
     ) -> Result<(), PublisherError> {
         let mut untold = self.take_untold().await;
-        let Untold { blocks, .. } = &mut untold;
+        let UntoldBlocks { blocks, .. } = &mut untold;
         blocks.0.translate_some(batch, is_ours, &mut self.translation);
         self.keep(untold);
         self.tell().await
@@ -411,12 +411,12 @@ impl Relay {
 
     /// Returns the turns in which this bridge speaks for the holder.
     pub(super) fn turns(&self) -> Turns {
-        self.share.as_ref().map_or_else(Turns::always, Share::turns)
+        self.share.as_ref().map_or_else(Turns::always, LeaseShare::turns)
     }
 
     /// Whether this bridge speaks for the holder.
     pub(super) fn speaks(&self) -> bool {
-        self.share.as_ref().is_none_or(Share::speaks)
+        self.share.as_ref().is_none_or(LeaseShare::speaks)
     }
 
     /// Returns everything that is needed to go on later.

@@ -21,7 +21,7 @@ use kvatlas_process::registry::NewEngine;
 use kvatlas_process::{BRIDGE, instance_name};
 use kvatlas_telemetry::log_gated;
 
-use super::engines::{Bridge, Named};
+use super::engines::{Bridge, NamedEngine};
 use super::grpc::{self, GrpcError};
 use super::http::{HttpError, ServerAddress, ServerConnection};
 
@@ -69,28 +69,28 @@ enum ResetError {
 
 /// Server to ask, and the way to ask it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
-    way: Way,
+struct ResetTarget {
+    way: ServerEndpoint,
     path: &'static str,
     format: Format,
 }
 
 /// Protocol and address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Way {
+enum ServerEndpoint {
     Http(ServerAddress),
     /// URL of a server that hands on events over gRPC.
     Grpc(String),
 }
 
-impl Target {
+impl ResetTarget {
     fn url(&self) -> String {
         match &self.way {
-            Way::Http(address) => {
+            ServerEndpoint::Http(address) => {
                 let scheme = if address.is_secure { "https" } else { "http" };
                 format!("{scheme}://{}{}", address.authority(), self.path)
             }
-            Way::Grpc(url) => format!("{url}{}", self.path),
+            ServerEndpoint::Grpc(url) => format!("{url}{}", self.path),
         }
     }
 
@@ -98,8 +98,8 @@ impl Target {
     async fn reset(&self) -> Result<(), ResetError> {
         let asked = async {
             match &self.way {
-                Way::Http(address) => self.post(address).await,
-                Way::Grpc(url) => self.flush(url).await,
+                ServerEndpoint::Http(address) => self.post(address).await,
+                ServerEndpoint::Grpc(url) => self.flush(url).await,
             }
         };
         let asked = timeout(PATIENCE, asked).await;
@@ -147,8 +147,8 @@ impl Target {
                 .collect()
         };
         match (status, self.format) {
-            (status, _) if status.is_success() => match serde_json::from_slice::<Outcome>(body) {
-                Ok(Outcome { success: false }) => Err(ResetError::Busy(text())),
+            (status, _) if status.is_success() => match serde_json::from_slice::<ResetAnswer>(body) {
+                Ok(ResetAnswer { success: false }) => Err(ResetError::Busy(text())),
                 _ => Ok(()),
             },
             (StatusCode::BAD_REQUEST, Format::Sglang) => Err(ResetError::Busy(text())),
@@ -166,7 +166,7 @@ impl Target {
 
 /// Answer of vLLM's newer releases. Older releases answer without a body.
 #[derive(Debug, Deserialize)]
-struct Outcome {
+struct ResetAnswer {
     success: bool,
 }
 
@@ -222,7 +222,7 @@ impl Bridge {
     }
 
     /// Has each server of these publishers drop its cache, once.
-    async fn reset(&self, publishers: &[Named]) -> Result<(), ResetError> {
+    async fn reset(&self, publishers: &[NamedEngine]) -> Result<(), ResetError> {
         let mut targets = BTreeMap::new();
         for named in publishers {
             let target = self.target_of(named)?;
@@ -234,15 +234,15 @@ impl Bridge {
         Ok(())
     }
 
-    fn target_of(&self, named: &Named) -> Result<Target, ResetError> {
-        let Named { engine, server } = named;
+    fn target_of(&self, named: &NamedEngine) -> Result<ResetTarget, ResetError> {
+        let NamedEngine { engine, server } = named;
         let path = reset_path(engine.format, engine.is_grpc());
         let path = path.ok_or(ResetError::NoEndpoint(engine.format))?;
         let way = match engine.is_grpc() {
-            true => Way::Grpc(engine.endpoint.clone()),
-            false => Way::Http(self.http_address(engine, server.as_deref())?),
+            true => ServerEndpoint::Grpc(engine.endpoint.clone()),
+            false => ServerEndpoint::Http(self.http_address(engine, server.as_deref())?),
         };
-        Ok(Target {
+        Ok(ResetTarget {
             way,
             path,
             format: engine.format,
@@ -288,8 +288,8 @@ mod tests {
     use super::*;
 
     fn judged(format: Format, status: u16, body: &str) -> Result<(), String> {
-        let target = Target {
-            way: Way::Http(ServerAddress::parse("http://gpu-0:8000").unwrap()),
+        let target = ResetTarget {
+            way: ServerEndpoint::Http(ServerAddress::parse("http://gpu-0:8000").unwrap()),
             path: "/x",
             format,
         };

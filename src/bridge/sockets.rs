@@ -13,7 +13,9 @@ use kvatlas_telemetry::BridgeMetrics;
 use kvatlas_telemetry::labels::FrameFault;
 
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
-use super::zmtp::{Mismatch, PeerConnection, ReadError, Received, Role, push_message, split_endpoint};
+use super::zmtp::{
+    MessageOrCommand, Mismatch, PeerConnection, ReadError, Role, push_message, split_endpoint,
+};
 
 /// Error after which a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +91,7 @@ impl EngineSocket {
         loop {
             let received = self.connection.next().await;
             let received = received.map_err(|error| explain(error, &self.endpoint, &self.metrics))?;
-            if let Received::Message(frames) = received {
+            if let MessageOrCommand::Message(frames) = received {
                 return Ok(frames);
             }
         }
@@ -138,12 +140,12 @@ impl Subscription {
 }
 
 /// A connection to a replay socket.
-pub(super) struct Replay {
+pub(super) struct ReplaySocket {
     socket: EngineSocket,
     patience: Duration,
 }
 
-impl Replay {
+impl ReplaySocket {
     /// Connects to a replay socket. `patience` bounds the time to connect and the wait for each message of an answer.
     pub(super) async fn connect(
         endpoint: &str,

@@ -1,7 +1,7 @@
 //! Sources that report several holders, and the task that follows one.
 //!
-//! Each kind of source is a module that implements [`Source`]: TensorRT-LLM's servers (`tensorrt`), servers that hand on events over gRPC
-//! (`subscribed`), and Dynamo's event plane (`dynamo`).
+//! Each kind of source is a module that implements [`FollowedSource`]: TensorRT-LLM's servers (`tensorrt`), servers that hand on events over
+//! gRPC (`subscribed`), and Dynamo's event plane (`dynamo`).
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -22,13 +22,13 @@ use super::dynamo::Records;
 use super::follower::FollowOptions;
 use super::holders::Holders;
 use super::progress::{SharedProgress, log_untold};
-use super::server::Origin;
+use super::server::OriginServer;
 use super::sockets::SocketError;
 use super::stalls::{BridgeClock, StallWatch};
 
 /// Error that keeps a source from being followed just now.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SourceError {
+pub(super) enum FollowedSourceError {
     /// The source cannot be reached, or its connection has broken.
     #[error(transparent)]
     Broken(Box<dyn Error + Send + Sync>),
@@ -40,7 +40,7 @@ pub(super) enum SourceError {
     Publisher(#[from] PublisherError),
 }
 
-impl From<SocketError> for SourceError {
+impl From<SocketError> for FollowedSourceError {
     fn from(error: SocketError) -> Self {
         match error.is_cut() {
             true => Self::Cut(error.into()),
@@ -50,13 +50,13 @@ impl From<SocketError> for SourceError {
 }
 
 /// A source of one kind, with the state that it needs.
-pub(super) trait Source: Send {
+pub(super) trait FollowedSource: Send {
     /// Follows the source over one connection, until that breaks. Sets `failures` to 0 once it is connected.
     fn follow(
         &mut self,
         task: &SourceTask,
         failures: &mut u32,
-    ) -> impl Future<Output = Result<Infallible, SourceError>> + Send;
+    ) -> impl Future<Output = Result<Infallible, FollowedSourceError>> + Send;
 
     /// Puts all holders out of sight, as the connection has broken.
     fn disconnected(&mut self, task: &SourceTask) -> impl Future<Output = Result<(), PublisherError>> + Send;
@@ -70,7 +70,7 @@ pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
     /// Server that has told of the source; `None` if the source was given directly. After each new connection, the server has to
     /// tell the same again.
-    pub(super) origin: Option<Origin>,
+    pub(super) origin: Option<OriginServer>,
     pub(super) options: FollowOptions,
     pub(super) clock: BridgeClock,
     pub(super) progress: SharedProgress,
@@ -85,7 +85,7 @@ pub(super) struct SourceTask {
 
 impl SourceTask {
     /// Follows the source until it is stopped: connects, and connects again after each failure.
-    pub(super) async fn run(self, mut source: impl Source) {
+    pub(super) async fn run(self, mut source: impl FollowedSource) {
         let mut failures = 0;
         loop {
             let failed_before = failures;
@@ -97,7 +97,7 @@ impl SourceTask {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            if matches!(error, SourceError::Publisher(_)) {
+            if matches!(error, FollowedSourceError::Publisher(_)) {
                 return self.progress.ended(&self.engine, &error);
             }
             self.progress.out_of_sight(&self.engine, &error);
@@ -107,7 +107,7 @@ impl SourceTask {
             if source.disconnected(&self).await.is_err() {
                 return;
             }
-            if matches!(error, SourceError::Cut(_)) {
+            if matches!(error, FollowedSourceError::Cut(_)) {
                 // A broken bound does not reset the count of failures, as for an engine.
                 failures = failures.max(failed_before);
             }

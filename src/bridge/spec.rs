@@ -262,7 +262,7 @@ pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<
 }
 
 /// Facts that an engine never tells, neither by its events nor by its server.
-struct Facts {
+struct UntoldFacts {
     beside: BesideEvents,
     groups: GroupFacts,
     scheme: Option<Scheme>,
@@ -270,8 +270,8 @@ struct Facts {
 }
 
 impl EngineText {
-    fn facts(&self) -> Result<Facts, String> {
-        Ok(Facts {
+    fn facts(&self) -> Result<UntoldFacts, String> {
+        Ok(UntoldFacts {
             beside: BesideEvents::parse(
                 self.adapters.as_deref(),
                 self.salts.as_deref(),
@@ -323,7 +323,7 @@ impl EngineText {
 
     /// Makes a server from the text. The bridge asks that server for the engine's sockets and topics, which the text must not
     /// name.
-    fn server(self, format: Format, facts: Facts) -> Result<NewServer, String> {
+    fn server(self, format: Format, facts: UntoldFacts) -> Result<NewServer, String> {
         let told = [
             ("replay", self.replay.is_some()),
             ("rank", self.rank.is_some()),
@@ -358,7 +358,12 @@ impl EngineText {
     }
 
     /// Makes the engines at the given sockets: one engine, or one for each rank.
-    fn publishers(&self, format: Format, block_size: u32, facts: &Facts) -> Result<Vec<NewEngine>, String> {
+    fn publishers(
+        &self,
+        format: Format,
+        block_size: u32,
+        facts: &UntoldFacts,
+    ) -> Result<Vec<NewEngine>, String> {
         let model = self.model.as_deref();
         let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
         let tenant = self.tenant.clone().unwrap_or_default();

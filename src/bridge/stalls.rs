@@ -45,7 +45,7 @@ impl fmt::Debug for BridgeClock {
 
 /// A look at an engine that has begun: a question that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct PendingLook {
     stalls_before: u64,
 }
 
@@ -103,14 +103,14 @@ impl StallWatch {
     }
 
     /// Begins a look now.
-    pub(super) fn look(&self) -> Look {
-        Look {
+    pub(super) fn look(&self) -> PendingLook {
+        PendingLook {
             stalls_before: self.stalls,
         }
     }
 
     /// Whether the result of `look` still counts: the task has not stood still since the look began.
-    pub(super) fn is_news(&self, look: Look) -> bool {
+    pub(super) fn is_news(&self, look: PendingLook) -> bool {
         look == self.look()
     }
 }

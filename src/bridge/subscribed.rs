@@ -22,12 +22,12 @@ use kvatlas_engines::{DecodeLimits, EngineBatch, Reason};
 
 use super::grpc::{Frames, GrpcError};
 use super::holders::Holders;
-use super::server::Origin;
-use super::sources::{Quiet, Source, SourceError, SourceTask};
+use super::server::OriginServer;
+use super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 
 /// Error after which a stream of frames cannot go on.
 #[derive(Debug, thiserror::Error)]
-enum StreamError {
+enum FrameStreamError {
     /// The number of a frame does not follow the number before.
     #[error("rank {rank}: batch {due} was due, and {got} came")]
     Gap {
@@ -51,16 +51,16 @@ enum StreamError {
     Publisher(#[from] PublisherError),
 }
 
-impl From<GrpcError> for SourceError {
+impl From<GrpcError> for FollowedSourceError {
     fn from(error: GrpcError) -> Self {
         Self::Broken(error.into())
     }
 }
 
-impl From<StreamError> for SourceError {
-    fn from(error: StreamError) -> Self {
+impl From<FrameStreamError> for FollowedSourceError {
+    fn from(error: FrameStreamError) -> Self {
         match error {
-            StreamError::Publisher(error) => Self::Publisher(error),
+            FrameStreamError::Publisher(error) => Self::Publisher(error),
             error => Self::Broken(error.into()),
         }
     }
@@ -87,8 +87,12 @@ pub(super) struct SubscribedEvents {
     ranks: BTreeMap<Rank, RankStream>,
 }
 
-impl Source for SubscribedEvents {
-    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+impl FollowedSource for SubscribedEvents {
+    async fn follow(
+        &mut self,
+        task: &SourceTask,
+        failures: &mut u32,
+    ) -> Result<Infallible, FollowedSourceError> {
         let (engine, patience) = (&task.engine, task.options.patience);
         let mut frames = Frames::subscribe(&engine.endpoint, engine.format, patience).await?;
         if let Some(origin) = &task.origin {
@@ -180,13 +184,13 @@ impl SubscribedEvents {
     /// Notes how the stream is followed. The ranks that are heard stay exact when others are not heard.
     fn note_followed(&self, task: &SourceTask) {
         let in_doubt = self.trouble().or_else(|| self.holders.trouble());
-        let ranks = task.origin.as_ref().and_then(Origin::ranks);
+        let ranks = task.origin.as_ref().and_then(OriginServer::ranks);
         let trouble = in_doubt.clone().or_else(|| self.unheard(ranks?));
         task.note_followed(in_doubt.is_none(), trouble.as_deref());
     }
 
     /// Applies a frame. A report of load changes nothing.
-    async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), StreamError> {
+    async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), FrameStreamError> {
         if frame.is_load() {
             return Ok(());
         }
@@ -214,7 +218,7 @@ impl SubscribedEvents {
     }
 
     /// Notes a frame's number. Returns whether the frame begins the rank's state anew.
-    fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, StreamError> {
+    fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, FrameStreamError> {
         let got = frame.number();
         match (frame.snapshot(), self.ranks.get_mut(&rank)) {
             (
@@ -234,7 +238,7 @@ impl SubscribedEvents {
                 self.ranks.insert(rank, stream);
                 Ok(true)
             }
-            (Some(_), None) => Err(StreamError::Chunk { rank, due: 0 }),
+            (Some(_), None) => Err(FrameStreamError::Chunk { rank, due: 0 }),
             (None, None) => {
                 let stream = RankStream {
                     last: got,
@@ -247,7 +251,7 @@ impl SubscribedEvents {
             (chunk, Some(stream)) => {
                 let due = stream.last.saturating_add(1);
                 if got != due {
-                    return Err(StreamError::Gap { rank, due, got });
+                    return Err(FrameStreamError::Gap { rank, due, got });
                 }
                 stream.last = got;
                 match (chunk, stream.due) {
@@ -255,8 +259,8 @@ impl SubscribedEvents {
                     (Some(chunk), Some((index, count))) if chunk.index == index => {
                         stream.due = (index + 1 < count).then_some((index + 1, count));
                     }
-                    (_, Some((index, _))) => return Err(StreamError::Chunk { rank, due: index }),
-                    (Some(_), None) => return Err(StreamError::Chunk { rank, due: 0 }),
+                    (_, Some((index, _))) => return Err(FrameStreamError::Chunk { rank, due: index }),
+                    (Some(_), None) => return Err(FrameStreamError::Chunk { rank, due: 0 }),
                 }
                 Ok(false)
             }

@@ -11,7 +11,7 @@ use kvatlas_process::registry::NewEngine;
 use super::follower::{FollowError, FollowOptions, Follower};
 use super::frames::Numbered;
 use super::progress::{SharedProgress, log_untold};
-use super::server::Origin;
+use super::server::OriginServer;
 use super::sockets::Subscription;
 use super::state::{Keeper, cache_of};
 
@@ -30,7 +30,7 @@ pub(super) struct EngineTask {
     pub(super) engine: NewEngine,
     /// Server that has told of the engine; `None` if the engine was given directly. After each new connection, the server has to
     /// tell the same again.
-    pub(super) origin: Option<Origin>,
+    pub(super) origin: Option<OriginServer>,
     pub(super) follower: Follower,
     pub(super) options: FollowOptions,
     pub(super) progress: SharedProgress,
@@ -250,13 +250,13 @@ impl EngineTask {
     fn long_silence(&self) -> Option<Duration> {
         let silence = self.unseen_since?.elapsed();
         let is_long = silence >= self.options.give_up_after;
-        let is_vouched_for = self.origin.as_ref().is_some_and(Origin::vouches);
+        let is_vouched_for = self.origin.as_ref().is_some_and(OriginServer::vouches);
         (is_long && !is_vouched_for).then_some(silence)
     }
 
     /// Notes the name of the process that the server tells. Returns whether it is another process than before.
     fn is_replaced(&mut self) -> bool {
-        let told = self.origin.as_ref().and_then(Origin::process);
+        let told = self.origin.as_ref().and_then(OriginServer::process);
         let before = std::mem::replace(&mut self.process, told);
         before.is_some() && self.process.is_some() && before != self.process
     }

@@ -20,7 +20,7 @@ use kvatlas_telemetry::log_gated;
 
 use super::holders::Holders;
 use super::http::{HttpError, ServerAddress, ServerConnection};
-use super::sources::{Source, SourceError, SourceTask};
+use super::sources::{FollowedSource, FollowedSourceError, SourceTask};
 
 /// Path of the events, unless the endpoint has a path.
 const EVENTS_PATH: &str = "/kv_cache_events";
@@ -54,7 +54,7 @@ impl PollError {
     }
 }
 
-impl From<PollError> for SourceError {
+impl From<PollError> for FollowedSourceError {
     fn from(error: PollError) -> Self {
         match error {
             PollError::Publisher(error) => Self::Publisher(error),
@@ -159,8 +159,12 @@ pub(super) struct ServerEvents {
     unproven: BTreeSet<Rank>,
 }
 
-impl Source for ServerEvents {
-    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+impl FollowedSource for ServerEvents {
+    async fn follow(
+        &mut self,
+        task: &SourceTask,
+        failures: &mut u32,
+    ) -> Result<Infallible, FollowedSourceError> {
         let mut poller = Poller::new(&task.engine.endpoint, task.options.patience)?;
         let mut stalls = task.stall_watch();
         loop {

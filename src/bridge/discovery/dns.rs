@@ -35,9 +35,9 @@ enum DnsError {
 
 /// Engines of a name, each with the number of answers in a row that have lacked it.
 #[derive(Debug, Default)]
-struct Known(BTreeMap<String, (NewServer, u32)>);
+struct KnownServers(BTreeMap<String, (NewServer, u32)>);
 
-impl Known {
+impl KnownServers {
     /// Takes note of an answer, and returns all engines that are known.
     fn answered(&mut self, found: Vec<NewServer>) -> Vec<GivenEngine> {
         for (_, missed) in self.0.values_mut() {
@@ -54,7 +54,7 @@ impl Known {
 
 /// Asks for `place` for ever.
 pub(super) async fn run(place: &DnsPlace, defaults: &EngineDefaults, interval: Duration, reports: &Reports) {
-    let mut known = Known::default();
+    let mut known = KnownServers::default();
     let mut resolver = None;
     loop {
         match look(place, defaults, &mut resolver).await {
@@ -201,7 +201,7 @@ mod tests {
             is_grpc: false,
         };
         let server = |name: &str| server_at(name.to_owned(), name, port, Discovered::default(), &defaults);
-        let mut known = Known::default();
+        let mut known = KnownServers::default();
         let mut answered = |names: &[&str]| -> Vec<String> {
             let engines = known.answered(names.iter().map(|name| server(name)).collect());
             engines

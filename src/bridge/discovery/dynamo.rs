@@ -30,7 +30,7 @@ const TOPIC: &str = "kv-events";
 
 /// Transport over which a publisher sends its events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Transport {
+enum PublisherTransport {
     /// ZeroMQ, with the publisher's address.
     Zmq(String),
     /// NATS, with the first words of the publisher's subject.
@@ -42,7 +42,7 @@ enum Transport {
 struct Channel {
     scope: String,
     publisher: String,
-    transport: Transport,
+    transport: PublisherTransport,
 }
 
 /// A model's record: the model that an endpoint serves, and the number of tokens in a block.
@@ -149,11 +149,11 @@ fn engines<'a>(
 /// Returns the name of a plane, its endpoint and its topic; `None` if the plane is on NATS and its NATS server is not given.
 fn source_of(place: &DynamoPlace, channel: &Channel) -> Option<(String, String, String)> {
     match &channel.transport {
-        Transport::Zmq(endpoint) => {
+        PublisherTransport::Zmq(endpoint) => {
             let name = format!("dynamo-{}", channel.publisher);
             Some((name, endpoint.clone(), String::new()))
         }
-        Transport::Nats(prefix) => {
+        PublisherTransport::Nats(prefix) => {
             let subject = format!("{prefix}.{TOPIC}");
             let words: Vec<&str> = channel.scope.split('/').skip(1).step_by(2).collect();
             let name = words.join(".");
@@ -174,8 +174,8 @@ fn read_channel(key: &str, value: &[u8]) -> Option<Channel> {
     let value: Value = serde_json::from_slice(value).ok()?;
     let config = |name: &str| value.pointer(&format!("/transport/config/{name}"))?.as_str();
     let transport = match config("endpoint") {
-        Some(endpoint) => Transport::Zmq(endpoint.to_owned()),
-        None => Transport::Nats(config("subject_prefix")?.to_owned()),
+        Some(endpoint) => PublisherTransport::Zmq(endpoint.to_owned()),
+        None => PublisherTransport::Nats(config("subject_prefix")?.to_owned()),
     };
     Some(Channel {
         scope: scope.to_owned(),

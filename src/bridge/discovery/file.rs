@@ -16,11 +16,11 @@ use super::reports::Reports;
 
 /// Most files of a folder.
 const FILES_MAX: usize = 1024;
-/// Age below which a file may change again without a new [`Mark`], because clocks of file systems are coarse.
+/// Age below which a file may change again without a new [`FileMark`], because clocks of file systems are coarse.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
-enum FileError {
+enum EngineFileError {
     #[error("cannot look at {}: {source}", path.display())]
     Look { path: PathBuf, source: io::Error },
     #[error("{} has more than {FILES_MAX} files", path.display())]
@@ -31,7 +31,7 @@ enum FileError {
 
 /// Mark of a file at its reading. A changed or replaced file has another mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mark {
+struct FileMark {
     path: PathBuf,
     device: u64,
     inode: u64,
@@ -39,7 +39,7 @@ struct Mark {
     changed: (i64, i64),
 }
 
-impl Mark {
+impl FileMark {
     fn new(path: PathBuf, metadata: &Metadata) -> Self {
         Self {
             path,
@@ -81,10 +81,14 @@ pub(super) async fn run(path: &Path, defaults: &EngineDefaults, interval: Durati
 
 /// Result of a look: the marks of the files and their engines. The marks are `None` if a file is so new that it may change without a new
 /// mark.
-type Looked = (Option<Vec<Mark>>, Vec<GivenEngine>);
+type MarkedEngines = (Option<Vec<FileMark>>, Vec<GivenEngine>);
 
 /// Reads the engines of all files; `None` if the files' marks are the same as `seen`.
-fn look(path: &Path, defaults: &EngineDefaults, seen: Option<&[Mark]>) -> Result<Option<Looked>, FileError> {
+fn look(
+    path: &Path,
+    defaults: &EngineDefaults,
+    seen: Option<&[FileMark]>,
+) -> Result<Option<MarkedEngines>, EngineFileError> {
     let marks = marks(path)?;
     if seen == Some(&marks) {
         return Ok(None);
@@ -96,19 +100,19 @@ fn look(path: &Path, defaults: &EngineDefaults, seen: Option<&[Mark]>) -> Result
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
     let settled_after = i64::try_from(SETTLED_AFTER.as_secs()).unwrap_or(i64::MAX);
-    let is_settled = |mark: &Mark| now.saturating_sub(mark.changed.0) > settled_after;
+    let is_settled = |mark: &FileMark| now.saturating_sub(mark.changed.0) > settled_after;
     let marks = marks.iter().all(is_settled).then_some(marks);
     Ok(Some((marks, engines)))
 }
 
-fn marks(path: &Path) -> Result<Vec<Mark>, FileError> {
-    let failed = |path: &Path, source| FileError::Look {
+fn marks(path: &Path) -> Result<Vec<FileMark>, EngineFileError> {
+    let failed = |path: &Path, source| EngineFileError::Look {
         path: path.to_owned(),
         source,
     };
     let metadata = fs::metadata(path).map_err(|error| failed(path, error))?;
     if !metadata.is_dir() {
-        return Ok(vec![Mark::new(path.to_owned(), &metadata)]);
+        return Ok(vec![FileMark::new(path.to_owned(), &metadata)]);
     }
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(|error| failed(path, error))? {
@@ -120,14 +124,14 @@ fn marks(path: &Path) -> Result<Vec<Mark>, FileError> {
             files.push(file);
         }
         if files.len() > FILES_MAX {
-            return Err(FileError::TooMany {
+            return Err(EngineFileError::TooMany {
                 path: path.to_owned(),
             });
         }
     }
     files.sort();
     let mark = |file: PathBuf| match fs::metadata(&file) {
-        Ok(metadata) => Ok(Mark::new(file, &metadata)),
+        Ok(metadata) => Ok(FileMark::new(file, &metadata)),
         Err(error) => Err(failed(&file, error)),
     };
     files.into_iter().map(mark).collect()
@@ -162,7 +166,7 @@ mod tests {
         let error = look(folder.path(), &EngineDefaults::default(), None).unwrap_err();
         assert!(error.to_string().contains("e.toml"), "{error}");
         let missing = look(&folder.path().join("none"), &EngineDefaults::default(), None);
-        assert!(matches!(missing, Err(FileError::Look { .. })));
+        assert!(matches!(missing, Err(EngineFileError::Look { .. })));
     }
 
     /// Repeats how the kubelet changes a ConfigMap: the link to the folder is replaced, and the files' own links stay.

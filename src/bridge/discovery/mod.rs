@@ -37,7 +37,7 @@ pub use labels::{PodLabels, PodLabelsError};
 use reports::KnownEngines;
 pub use reports::SourceState;
 pub(super) use reports::{LookError, Reports};
-use spec::Place;
+use spec::DiscoveryPlace;
 pub use spec::{Discover, DiscoverError};
 
 /// Pause before engines that were refused are tried again: the obstacle may be gone by then.
@@ -69,23 +69,23 @@ impl Bridge {
         self.add_source(reports.clone());
         let defaults = defaults.clone();
         match what.place.clone() {
-            Place::Dns(place) => {
+            DiscoveryPlace::Dns(place) => {
                 self.spawn_source(async move {
                     dns::run(&place, &defaults, options.dns_interval, &reports).await
                 });
             }
-            Place::File(path) => {
+            DiscoveryPlace::File(path) => {
                 self.spawn_source(async move {
                     file::run(&path, &defaults, options.file_interval, &reports).await
                 });
             }
-            Place::Dynamo(place) => {
+            DiscoveryPlace::Dynamo(place) => {
                 self.spawn_source(async move {
                     dynamo::run(&place, &defaults, options.file_interval, &reports).await
                 });
             }
             #[cfg(feature = "kubernetes")]
-            Place::Kubernetes(place) => {
+            DiscoveryPlace::Kubernetes(place) => {
                 self.spawn_source(async move { kubernetes::run(&place, &defaults, &reports).await });
             }
         }

@@ -41,13 +41,14 @@ pub(crate) enum LookError {
 }
 
 /// A question to a source about one engine, beside the changes that the source reports by itself.
-pub(super) type Look = Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
+pub(super) type EngineLookup =
+    Box<dyn Fn(NewServer) -> BoxFuture<'static, Result<(), LookError>> + Send + Sync>;
 
 /// Reports of one source: the engines that it knows, and what is wrong with it. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Reports {
     /// Function that asks the source about one engine; unset if the source cannot be asked.
-    look: Arc<OnceLock<Look>>,
+    look: Arc<OnceLock<EngineLookup>>,
     source: Arc<str>,
     pub(super) kind: EngineSource,
     pub(super) metrics: Arc<BridgeMetrics>,
@@ -120,7 +121,7 @@ impl Reports {
 
     /// Lets the source be asked about one engine from now on.
     #[cfg(feature = "kubernetes")]
-    pub(super) fn answer_by(&self, look: Look) {
+    pub(super) fn answer_by(&self, look: EngineLookup) {
         // Each source sets its function only once.
         let _ = self.look.set(look);
     }

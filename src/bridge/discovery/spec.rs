@@ -12,12 +12,12 @@ use kvatlas_telemetry::labels::EngineSource;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Discover {
     text: String,
-    pub(super) place: Place,
+    pub(super) place: DiscoveryPlace,
 }
 
 /// The place where a source looks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum DiscoveryPlace {
     Dns(DnsPlace),
     File(PathBuf),
     Dynamo(DynamoPlace),
@@ -128,11 +128,11 @@ impl Discover {
 
     pub(super) fn kind(&self) -> EngineSource {
         match self.place {
-            Place::Dns(_) => EngineSource::Dns,
-            Place::File(_) => EngineSource::File,
-            Place::Dynamo(_) => EngineSource::Dynamo,
+            DiscoveryPlace::Dns(_) => EngineSource::Dns,
+            DiscoveryPlace::File(_) => EngineSource::File,
+            DiscoveryPlace::Dynamo(_) => EngineSource::Dynamo,
             #[cfg(feature = "kubernetes")]
-            Place::Kubernetes(_) => EngineSource::Kubernetes,
+            DiscoveryPlace::Kubernetes(_) => EngineSource::Kubernetes,
         }
     }
 }
@@ -155,10 +155,10 @@ impl FromStr for Discover {
             .split_once(':')
             .ok_or_else(|| failed("it has no kind".to_owned()))?;
         let place = match kind {
-            "dns" => parse_dns(rest).map(Place::Dns),
+            "dns" => parse_dns(rest).map(DiscoveryPlace::Dns),
             "file" if rest.is_empty() => Err("the path is missing".to_owned()),
-            "file" => Ok(Place::File(PathBuf::from(rest))),
-            "dynamo" => DynamoPlace::parse(rest).map(Place::Dynamo),
+            "file" => Ok(DiscoveryPlace::File(PathBuf::from(rest))),
+            "dynamo" => DynamoPlace::parse(rest).map(DiscoveryPlace::Dynamo),
             "kubernetes" | "inferencepool" | "endpointslices" => parse_kubernetes(kind, rest),
             _ => Err(format!("{kind:?} is no kind")),
         };
@@ -253,7 +253,7 @@ fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
 }
 
 #[cfg(feature = "kubernetes")]
-fn parse_kubernetes(kind: &str, rest: &str) -> Result<Place, String> {
+fn parse_kubernetes(kind: &str, rest: &str) -> Result<DiscoveryPlace, String> {
     let place = match kind {
         "inferencepool" => {
             let (name, namespace) = parse_object(rest)?;
@@ -270,7 +270,7 @@ fn parse_kubernetes(kind: &str, rest: &str) -> Result<Place, String> {
         }
         _ => KubernetesPlace::Pods(parse_pods(rest)?),
     };
-    Ok(Place::Kubernetes(place))
+    Ok(DiscoveryPlace::Kubernetes(place))
 }
 
 /// Parses a namespace as Kubernetes names it.
@@ -316,7 +316,7 @@ fn parse_pods(rest: &str) -> Result<PodsPlace, String> {
 }
 
 #[cfg(not(feature = "kubernetes"))]
-fn parse_kubernetes(_kind: &str, _rest: &str) -> Result<Place, String> {
+fn parse_kubernetes(_kind: &str, _rest: &str) -> Result<DiscoveryPlace, String> {
     Err("this program was built without the feature kubernetes".to_owned())
 }
 
@@ -324,14 +324,14 @@ fn parse_kubernetes(_kind: &str, _rest: &str) -> Result<Place, String> {
 mod tests {
     use super::*;
 
-    fn place(text: &str) -> Place {
+    fn place(text: &str) -> DiscoveryPlace {
         text.parse::<Discover>().unwrap().place
     }
 
     #[test]
     fn sources_have_a_kind_and_a_place() {
         let dns = |name: &str, port, server: Option<&str>| {
-            Place::Dns(DnsPlace {
+            DiscoveryPlace::Dns(DnsPlace {
                 name: name.to_owned(),
                 port,
                 server: server.map(|server| server.parse().unwrap()),
@@ -346,7 +346,10 @@ mod tests {
             dns("a.b", Some(8000), Some("[::1]:53"))
         );
         assert_eq!(place("dns:_http._tcp.a."), dns("_http._tcp.a.", None, None));
-        assert_eq!(place("file:/etc/a:b"), Place::File(PathBuf::from("/etc/a:b")));
+        assert_eq!(
+            place("file:/etc/a:b"),
+            DiscoveryPlace::File(PathBuf::from("/etc/a:b"))
+        );
         let discover: Discover = "dns:a".parse().unwrap();
         assert_eq!((discover.as_str(), discover.kind()), ("dns:a", EngineSource::Dns));
     }
@@ -355,7 +358,7 @@ mod tests {
     #[test]
     fn pods_have_a_selector() {
         let pods = |selector: &str, namespace: Option<&str>, port| {
-            Place::Kubernetes(KubernetesPlace::Pods(PodsPlace {
+            DiscoveryPlace::Kubernetes(KubernetesPlace::Pods(PodsPlace {
                 selector: selector.to_owned(),
                 namespace: namespace.map(str::to_owned),
                 ports: Option::into_iter(port).collect(),
@@ -377,7 +380,7 @@ mod tests {
     #[test]
     fn pools_and_services_have_a_name() {
         let pool = |name: &str, namespace: Option<&str>| {
-            Place::Kubernetes(KubernetesPlace::InferencePool(PoolPlace {
+            DiscoveryPlace::Kubernetes(KubernetesPlace::InferencePool(PoolPlace {
                 name: name.to_owned(),
                 namespace: namespace.map(str::to_owned),
             }))
@@ -385,7 +388,7 @@ mod tests {
         assert_eq!(place("inferencepool:llama"), pool("llama", None));
         assert_eq!(place("inferencepool:llm/llama.8b"), pool("llama.8b", Some("llm")));
         let service = |namespace: Option<&str>, port| {
-            Place::Kubernetes(KubernetesPlace::EndpointSlices(ServicePlace {
+            DiscoveryPlace::Kubernetes(KubernetesPlace::EndpointSlices(ServicePlace {
                 service: "vllm".to_owned(),
                 namespace: namespace.map(str::to_owned),
                 port,

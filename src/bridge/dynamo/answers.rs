@@ -47,7 +47,7 @@ pub(in super::super) enum AnswerError {
 
 /// Decoded events of an answer.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct DecodedEvents {
     pub(super) batch: EngineBatch,
     /// Number of the last event in the batch.
     pub(super) last: u64,
@@ -58,16 +58,16 @@ pub(super) struct Part {
 pub(in super::super) struct Caught {
     _room: Room,
     /// Full state of the worker; `None` if the events that were known before are enough to go on from.
-    pub(super) base: Option<Part>,
+    pub(super) base: Option<DecodedEvents>,
     /// Events after the full state, or after the known events; `None` if there are none.
-    pub(super) tail: Option<Part>,
+    pub(super) tail: Option<DecodedEvents>,
     /// Number of the worker's last event.
     pub(super) newest: u64,
 }
 
 /// One answer of a worker. The bytes are a list of events in JSON.
 #[derive(Debug)]
-enum Answer {
+enum WorkerAnswer {
     /// Everything that the worker has, up to the event with this number.
     Dump(Bytes, u64),
     /// The events from the requested number up to this one.
@@ -83,21 +83,23 @@ pub(super) async fn catch_up(
     record: &SourceRecord,
     start: Option<u64>,
 ) -> Result<Caught, AnswerError> {
-    let (mut start, mut base, mut room): (_, Option<Part>, _) = (start, None, Room::default());
+    let (mut start, mut base, mut room): (_, Option<DecodedEvents>, _) = (start, None, Room::default());
     for _ in 0..ROUNDS_MAX {
         let answer = read_answer(&asker.ask(record, start, &mut room).await?)?;
         let known = base.as_ref().map(|dump| dump.last);
         let (tail, newest) = match (answer, known) {
-            (Answer::Events(events, last), _) => (Some(decode(events, last, record).await?), last),
+            (WorkerAnswer::Events(events, last), _) => (Some(decode(events, last, record).await?), last),
             // The worker has stored nothing since the dump before.
-            (Answer::Dump(_, last), Some(known)) if last == known => (None, last),
-            (Answer::Dump(events, last), _) => {
+            (WorkerAnswer::Dump(_, last), Some(known)) if last == known => (None, last),
+            (WorkerAnswer::Dump(events, last), _) => {
                 start = Some(last);
                 base = Some(decode(events, last, record).await?);
                 continue;
             }
-            (Answer::TooNew(newest), Some(known)) => return Err(AnswerError::Backwards { newest, known }),
-            (Answer::TooNew(_), None) => {
+            (WorkerAnswer::TooNew(newest), Some(known)) => {
+                return Err(AnswerError::Backwards { newest, known });
+            }
+            (WorkerAnswer::TooNew(_), None) => {
                 // The worker counts anew, so that the events known before do not count.
                 start = None;
                 continue;
@@ -114,7 +116,7 @@ pub(super) async fn catch_up(
 }
 
 /// Decodes events, and refuses them if one is of another worker or rank than `record`'s.
-async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<Part, AnswerError> {
+async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<DecodedEvents, AnswerError> {
     let decoding = spawn_blocking(move || {
         let limits = DecodeLimits {
             payload_bytes_max: ANSWER_BYTES_MAX,
@@ -131,12 +133,12 @@ async fn decode(events: Bytes, last: u64, record: &SourceRecord) -> Result<Part,
     match holders
         .all(|holder| holder.is_some_and(|(worker, rank)| worker == record.worker && rank == record.rank))
     {
-        true => Ok(Part { batch, last }),
+        true => Ok(DecodedEvents { batch, last }),
         false => Err(AnswerError::Foreign),
     }
 }
 
-fn read_answer(answer: &Bytes) -> Result<Answer, AnswerError> {
+fn read_answer(answer: &Bytes) -> Result<WorkerAnswer, AnswerError> {
     #[derive(Deserialize)]
     enum Told<'a> {
         TreeDump {
@@ -172,14 +174,14 @@ fn read_answer(answer: &Bytes) -> Result<Answer, AnswerError> {
             last_event_id,
             reset_scope,
         } => match reset_scope.as_deref() {
-            None | Some("all") => Ok(Answer::Dump(part(events), last_event_id)),
+            None | Some("all") => Ok(WorkerAnswer::Dump(part(events), last_event_id)),
             Some(scope) => Err(AnswerError::Form(format!("a dump of {scope} only"))),
         },
         Told::Events {
             events,
             last_event_id,
-        } => Ok(Answer::Events(part(events), last_event_id)),
-        Told::TooNew { newest_available } => Ok(Answer::TooNew(newest_available)),
+        } => Ok(WorkerAnswer::Events(part(events), last_event_id)),
+        Told::TooNew { newest_available } => Ok(WorkerAnswer::TooNew(newest_available)),
         Told::TreeDumpFailed { message } => Err(AnswerError::Worker(format!("the dump failed: {message}"))),
         Told::InvalidRange { start_id, end_id } => Err(AnswerError::Worker(format!(
             "the range from {start_id} to {end_id} is none"
@@ -192,13 +194,13 @@ fn read_answer(answer: &Bytes) -> Result<Answer, AnswerError> {
 mod tests {
     use super::*;
 
-    fn read(text: &'static str) -> Result<Answer, AnswerError> {
+    fn read(text: &'static str) -> Result<WorkerAnswer, AnswerError> {
         read_answer(&Bytes::from_static(text.as_bytes()))
     }
 
     #[test]
     fn answers_are_read_by_their_names() {
-        let Ok(Answer::Dump(events, 9)) =
+        let Ok(WorkerAnswer::Dump(events, 9)) =
             read(r#"{"TreeDump":{"events":[{"a":1}],"last_event_id":9,"reset_scope":"all"}}"#)
         else {
             panic!("no dump");
@@ -206,14 +208,14 @@ mod tests {
         assert_eq!(events, &br#"[{"a":1}]"#[..]);
         assert!(matches!(
             read(r#"{"TreeDump":{"events":[],"last_event_id":0}}"#),
-            Ok(Answer::Dump(_, 0))
+            Ok(WorkerAnswer::Dump(_, 0))
         ));
         assert!(matches!(
             read(r#"{"Events":{"events":[],"last_event_id":3}}"#),
-            Ok(Answer::Events(_, 3))
+            Ok(WorkerAnswer::Events(_, 3))
         ));
         let too_new = r#"{"TooNew":{"requested_start":3000,"requested_end":10,"newest_available":10}}"#;
-        assert!(matches!(read(too_new), Ok(Answer::TooNew(10))));
+        assert!(matches!(read(too_new), Ok(WorkerAnswer::TooNew(10))));
         for (text, part) in [
             (
                 r#"{"TreeDumpFailed":{"last_event_id":1,"message":"busy"}}"#,

@@ -16,11 +16,11 @@ use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::{EngineBatch, Reason};
 
 use super::super::relay::Relay;
-use super::super::stalls::Look;
-use super::answers::{AnswerError, Caught, Part};
+use super::super::stalls::PendingLook;
+use super::answers::{AnswerError, Caught, DecodedEvents};
 use super::course::{Course, Pace};
 use super::records::{Records, SourceRecord};
-use super::{Number, PUBLISHERS_MAX, PlaneEvents, holder_of};
+use super::{MessageOrder, PUBLISHERS_MAX, PlaneEvents, holder_of};
 
 /// Most bytes of waiting messages of all workers of a plane. Further messages are dropped, and asked for once more.
 const WAITING_BYTES_MAX: usize = 64 << 20;
@@ -46,7 +46,7 @@ impl PlaneAddress {
 
 /// A question to a worker.
 #[derive(Debug)]
-pub(in super::super) struct Asked {
+pub(in super::super) struct WorkerQuestion {
     publisher: u64,
     /// Number of the question.
     number: u64,
@@ -54,7 +54,7 @@ pub(in super::super) struct Asked {
     /// First event that is asked for; `None` for everything.
     pub(super) start: Option<u64>,
     asked_at: Instant,
-    look: Look,
+    look: PendingLook,
 }
 
 /// Workers that can be asked, by their publishers.
@@ -216,7 +216,7 @@ impl PlaneEvents {
     }
 
     /// Returns the next question that is due; `None` if none is.
-    pub(in super::super) fn question(&mut self, look: Look) -> Option<Asked> {
+    pub(in super::super) fn question(&mut self, look: PendingLook) -> Option<WorkerQuestion> {
         let number = self.courses.questions.wrapping_add(1);
         let due = self.courses.all.iter_mut().find_map(|(publisher, course)| {
             let start = course.question(number)?;
@@ -224,7 +224,7 @@ impl PlaneEvents {
         });
         let (publisher, record, start) = due?;
         self.courses.questions = number;
-        Some(Asked {
+        Some(WorkerQuestion {
             publisher,
             number,
             record,
@@ -240,14 +240,14 @@ impl PlaneEvents {
         publisher: u64,
         batch: &EngineBatch,
         message: &Bytes,
-        number: Number,
+        number: MessageOrder,
         is_behind: bool,
     ) -> Result<(), PublisherError> {
         let courses = &mut self.courses;
         let Some(course) = courses.all.get_mut(&publisher) else {
             return Ok(());
         };
-        let counts_anew = matches!(number, Number::Anew | Number::Backwards);
+        let counts_anew = matches!(number, MessageOrder::Anew | MessageOrder::Backwards);
         if counts_anew {
             course.break_off(true);
         }
@@ -307,9 +307,9 @@ impl PlaneEvents {
     /// the question.
     pub(in super::super) async fn answered(
         &mut self,
-        asked: Asked,
+        asked: WorkerQuestion,
         answer: Result<Caught, AnswerError>,
-        is_news: impl FnOnce(Look) -> bool,
+        is_news: impl FnOnce(PendingLook) -> bool,
     ) -> Result<(), PublisherError> {
         let publisher = asked.publisher;
         let settled_at = self.courses.settled_at;
@@ -428,7 +428,7 @@ async fn apply(
 
 /// Applies an answer. Returns whether its events go on from the known events, up to the last number that the answer names.
 async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Result<bool, PublisherError> {
-    if let Some(Part { batch, last }) = &caught.base {
+    if let Some(DecodedEvents { batch, last }) = &caught.base {
         // The worker is out of sight until its state is whole.
         relay.lost().await?;
         relay.restart(None).await?;
@@ -437,7 +437,7 @@ async fn catch_up(relay: &mut Relay, course: &mut Course, caught: &Caught) -> Re
         let has_begun = *last > 0 || !batch.events().is_empty();
         course.due = Some(if has_begun { last.saturating_add(1) } else { 0 });
     }
-    if let Some(Part { batch, last }) = &caught.tail {
+    if let Some(DecodedEvents { batch, last }) = &caught.tail {
         let goes_on = apply(relay, course, batch, true).await?;
         return Ok(goes_on && course.due.is_some_and(|due| due > *last));
     }

@@ -12,7 +12,7 @@ use super::super::follower::FollowOptions;
 use super::super::stalls::StallWatch;
 use super::PlaneEvents;
 use super::answers::{AnswerError, Caught, catch_up};
-use super::courses::Asked;
+use super::courses::WorkerQuestion;
 use super::questions::Asker;
 use super::records::Records;
 
@@ -29,7 +29,7 @@ pub(in super::super) enum News {
 
 /// A question, and its answer.
 pub(in super::super) struct Answered {
-    asked: Asked,
+    asked: WorkerQuestion,
     answer: Result<Caught, AnswerError>,
 }
 

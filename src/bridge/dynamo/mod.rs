@@ -93,7 +93,7 @@ struct Publisher {
 
 /// Meaning of a message's number, compared with the publisher's last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Number {
+enum MessageOrder {
     Next,
     /// The last message has come once more.
     Duplicate,
@@ -106,14 +106,14 @@ enum Number {
 
 impl Publisher {
     /// Notes the number and the digest of a message, and returns the meaning of the number.
-    fn note(&mut self, number: u64, digest: u128) -> Number {
+    fn note(&mut self, number: u64, digest: u128) -> MessageOrder {
         let due = self.last.map_or(0, |(last, _)| last.saturating_add(1));
         let found = match number.cmp(&due) {
-            Ordering::Equal => Number::Next,
-            Ordering::Greater => Number::Hole,
-            Ordering::Less if self.last == Some((number, digest)) => Number::Duplicate,
-            Ordering::Less if number == 0 => Number::Anew,
-            Ordering::Less => return Number::Backwards,
+            Ordering::Equal => MessageOrder::Next,
+            Ordering::Greater => MessageOrder::Hole,
+            Ordering::Less if self.last == Some((number, digest)) => MessageOrder::Duplicate,
+            Ordering::Less if number == 0 => MessageOrder::Anew,
+            Ordering::Less => return MessageOrder::Backwards,
         };
         self.last = Some((number, digest));
         found
@@ -195,9 +195,9 @@ impl PlaneEvents {
         // Without an envelope, nothing proves that no message is missing.
         let number = match batch.envelope {
             Some(_) => known.note(sequence, xxh3_128(payload)),
-            None => Number::Hole,
+            None => MessageOrder::Hole,
         };
-        if number == Number::Duplicate {
+        if number == MessageOrder::Duplicate {
             return Ok(());
         }
         if is_new {
@@ -214,11 +214,11 @@ impl PlaneEvents {
         let known = self.publishers.entry(publisher).or_default();
         let was_heard = std::mem::replace(&mut known.is_heard, !is_behind);
         let mut concerned = named;
-        if !was_heard || number != Number::Next || batch.reasons.doubt().is_some() {
+        if !was_heard || number != MessageOrder::Next || batch.reasons.doubt().is_some() {
             // The missing messages may have been about any holder of the publisher.
             concerned.extend(known.holders.iter().cloned());
         }
-        let has_lost = number != Number::Next;
+        let has_lost = number != MessageOrder::Next;
         for (worker, rank) in &concerned {
             if self.contradict_course(worker, *rank).await? {
                 continue;
@@ -233,7 +233,7 @@ impl PlaneEvents {
             if is_behind {
                 relay.lost().await?;
             }
-            if number == Number::Anew {
+            if number == MessageOrder::Anew {
                 // Two processes may share the number, so that not even this count is certain.
                 relay.restart(Some(Reason::LostBatches)).await?;
             }
@@ -241,7 +241,7 @@ impl PlaneEvents {
             if has_lost && (batch.envelope.is_some() || relay.is_whole()) {
                 relay.lose(Reason::LostBatches).await?;
             }
-            if number == Number::Backwards {
+            if number == MessageOrder::Backwards {
                 // The place of the message in the count is not known.
                 continue;
             }

@@ -16,7 +16,7 @@ use kvatlas_telemetry::log_gated;
 
 use super::super::holders::Holders;
 use super::super::sockets::Subscription;
-use super::super::sources::{Quiet, Source, SourceError, SourceTask};
+use super::super::sources::{FollowedSource, FollowedSourceError, Quiet, SourceTask};
 use super::healing::{Healing, News};
 use super::{PlaneEvents, parse_plane_message};
 
@@ -25,8 +25,12 @@ const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
 /// Most messages of a subscription that may wait for the task.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 
-impl Source for PlaneEvents {
-    async fn follow(&mut self, task: &SourceTask, failures: &mut u32) -> Result<Infallible, SourceError> {
+impl FollowedSource for PlaneEvents {
+    async fn follow(
+        &mut self,
+        task: &SourceTask,
+        failures: &mut u32,
+    ) -> Result<Infallible, FollowedSourceError> {
         match task.engine.endpoint.starts_with("nats://") {
             true => self.subscribe_nats(task, failures).await,
             false => self.subscribe_zmq(task, failures).await,
@@ -55,7 +59,7 @@ impl PlaneEvents {
         &mut self,
         task: &SourceTask,
         failures: &mut u32,
-    ) -> Result<Infallible, SourceError> {
+    ) -> Result<Infallible, FollowedSourceError> {
         let NewEngine { endpoint, topic, .. } = &task.engine;
         let (patience, metrics) = (task.options.patience, Arc::clone(&task.metrics));
         let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
@@ -68,9 +72,9 @@ impl PlaneEvents {
         loop {
             let heard = tokio::select! {
                 biased;
-                frames = subscription.next_frames() => Heard::Message(envelope_of(&frames?)),
-                news = healing.news() => Heard::News(news),
-                () = quiet.tick() => Heard::Nothing,
+                frames = subscription.next_frames() => PlaneEvent::Message(envelope_of(&frames?)),
+                news = healing.news() => PlaneEvent::News(news),
+                () = quiet.tick() => PlaneEvent::Nothing,
             };
             self.hear(heard, &mut quiet, &healing).await?;
             healing.ask(self, &quiet.stalls);
@@ -82,10 +86,10 @@ impl PlaneEvents {
         &mut self,
         task: &SourceTask,
         failures: &mut u32,
-    ) -> Result<Infallible, SourceError> {
+    ) -> Result<Infallible, FollowedSourceError> {
         let (client, mut breaks) = connect(&task.engine.endpoint, task.options.patience).await?;
         let subscribed = client.subscribe(task.engine.topic.clone()).await;
-        let mut messages = subscribed.map_err(|error| SourceError::Broken(error.into()))?;
+        let mut messages = subscribed.map_err(|error| FollowedSourceError::Broken(error.into()))?;
         // Following goes on without the confirmation: the account may lack the right to an inbox, which nothing else needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         let mut is_confirmed = false;
@@ -96,7 +100,7 @@ impl PlaneEvents {
             let heard = tokio::select! {
                 biased;
                 broken = breaks.recv() => {
-                    return Err(SourceError::Broken(broken.unwrap_or_default().into()));
+                    return Err(FollowedSourceError::Broken(broken.unwrap_or_default().into()));
                 }
                 confirmed = &mut confirmation => {
                     if let Err(error) = confirmed {
@@ -108,13 +112,13 @@ impl PlaneEvents {
                     continue;
                 }
                 message = messages.next() => match message {
-                    Some(message) => Heard::Message(message.payload),
-                    None => return Err(SourceError::Broken("the subscription has ended".into())),
+                    Some(message) => PlaneEvent::Message(message.payload),
+                    None => return Err(FollowedSourceError::Broken("the subscription has ended".into())),
                 },
-                news = healing.news() => Heard::News(news),
-                () = quiet.tick() => Heard::Nothing,
+                news = healing.news() => PlaneEvent::News(news),
+                () = quiet.tick() => PlaneEvent::Nothing,
             };
-            is_confirmed |= matches!(heard, Heard::Message(_));
+            is_confirmed |= matches!(heard, PlaneEvent::Message(_));
             self.hear(heard, &mut quiet, &healing).await?;
             if is_confirmed {
                 // A worker that is asked before would publish events after its answer that nobody hears.
@@ -127,18 +131,18 @@ impl PlaneEvents {
     /// Takes in one event of the plane's task: a message, news of discovery, or a tick.
     async fn hear(
         &mut self,
-        heard: Heard,
+        heard: PlaneEvent,
         quiet: &mut Quiet,
         healing: &Healing,
     ) -> Result<(), PublisherError> {
-        if quiet.has_stalled(matches!(heard, Heard::Nothing)) {
+        if quiet.has_stalled(matches!(heard, PlaneEvent::Nothing)) {
             self.lost().await?;
         }
         match heard {
             // Messages may still be those that waited during a stall.
-            Heard::Message(payload) => self.apply(&payload, quiet.is_behind()).await,
-            Heard::News(news) => healing.take(news, self, &quiet.stalls).await,
-            Heard::Nothing => Ok(()),
+            PlaneEvent::Message(payload) => self.apply(&payload, quiet.is_behind()).await,
+            PlaneEvent::News(news) => healing.take(news, self, &quiet.stalls).await,
+            PlaneEvent::Nothing => Ok(()),
         }
     }
 
@@ -151,7 +155,7 @@ impl PlaneEvents {
 }
 
 /// Event that wakes the task of a plane.
-enum Heard {
+enum PlaneEvent {
     /// A message has come.
     Message(Bytes),
     /// An answer or a record has come.
@@ -168,7 +172,10 @@ fn envelope_of(frames: &[Bytes]) -> Bytes {
 }
 
 /// Makes a NATS connection for this source alone, and a channel that tells when it breaks, so that no reconnect goes unseen.
-async fn connect(url: &str, patience: Duration) -> Result<(Client, mpsc::Receiver<String>), SourceError> {
+async fn connect(
+    url: &str,
+    patience: Duration,
+) -> Result<(Client, mpsc::Receiver<String>), FollowedSourceError> {
     let (broke, breaks) = mpsc::channel(1);
     let options = ConnectOptions::new()
         .name("kvatlas-bridge-source")
@@ -188,6 +195,6 @@ async fn connect(url: &str, patience: Duration) -> Result<(Client, mpsc::Receive
             }
         });
     let client = options.connect(url).await;
-    let client = client.map_err(|error| SourceError::Broken(error.into()))?;
+    let client = client.map_err(|error| FollowedSourceError::Broken(error.into()))?;
     Ok((client, breaks))
 }

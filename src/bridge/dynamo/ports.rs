@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Ports for answers of Dynamo's workers; by default any free port. Clones share the ports. A question waits while all of them are taken.
 #[derive(Debug, Clone, Default)]
-pub struct AnswerPorts(Option<Arc<Pool>>);
+pub struct AnswerPorts(Option<Arc<PortPool>>);
 
 /// A text that is no range of ports.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub struct AnswerPorts(Option<Arc<Pool>>);
 pub struct NoPorts(String);
 
 #[derive(Debug)]
-struct Pool {
+struct PortPool {
     free: Mutex<Vec<u16>>,
     permits: Arc<Semaphore>,
 }
@@ -26,7 +26,7 @@ struct Pool {
 pub(super) struct Port {
     /// The port; 0 for any that is free.
     pub(super) number: u16,
-    taken: Option<(Arc<Pool>, OwnedSemaphorePermit)>,
+    taken: Option<(Arc<PortPool>, OwnedSemaphorePermit)>,
 }
 
 impl AnswerPorts {
@@ -66,7 +66,7 @@ impl FromStr for AnswerPorts {
         if free.is_empty() {
             return Err(NoPorts(text.to_owned()));
         }
-        Ok(Self(Some(Arc::new(Pool {
+        Ok(Self(Some(Arc::new(PortPool {
             permits: Arc::new(Semaphore::new(free.len())),
             free: Mutex::new(free),
         }))))

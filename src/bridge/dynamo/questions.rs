@@ -128,7 +128,7 @@ impl Asker {
     ) -> Result<Bytes, QuestionError> {
         let mut worker = self.in_time(TcpStream::connect(address)).await??;
         worker.set_nodelay(true)?;
-        let place = Place::new(worker.local_addr()?.ip(), self.ports.take().await).await?;
+        let place = AnswerListener::new(worker.local_addr()?.ip(), self.ports.take().await).await?;
         let (headers, request) = (place.headers(path), place.request(question));
         let length = |part: &[u8]| u16::try_from(part.len()).map_err(|_| QuestionError::Path(path.len()));
         let payload_length = u32::try_from(request.len()).map_err(|_| QuestionError::TooLarge)?;
@@ -158,7 +158,7 @@ impl Asker {
         let own = self.nats.server_info().client_ip.parse();
         let own =
             own.map_err(|_| QuestionError::Nats("the server does not tell the client's address".to_owned()))?;
-        let place = Place::new(own, self.ports.take().await).await?;
+        let place = AnswerListener::new(own, self.ports.take().await).await?;
         let asking = self.nats.request(subject.to_owned(), place.request(question));
         let asked = self.in_time(asking).await?;
         asked.map_err(|error| QuestionError::Nats(error.to_string()))?;
@@ -202,7 +202,7 @@ impl Asker {
 }
 
 /// Place where one answer is received.
-struct Place {
+struct AnswerListener {
     listener: TcpListener,
     address: SocketAddr,
     /// Name of the answer, which nobody can guess.
@@ -210,7 +210,7 @@ struct Place {
     _port: Port,
 }
 
-impl Place {
+impl AnswerListener {
     /// Makes a listener that workers reach at the address `own`.
     async fn new(own: IpAddr, port: Port) -> io::Result<Self> {
         let listener = match TcpListener::bind((own, port.number)).await {

@@ -50,17 +50,17 @@ fn an_envelope_has_a_head() {
 #[test]
 fn a_publishers_count_proves_what_is_missing() {
     let mut publisher = Publisher::default();
-    assert_eq!(publisher.note(0, 10), Number::Next);
-    assert_eq!(publisher.note(0, 10), Number::Duplicate);
-    assert_eq!(publisher.note(1, 11), Number::Next);
-    assert_eq!(publisher.note(1, 11), Number::Duplicate);
-    assert_eq!(publisher.note(3, 13), Number::Hole);
-    assert_eq!(publisher.note(2, 12), Number::Backwards);
-    assert_eq!(publisher.note(4, 14), Number::Next);
-    assert_eq!(publisher.note(4, 15), Number::Backwards);
-    assert_eq!(Publisher::default().note(5, 15), Number::Hole);
-    assert_eq!(publisher.note(0, 20), Number::Anew);
-    assert_eq!(publisher.note(1, 21), Number::Next);
+    assert_eq!(publisher.note(0, 10), MessageOrder::Next);
+    assert_eq!(publisher.note(0, 10), MessageOrder::Duplicate);
+    assert_eq!(publisher.note(1, 11), MessageOrder::Next);
+    assert_eq!(publisher.note(1, 11), MessageOrder::Duplicate);
+    assert_eq!(publisher.note(3, 13), MessageOrder::Hole);
+    assert_eq!(publisher.note(2, 12), MessageOrder::Backwards);
+    assert_eq!(publisher.note(4, 14), MessageOrder::Next);
+    assert_eq!(publisher.note(4, 15), MessageOrder::Backwards);
+    assert_eq!(Publisher::default().note(5, 15), MessageOrder::Hole);
+    assert_eq!(publisher.note(0, 20), MessageOrder::Anew);
+    assert_eq!(publisher.note(1, 21), MessageOrder::Next);
 }
 
 /// Returns a message of a publisher in which each of `workers` has stored a block.

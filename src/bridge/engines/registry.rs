@@ -11,7 +11,7 @@ use kvatlas_process::registry::{
 use kvatlas_telemetry::LogGate;
 
 use super::servers::AskedServer;
-use super::{Bridge, Followed};
+use super::{Bridge, FollowedEngine};
 use crate::hosts::host_of;
 use crate::state::{Registration, SharedRegistrations};
 
@@ -141,7 +141,7 @@ impl EngineRegistry for Bridge {
 
     fn engines(&self) -> Vec<EngineState> {
         let state = self.inner.state.lock();
-        state.engines.values().map(Followed::state).collect()
+        state.engines.values().map(FollowedEngine::state).collect()
     }
 
     fn servers(&self) -> Vec<ServerState> {

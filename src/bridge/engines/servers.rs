@@ -8,8 +8,8 @@ use kvatlas_process::registry::{
 };
 
 use super::super::check::check_server;
-use super::super::server::{Origin, ServerHandle, ServerTask};
-use super::{Bridge, State};
+use super::super::server::{OriginServer, ServerHandle, ServerTask};
+use super::{Bridge, BridgeState};
 
 /// A server, and the task that asks it.
 pub(super) struct AskedServer {
@@ -87,7 +87,7 @@ impl Bridge {
     }
 
     /// Stops following the engine of the server with this `key`, if that server is asked in the same way as `server`.
-    pub(super) fn remove_server(&self, state: &mut State, key: &ServerKey, server: &NewServer) {
+    pub(super) fn remove_server(&self, state: &mut BridgeState, key: &ServerKey, server: &NewServer) {
         let is_it = |asked: &AskedServer| asked.handle.server.is_asked_like(server);
         if state.servers.get(key).is_some_and(is_it) {
             state.end_server(key);
@@ -99,7 +99,7 @@ impl Bridge {
     /// engines.
     pub(super) fn remove_servers(
         &self,
-        state: &mut State,
+        state: &mut BridgeState,
         is_meant: &dyn Fn(&EngineKey) -> bool,
     ) -> RemovedEngines {
         let meant = state.servers.iter().filter(|(_, asked)| {
@@ -136,7 +136,7 @@ impl Bridge {
         let is_told = |engine: &NewEngine| told.iter().any(|(known, _)| known.is_followed_like(engine));
         state.forget_publishers(handle, &is_told);
         for (engine, refused_hint) in told {
-            let origin = Origin {
+            let origin = OriginServer {
                 handle: handle.clone(),
                 refused_hint,
             };
@@ -165,14 +165,14 @@ impl Bridge {
         self.count(&self.inner.state.lock());
     }
 
-    pub(super) fn count(&self, state: &State) {
+    pub(super) fn count(&self, state: &BridgeState) {
         let is_troubled = |asked: &&AskedServer| asked.handle.is_troubled();
         let troubled = state.servers.values().filter(is_troubled).count();
         self.inner.metrics.set_servers(state.servers.len(), troubled);
     }
 }
 
-impl State {
+impl BridgeState {
     /// Sets the address and labels of a server's engine to those of `server`, from now on.
     fn relabel(&mut self, handle: &ServerHandle, server: &NewServer) {
         handle.relabel(server);
@@ -204,7 +204,7 @@ impl State {
         handle: &ServerHandle,
         kept: &dyn Fn(&NewEngine) -> bool,
     ) -> RemovedEngines {
-        let is_its = |followed: &super::Followed| {
+        let is_its = |followed: &super::FollowedEngine| {
             let origin = followed.origin.as_ref();
             origin.is_some_and(|origin| origin.handle.is_same(handle)) && !kept(&followed.engine)
         };
@@ -219,7 +219,7 @@ impl State {
 
     /// Notes which publishers of a server are followed.
     fn list_publishers(&self, handle: &ServerHandle) {
-        let is_its = |followed: &super::Followed| {
+        let is_its = |followed: &super::FollowedEngine| {
             let origin = followed.origin.as_ref();
             origin.is_some_and(|origin| origin.handle.is_same(handle))
         };

@@ -7,9 +7,9 @@ use kvatlas_engines::Reason;
 
 use kvatlas_telemetry::log_gated;
 
-use super::super::continuity::{Heard, Replayed};
+use super::super::continuity::{HeardBatch, Replayed};
 use super::super::frames::{Numbered, ReplayMessage};
-use super::super::sockets::Replay;
+use super::super::sockets::ReplaySocket;
 use super::standing::ConnectionChange;
 use super::{FollowError, Follower};
 
@@ -130,13 +130,13 @@ impl Follower {
     }
 
     /// Asks for everything from `from` on, and returns the socket, from which the answer is then read.
-    async fn question(&mut self, from: u64) -> Result<Replay, FollowError> {
+    async fn question(&mut self, from: u64) -> Result<ReplaySocket, FollowError> {
         let mut replay = match self.replay.take() {
             Some(replay) => replay,
             None => {
                 let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
                 let metrics = Arc::clone(self.relay.bridge_metrics());
-                Replay::connect(endpoint, self.options.patience, metrics).await?
+                ReplaySocket::connect(endpoint, self.options.patience, metrics).await?
             }
         };
         self.relay.metrics().asked();
@@ -146,7 +146,7 @@ impl Follower {
 
     /// Waits for the next batch of an answer; `None` at its end. If the answer takes longer than an engine may be silent, the engine is put
     /// out of sight. Published batches wait unread meanwhile, and nobody knows whether any are missing.
-    async fn next_of(&mut self, replay: &mut Replay) -> Result<Option<Numbered>, FollowError> {
+    async fn next_of(&mut self, replay: &mut ReplaySocket) -> Result<Option<Numbered>, FollowError> {
         let overdue_at = self.known_at.checked_add(self.options.silent_after);
         let message = {
             let mut next = std::pin::pin!(replay.next());
@@ -196,10 +196,10 @@ impl Follower {
     }
 
     /// Asks the replay socket whether it has the batch `heard`, which was published, with the same bytes.
-    pub(super) async fn agrees(&mut self, heard: Heard) -> Result<bool, FollowError> {
+    pub(super) async fn agrees(&mut self, heard: HeardBatch) -> Result<bool, FollowError> {
         let mut agrees = false;
         self.read_answer(heard.seq, |numbered| {
-            agrees |= numbered.seq == heard.seq && Heard::new(numbered.seq, &numbered.payload) == heard;
+            agrees |= numbered.seq == heard.seq && HeardBatch::new(numbered.seq, &numbered.payload) == heard;
         })
         .await?;
         if agrees {

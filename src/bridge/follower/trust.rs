@@ -15,7 +15,7 @@ use kvatlas_engines::Reason;
 
 use kvatlas_telemetry::log_gated;
 
-use super::super::continuity::Heard;
+use super::super::continuity::HeardBatch;
 use super::super::frames::Numbered;
 use super::standing::{ConnectionChange, ConnectionState, ReplayChange, Useless};
 use super::{FollowError, Follower, REPLAY_BACKOFF};
@@ -98,7 +98,7 @@ impl Follower {
     /// Asks a replay socket that is not believed for `heard`, which was just published. If the socket has the same bytes, it is
     /// of the same process, and everything is taken from it.
     pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
-        match self.agrees(Heard::new(heard.seq, &heard.payload)).await {
+        match self.agrees(HeardBatch::new(heard.seq, &heard.payload)).await {
             Ok(true) => self.take_all().await,
             Ok(false) => self.ask_later().await,
             Err(FollowError::Socket(error)) if !error.is_cut() => {

@@ -11,7 +11,7 @@ const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
 
 /// One holder in a beat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Followed {
+pub(super) struct FollowedHolder {
     /// Hash of the holder's name.
     pub(super) holder: u64,
     /// How well the bridge sees the holder: a number of [`super::Sight`].
@@ -22,17 +22,17 @@ pub(super) struct Followed {
 
 /// A beat of one bridge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Beat {
+pub(super) struct LeaseBeat {
     version: u8,
     /// Bridge that sent the beat: a random number that each process draws for itself.
     pub(super) bridge: u64,
     /// Number of the beat, counted by the bridge that sends it.
     pub(super) number: u64,
-    pub(super) holders: Vec<Followed>,
+    pub(super) holders: Vec<FollowedHolder>,
 }
 
-impl Beat {
-    pub(super) fn new(bridge: u64, number: u64, holders: Vec<Followed>) -> Self {
+impl LeaseBeat {
+    pub(super) fn new(bridge: u64, number: u64, holders: Vec<FollowedHolder>) -> Self {
         Self {
             version: VERSION,
             bridge,
@@ -61,12 +61,12 @@ mod tests {
 
     #[test]
     fn a_beat_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let followed = |holder| Followed {
+        let followed = |holder| FollowedHolder {
             holder,
             sight: 2,
             epoch: (holder % 2 == 0).then_some(u64::MAX - holder),
         };
-        let beat = Beat::new(
+        let beat = LeaseBeat::new(
             7,
             8,
             (0..HOLDERS_MAX as u64)
@@ -75,11 +75,11 @@ mod tests {
         );
         let payload = beat.encode();
         assert!(payload.len() <= BYTES_MAX);
-        assert_eq!(Beat::decode(&payload), Some(beat.clone()));
-        assert_eq!(Beat::decode(&payload[1..]), None);
-        assert_eq!(Beat::decode(b""), None);
-        assert_eq!(Beat::decode(&vec![0xc0; BYTES_MAX + 1]), None);
-        let newer = Beat { version: 2, ..beat };
-        assert_eq!(Beat::decode(&newer.encode()), None);
+        assert_eq!(LeaseBeat::decode(&payload), Some(beat.clone()));
+        assert_eq!(LeaseBeat::decode(&payload[1..]), None);
+        assert_eq!(LeaseBeat::decode(b""), None);
+        assert_eq!(LeaseBeat::decode(&vec![0xc0; BYTES_MAX + 1]), None);
+        let newer = LeaseBeat { version: 2, ..beat };
+        assert_eq!(LeaseBeat::decode(&newer.encode()), None);
     }
 }

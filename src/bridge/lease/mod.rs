@@ -24,8 +24,8 @@ use kvatlas_client::publish::{PublishedHolder, Voice};
 
 use kvatlas_telemetry::log_gated;
 
-use beat::Beat;
-use table::Table;
+use beat::LeaseBeat;
+use table::LeaseTable;
 
 pub use table::Times;
 
@@ -58,12 +58,12 @@ pub(super) enum Sight {
 /// A bridge's part of the lease. Clones share it.
 #[derive(Clone)]
 pub(super) struct Lease {
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<LeaseTable>>,
 }
 
 /// One holder's entry in the lease: the bridge may speak for the holder until this value is dropped.
-pub(super) struct Share {
-    table: Arc<Mutex<Table>>,
+pub(super) struct LeaseShare {
+    table: Arc<Mutex<LeaseTable>>,
     holder: u64,
     number: u64,
     sight: Arc<AtomicU8>,
@@ -101,7 +101,7 @@ impl Turns {
     }
 }
 
-impl Share {
+impl LeaseShare {
     /// Returns the turns in which this bridge speaks for the holder.
     pub(super) fn turns(&self) -> Turns {
         Turns(Some(self.turn.clone()))
@@ -118,7 +118,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for LeaseShare {
     fn drop(&mut self) {
         self.table.lock().remove(self.holder, self.number);
     }
@@ -126,14 +126,14 @@ impl Drop for Share {
 
 impl Lease {
     pub(super) fn new(times: Times) -> Self {
-        let table = Table::new(fastrand::u64(..), times);
+        let table = LeaseTable::new(fastrand::u64(..), times);
         Self {
             table: Arc::new(Mutex::new(table)),
         }
     }
 
     /// Returns the share of a holder and the voice for its publisher; `None` if the lease has too many holders.
-    pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(Share, Voice)> {
+    pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(LeaseShare, Voice)> {
         let PublishedHolder {
             namespace,
             worker,
@@ -141,7 +141,7 @@ impl Lease {
         } = holder;
         let holder = xxh3_64(format!("{namespace}.{worker}.{rank}").as_bytes());
         let (number, voice, sight) = self.table.lock().add(holder, Instant::now())?;
-        let share = Share {
+        let share = LeaseShare {
             table: Arc::clone(&self.table),
             holder,
             number,
@@ -160,7 +160,7 @@ impl Lease {
         beat: Duration,
         stop: CancellationToken,
     ) -> JoinHandle<()> {
-        let task = Task {
+        let task = LeaseTask {
             table: Arc::clone(&self.table),
             nats,
             subject,
@@ -170,14 +170,14 @@ impl Lease {
     }
 }
 
-struct Task {
-    table: Arc<Mutex<Table>>,
+struct LeaseTask {
+    table: Arc<Mutex<LeaseTable>>,
     nats: Client,
     subject: String,
     beat: Duration,
 }
 
-impl Task {
+impl LeaseTask {
     async fn run(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             match self.nats.subscribe(self.subject.clone()).await {
@@ -203,7 +203,7 @@ impl Task {
                 () = stop.cancelled() => return,
                 message = beats.next() => match message {
                     Some(message) => {
-                        if let Some(beat) = Beat::decode(&message.payload) {
+                        if let Some(beat) = LeaseBeat::decode(&message.payload) {
                             self.table.lock().heard(beat, Instant::now());
                         }
                     }

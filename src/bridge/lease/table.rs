@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use kvatlas_client::publish::{Term, Voice};
 use tokio::sync::watch;
 
-use super::beat::{Beat, Followed, HOLDERS_MAX};
+use super::beat::{FollowedHolder, HOLDERS_MAX, LeaseBeat};
 
 /// Most other bridges of a group that the table holds at once.
 const PEERS_MAX: usize = 64;
@@ -92,12 +92,12 @@ impl Own {
 }
 
 /// Last beat of another bridge, reduced to the holders that this bridge follows.
-struct Peer {
+struct PeerBridge {
     heard: Instant,
-    holders: HashMap<u64, Followed>,
+    holders: HashMap<u64, FollowedHolder>,
 }
 
-/// Outcome of [`Table::decide`].
+/// Outcome of [`LeaseTable::decide`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
     /// Number of holders for which the bridge speaks from now on.
@@ -109,12 +109,12 @@ pub(super) struct Decided {
 }
 
 /// State of the lease, as one bridge knows it.
-pub(super) struct Table {
+pub(super) struct LeaseTable {
     bridge: u64,
     times: Times,
     term: Term,
     own: BTreeMap<u64, Own>,
-    peers: HashMap<u64, Peer>,
+    peers: HashMap<u64, PeerBridge>,
     /// Own beats that have not come back over NATS: number and time of sending.
     sent: VecDeque<(u64, Instant)>,
     beats: u64,
@@ -125,7 +125,7 @@ pub(super) struct Table {
     is_news: bool,
 }
 
-impl Table {
+impl LeaseTable {
     pub(super) fn new(bridge: u64, times: Times) -> Self {
         Self {
             bridge,
@@ -182,23 +182,23 @@ impl Table {
     }
 
     /// Returns the next beat, which the caller sends now.
-    pub(super) fn beat(&mut self, now: Instant) -> Beat {
+    pub(super) fn beat(&mut self, now: Instant) -> LeaseBeat {
         self.is_news = false;
         self.beats += 1;
         self.sent.push_back((self.beats, now));
         if self.sent.len() > SENT_MAX {
             self.sent.pop_front();
         }
-        let followed = |(holder, own): (&u64, &Own)| Followed {
+        let followed = |(holder, own): (&u64, &Own)| FollowedHolder {
             holder: *holder,
             sight: own.sight(),
             epoch: own.claim(),
         };
-        Beat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
+        LeaseBeat::new(self.bridge, self.beats, self.own.iter().map(followed).collect())
     }
 
     /// Takes in a beat that was heard, another bridge's or an own one.
-    pub(super) fn heard(&mut self, beat: Beat, now: Instant) {
+    pub(super) fn heard(&mut self, beat: LeaseBeat, now: Instant) {
         if beat.bridge == self.bridge {
             return self.heard_own(beat.number, now);
         }
@@ -209,13 +209,14 @@ impl Table {
             .holders
             .into_iter()
             .filter(|followed| self.own.contains_key(&followed.holder));
-        let holders: HashMap<u64, Followed> = known.map(|followed| (followed.holder, followed)).collect();
+        let holders: HashMap<u64, FollowedHolder> =
+            known.map(|followed| (followed.holder, followed)).collect();
         for (holder, followed) in &holders {
             if let (Some(own), Some(epoch)) = (self.own.get_mut(holder), followed.epoch) {
                 own.heard_epoch = own.heard_epoch.max(epoch);
             }
         }
-        self.peers.insert(beat.bridge, Peer { heard: now, holders });
+        self.peers.insert(beat.bridge, PeerBridge { heard: now, holders });
     }
 
     fn heard_own(&mut self, number: u64, now: Instant) {
@@ -299,7 +300,7 @@ struct Others {
 }
 
 impl Others {
-    fn of(peers: &HashMap<u64, Peer>, holder: u64, (sight, bridge): (u8, u64)) -> Self {
+    fn of(peers: &HashMap<u64, PeerBridge>, holder: u64, (sight, bridge): (u8, u64)) -> Self {
         let mut others = Self::default();
         for (peer, told) in peers {
             let Some(followed) = told.holders.get(&holder) else {

@@ -14,10 +14,10 @@ use kvatlas_engines::EventList;
 use kvatlas_telemetry::labels::RepublishCut;
 
 use crate::lease::Turns;
-use crate::zmtp::{Mismatch, PeerConnection, ReadError, Received, Role, push_message};
+use crate::zmtp::{MessageOrCommand, Mismatch, PeerConnection, ReadError, Role, push_message};
 
 use super::addresses::SocketPair;
-use super::stream::{State, Stream};
+use super::stream::{Stream, StreamState};
 
 /// Most connections to one socket.
 const CLIENTS_MAX: usize = 256;
@@ -38,14 +38,14 @@ const END: u64 = u64::MAX;
 
 /// One of an engine's two sockets.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum SocketKind {
     Events,
     Replays,
 }
 
 /// Reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum ConnectionEnd {
     #[error(transparent)]
     Read(#[from] ReadError),
     #[error(transparent)]
@@ -58,7 +58,7 @@ enum Ended {
     Idle,
 }
 
-impl Ended {
+impl ConnectionEnd {
     /// Returns the fault of the client that is still to be counted; `None` if the client has no fault.
     fn cut(&self) -> Option<RepublishCut> {
         match self {
@@ -82,8 +82,8 @@ pub(super) async fn serve_in_turns(
     loop {
         turns.begin().await;
         tracing::info!(engine, events = %sockets.events(), replay = %sockets.replay(), "republished");
-        let events = serve(Kind::Events, at(sockets.events_port()), Arc::clone(stream));
-        let replay = serve(Kind::Replays, at(sockets.replay_port()), Arc::clone(stream));
+        let events = serve(SocketKind::Events, at(sockets.events_port()), Arc::clone(stream));
+        let replay = serve(SocketKind::Replays, at(sockets.replay_port()), Arc::clone(stream));
         tokio::select! {
             _ = async { tokio::join!(events, replay) } => {}
             () = turns.end() => tracing::info!(engine, "routers are left to the bridge that speaks for the engine"),
@@ -92,7 +92,7 @@ pub(super) async fn serve_in_turns(
 }
 
 /// Serves one socket of an engine, for ever.
-async fn serve(kind: Kind, (host, port): (String, u16), stream: Arc<Stream>) {
+async fn serve(kind: SocketKind, (host, port): (String, u16), stream: Arc<Stream>) {
     let listener = bind(&host, port).await;
     let answers = Arc::new(Semaphore::new(ANSWERS_MAX));
     let mut clients = JoinSet::new();
@@ -134,11 +134,11 @@ async fn bind(host: &str, port: u16) -> TcpListener {
 }
 
 /// Serves one client to its end.
-async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc<Semaphore>) {
+async fn follow(kind: SocketKind, client: TcpStream, stream: Arc<Stream>, answers: Arc<Semaphore>) {
     let peer = client.peer_addr().ok();
     let ended = match kind {
-        Kind::Events => publish(client, &stream).await,
-        Kind::Replays => replay(client, &stream, &answers).await,
+        SocketKind::Events => publish(client, &stream).await,
+        SocketKind::Replays => replay(client, &stream, &answers).await,
     };
     let Err(ended) = ended else {
         return;
@@ -150,29 +150,31 @@ async fn follow(kind: Kind, client: TcpStream, stream: Arc<Stream>, answers: Arc
 }
 
 /// Shakes hands with a client.
-async fn shake(client: TcpStream, role: Role) -> Result<PeerConnection, Ended> {
+async fn shake(client: TcpStream, role: Role) -> Result<PeerConnection, ConnectionEnd> {
     let opened = timeout(PATIENCE, PeerConnection::open(client, role)).await;
-    Ok(opened.map_err(|_| Ended::Slow)??)
+    Ok(opened.map_err(|_| ConnectionEnd::Slow)??)
 }
 
 /// Sends `bytes` in pieces, each within [`PATIENCE`].
-async fn send(client: &mut PeerConnection, bytes: &[u8]) -> Result<(), Ended> {
+async fn send(client: &mut PeerConnection, bytes: &[u8]) -> Result<(), ConnectionEnd> {
     for piece in bytes.chunks(PIECE_BYTES) {
         let sent = timeout(PATIENCE, client.send(piece)).await;
-        sent.map_err(|_| Ended::Slow)??;
+        sent.map_err(|_| ConnectionEnd::Slow)??;
     }
     Ok(())
 }
 
 /// Publishes to one subscriber.
-async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
+async fn publish(client: TcpStream, stream: &Stream) -> Result<(), ConnectionEnd> {
     let mut client = shake(client, Role::Publisher).await?;
     // All messages have the empty topic: only a client that subscribes to everything hears them.
     let subscribing = async {
         while !is_subscription(&client.next().await?) {}
-        Ok::<_, Ended>(())
+        Ok::<_, ConnectionEnd>(())
     };
-    timeout(PATIENCE, subscribing).await.map_err(|_| Ended::Idle)??;
+    timeout(PATIENCE, subscribing)
+        .await
+        .map_err(|_| ConnectionEnd::Idle)??;
     let mut waiting = stream.subscribe();
     loop {
         tokio::select! {
@@ -189,21 +191,21 @@ async fn publish(client: TcpStream, stream: &Stream) -> Result<(), Ended> {
 }
 
 /// Tells whether a peer subscribes to everything: by a message, or by ZMTP 3.1's command.
-fn is_subscription(received: &Received) -> bool {
+fn is_subscription(received: &MessageOrCommand) -> bool {
     match received {
-        Received::Message(frames) => frames.as_slice() == [&[1][..]],
-        Received::Command(body) => body.as_ref() == b"\x09SUBSCRIBE",
+        MessageOrCommand::Message(frames) => frames.as_slice() == [&[1][..]],
+        MessageOrCommand::Command(body) => body.as_ref() == b"\x09SUBSCRIBE",
     }
 }
 
 /// Answers one client's questions.
-async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), Ended> {
+async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Result<(), ConnectionEnd> {
     let mut client = shake(client, Role::Replay).await?;
     loop {
         let received = timeout(IDLE_MAX, client.next())
             .await
-            .map_err(|_| Ended::Idle)??;
-        let Received::Message(frames) = received else {
+            .map_err(|_| ConnectionEnd::Idle)??;
+        let MessageOrCommand::Message(frames) = received else {
             continue;
         };
         let start = frames.last().and_then(|frame| frame.as_ref().try_into().ok());
@@ -213,14 +215,14 @@ async fn replay(client: TcpStream, stream: &Stream, answers: &Semaphore) -> Resu
         // The semaphore is never closed.
         let _permit = answers.acquire().await;
         let answering = timeout(ANSWER_PATIENCE, answer(start, &mut client, stream));
-        answering.await.map_err(|_| Ended::Slow)??;
+        answering.await.map_err(|_| ConnectionEnd::Slow)??;
         stream.answered();
     }
 }
 
 /// Answers a question for the batches from number `start` on. Sends the engine's whole state under the numbers from `start` on,
 /// and then an empty batch for each later number.
-async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Result<(), Ended> {
+async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Result<(), ConnectionEnd> {
     let state = state_for(start, stream).await;
     let mut bytes = Vec::new();
     let mut number = start;
@@ -248,7 +250,7 @@ async fn answer(start: u64, client: &mut PeerConnection, stream: &Stream) -> Res
 
 /// Returns a state for an answer from `start` on. Each list of a state takes one number, so the last number is raised if fewer
 /// numbers are left. A state whose number is below `start` is returned as it is.
-async fn state_for(start: u64, stream: &Stream) -> Arc<State> {
+async fn state_for(start: u64, stream: &Stream) -> Arc<StreamState> {
     let state = stream.state().await;
     let last = last_number(start, &state);
     if start > state.number || last <= state.number {
@@ -260,7 +262,7 @@ async fn state_for(start: u64, stream: &Stream) -> Arc<State> {
 }
 
 /// Returns the number of the last list of a state whose first list has the number `start`. Every state has at least one list, which clears.
-fn last_number(start: u64, state: &State) -> u64 {
+fn last_number(start: u64, state: &StreamState) -> u64 {
     let lists = state.lists.len().max(1) as u64;
     start.saturating_add(lists - 1)
 }

@@ -53,7 +53,7 @@ use stream::Stream;
 pub use addresses::{RepublishAddress, SocketPair};
 pub use flags::RouterQuestion;
 pub(super) use flags::router_flags;
-pub(super) use places::Places;
+pub(super) use places::PortPlaces;
 pub(super) use stream::Tap;
 
 /// Most numbers before they begin anew. At most this many empty batches follow the state of a replay.
@@ -115,7 +115,7 @@ impl Republisher {
     }
 
     /// Takes in the table of ports as another bridge has written it.
-    pub(super) fn heard_places(&self, revision: u64, places: Places) {
+    pub(super) fn heard_places(&self, revision: u64, places: PortPlaces) {
         if let Some(ports) = &self.ports {
             ports.heard(revision, places);
         }

@@ -11,7 +11,7 @@ pub(super) const PLACES_MAX: usize = 1024;
 
 /// A place that was given to an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct PortPlace {
     engine: String,
     /// Serial number of the assignment: places that were given later have higher numbers.
     given: u64,
@@ -19,14 +19,14 @@ struct Place {
 
 /// Table of the places that were given to engines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct Places {
+pub(in super::super) struct PortPlaces {
     /// The given places, by their numbers from 0 on.
-    places: Vec<Place>,
+    places: Vec<PortPlace>,
     /// Number of assignments so far.
     givings: u64,
 }
 
-impl Places {
+impl PortPlaces {
     /// Returns the place of an engine; `None` if it has none.
     pub(super) fn of(&self, engine: &str) -> Option<usize> {
         self.places.iter().position(|place| place.engine == engine)
@@ -50,7 +50,7 @@ impl Places {
         if let Some(own) = self.of(engine) {
             return Some(own);
         }
-        let fresh = Place {
+        let fresh = PortPlace {
             engine: engine.to_owned(),
             given: self.givings + 1,
         };
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn an_engine_keeps_its_place_until_all_others_have_been_given() {
-        let mut places = Places::default();
+        let mut places = PortPlaces::default();
         let mut give = |engine: &str, known: &[&str]| places.give(engine, 3, |other| known.contains(&other));
         assert_eq!(give("a", &[]), Some(0));
         assert_eq!(give("b", &["a"]), Some(1));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_range_that_is_narrower_by_now_has_the_first_places() {
-        let mut places = Places::default();
+        let mut places = PortPlaces::default();
         for engine in ["a", "b", "c"] {
             places.give(engine, 3, |_| true);
         }

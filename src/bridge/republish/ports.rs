@@ -10,7 +10,7 @@ use tokio::sync::{Notify, watch};
 use kvatlas_telemetry::{BridgeMetrics, log_gated};
 
 use super::addresses::{PortRange, SocketPair};
-use super::places::Places;
+use super::places::PortPlaces;
 use crate::state::{KeptPlaces, PlacesError};
 
 /// Pause before a table that is out of reach is asked again.
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// An engine that is followed and has its ports from the range.
 #[derive(Debug, Default)]
-struct Known {
+struct PortUserState {
     /// Number of taps that are for the engine: an engine that begins anew may have two for a moment.
     taps: usize,
     /// Trouble that keeps the engine from having ports, in words; `None` if the engine has ports, or is about to get them.
@@ -30,9 +30,9 @@ pub(super) struct Ports {
     range: PortRange,
     kept: KeptPlaces,
     /// The table as it was last heard of, with its revision.
-    places: watch::Sender<(u64, Places)>,
+    places: watch::Sender<(u64, PortPlaces)>,
     /// Engines that are followed. Their places are not given to others.
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, PortUserState>>,
     /// Signal that an engine is not followed any more.
     freed: Notify,
     /// Lock that a task holds while it changes the table.
@@ -97,7 +97,7 @@ impl Ports {
     }
 
     /// Takes in the table as another bridge has written it.
-    pub(super) fn heard(&self, revision: u64, places: Places) {
+    pub(super) fn heard(&self, revision: u64, places: PortPlaces) {
         self.places.send_if_modified(|known| {
             let is_news = revision > known.0;
             if is_news {
@@ -119,7 +119,7 @@ impl Ports {
         self.count(&known);
     }
 
-    fn count(&self, known: &BTreeMap<String, Known>) {
+    fn count(&self, known: &BTreeMap<String, PortUserState>) {
         let without = known.values().filter(|own| own.trouble.is_some()).count();
         self.metrics.republish_without_ports.set(without as f64);
     }
@@ -135,7 +135,7 @@ impl Ports {
         }
         let before = self.places.borrow().clone();
         let mut given = None;
-        let change = |places: &mut Places| {
+        let change = |places: &mut PortPlaces| {
             given = places.give(engine, self.range.pairs, |other| self.is_known(other));
         };
         let changed = self.kept.change(before, change, &self.metrics).await?;
@@ -180,7 +180,7 @@ impl PortUser {
     /// Waits until the place is another engine's.
     pub(super) async fn lost(&self, place: usize) {
         let mut places = self.ports.places.subscribe();
-        let is_lost = |(_, places): &(u64, Places)| !places.is_of(place, &self.engine);
+        let is_lost = |(_, places): &(u64, PortPlaces)| !places.is_of(place, &self.engine);
         if places.wait_for(is_lost).await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -31,12 +31,12 @@ const STATE_INTERVAL: Duration = Duration::from_millis(50);
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
 
 /// Messages that wait for a subscriber.
-pub(super) struct Waiting {
+pub(super) struct QueuedMessages {
     messages: mpsc::UnboundedReceiver<Bytes>,
     bytes: Arc<AtomicUsize>,
 }
 
-impl Waiting {
+impl QueuedMessages {
     /// Waits for the next message; `None` if the subscriber has been dropped.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         let message = self.messages.recv().await?;
@@ -64,18 +64,18 @@ impl Subscriber {
 }
 
 /// All blocks of the engine, as of one batch number.
-pub(super) struct State {
+pub(super) struct StreamState {
     /// Last batch number whose changes the state includes.
     pub(super) number: u64,
     pub(super) lists: Vec<EventList>,
 }
 
-struct Inner {
+struct SubscribedMirror {
     mirror: Mirror,
     number: u64,
     subscribers: Vec<Subscriber>,
     /// Last state that was written, while a client is still sent it.
-    state: Weak<State>,
+    state: Weak<StreamState>,
     written_at: Option<Instant>,
     /// Number of states that have been written.
     written: u64,
@@ -88,7 +88,7 @@ pub(super) struct Stream {
     rank: Rank,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
-    inner: Mutex<Inner>,
+    inner: Mutex<SubscribedMirror>,
     /// Lock that a task holds while it waits for a state and writes it.
     turn: tokio::sync::Mutex<()>,
 }
@@ -104,7 +104,7 @@ impl Stream {
         rank: Rank,
         (metrics, engine_metrics): (Arc<BridgeMetrics>, EngineMetrics),
     ) -> Self {
-        let inner = Inner {
+        let inner = SubscribedMirror {
             mirror,
             number: FIRST,
             subscribers: Vec::new(),
@@ -147,7 +147,7 @@ impl Stream {
         ]
     }
 
-    fn send(&self, inner: &mut Inner, message: &Bytes) {
+    fn send(&self, inner: &mut SubscribedMirror, message: &Bytes) {
         let before = inner.subscribers.len();
         inner
             .subscribers
@@ -159,7 +159,7 @@ impl Stream {
         }
     }
 
-    fn send_next(&self, inner: &mut Inner, list: &EventList) {
+    fn send_next(&self, inner: &mut SubscribedMirror, list: &EventList) {
         inner.number += 1;
         // Without subscribers no message is needed: a router that connects later asks for everything.
         if !inner.subscribers.is_empty() {
@@ -169,7 +169,7 @@ impl Stream {
     }
 
     /// Begins the numbers anew, so that every subscriber asks for everything.
-    fn begin_anew(&self, inner: &mut Inner) {
+    fn begin_anew(&self, inner: &mut SubscribedMirror) {
         inner.number = FIRST;
         for message in self.beginning(FIRST) {
             self.send(inner, &message);
@@ -177,7 +177,7 @@ impl Stream {
     }
 
     /// Sends the changes since the last call to all subscribers.
-    fn publish(&self, inner: &mut Inner) {
+    fn publish(&self, inner: &mut SubscribedMirror) {
         let changes = inner.mirror.take_changes();
         self.engine_metrics
             .republished_bytes
@@ -221,7 +221,7 @@ impl Stream {
     }
 
     /// Adds a subscriber, whose knowledge may be empty or outdated, and returns its queue of messages.
-    pub(super) fn subscribe(&self) -> Waiting {
+    pub(super) fn subscribe(&self) -> QueuedMessages {
         let (sender, messages) = mpsc::unbounded_channel();
         let bytes = Arc::new(AtomicUsize::new(0));
         let subscriber = Subscriber {
@@ -239,11 +239,11 @@ impl Stream {
         self.engine_metrics
             .republish_subscribers
             .set(inner.subscribers.len() as f64);
-        Waiting { messages, bytes }
+        QueuedMessages { messages, bytes }
     }
 
     /// Returns all blocks, as of a number that is at least any number sent before this call.
-    pub(super) async fn state(&self) -> Arc<State> {
+    pub(super) async fn state(&self) -> Arc<StreamState> {
         let written = self.inner.lock().written;
         let _turn = self.turn.lock().await;
         let wait = {
@@ -262,11 +262,11 @@ impl Stream {
         self.write_state()
     }
 
-    fn write_state(&self) -> Arc<State> {
+    fn write_state(&self) -> Arc<StreamState> {
         let mut inner = self.inner.lock();
         self.publish(&mut inner);
         let lists = inner.mirror.all();
-        let state = Arc::new(State {
+        let state = Arc::new(StreamState {
             number: inner.number,
             lists,
         });

@@ -30,7 +30,7 @@ const SGLANG_HINT: &str = "start the engine with --kv-events-config '{\"publishe
 
 /// An answer after which an engine cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum AnswerError {
+pub(super) enum ServerAnswerError {
     /// The answer does not have the expected form.
     #[error("the answer to {path} is not understood: {reason}")]
     Form {
@@ -108,8 +108,8 @@ pub(super) struct VllmSource {
 }
 
 /// Reads vLLM's answer to `GET /kv_event_sources`. `host` is the host in the server's URL.
-pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
-    let failed = |reason: String| AnswerError::Form {
+pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, ServerAnswerError> {
+    let failed = |reason: String| ServerAnswerError::Form {
         path: "GET /kv_event_sources",
         reason,
     };
@@ -119,19 +119,19 @@ pub(super) fn read_vllm(body: &[u8], host: &str) -> Result<Publishers, AnswerErr
         let rank: Rank = rank.parse().map_err(|_| failed(format!("{rank:?} is no rank")))?;
         Ok((rank, source))
     });
-    vllm_publishers(by_rank.collect::<Result<_, AnswerError>>()?, host, failed)
+    vllm_publishers(by_rank.collect::<Result<_, ServerAnswerError>>()?, host, failed)
 }
 
 /// Returns the publishers that vLLM describes, by rank. `failed` makes an error of a fault in the answer.
 pub(super) fn vllm_publishers(
     sources: Vec<(Rank, VllmSource)>,
     host: &str,
-    failed: impl Fn(String) -> AnswerError,
-) -> Result<Publishers, AnswerError> {
+    failed: impl Fn(String) -> ServerAnswerError,
+) -> Result<Publishers, ServerAnswerError> {
     if sources.len() > RANKS_MAX {
         return Err(failed(format!("it has {} ranks", sources.len())));
     }
-    let off = AnswerError::Off { hint: VLLM_HINT };
+    let off = ServerAnswerError::Off { hint: VLLM_HINT };
     let mut sockets = Vec::with_capacity(sources.len());
     for (rank, source) in sources {
         let is_followed = source.enable_kv_cache_events && source.publisher.as_deref() == Some("zmq");
@@ -153,8 +153,13 @@ pub(super) fn vllm_publishers(
 /// Returns the sockets of one publisher of vLLM. vLLM's publisher listens at addresses with `*` or `::`, and connects to all
 /// others. There is one exception: for `tcp://*:0`, vLLM tells an address that it has chosen itself. The answer then does not
 /// show whether the publisher listens or connects.
-fn vllm_sockets(rank: Rank, endpoint: &str, source: &VllmSource, host: &str) -> Result<Sockets, AnswerError> {
-    let connects = || AnswerError::Connects {
+fn vllm_sockets(
+    rank: Rank,
+    endpoint: &str,
+    source: &VllmSource,
+    host: &str,
+) -> Result<Sockets, ServerAnswerError> {
+    let connects = || ServerAnswerError::Connects {
         endpoint: endpoint.to_owned(),
         hint: VLLM_HINT,
     };
@@ -216,8 +221,8 @@ struct SglangEvents {
 }
 
 /// Reads SGLang's answer to `GET /server_info`. `host` is the host in the server's URL.
-pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerError> {
-    let failed = |reason: String| AnswerError::Form {
+pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, ServerAnswerError> {
+    let failed = |reason: String| ServerAnswerError::Form {
         path: "GET /server_info",
         reason,
     };
@@ -228,7 +233,7 @@ pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerE
             .as_deref()
             .is_none_or(|publisher| publisher == "zmq")
     };
-    let off = AnswerError::Off { hint: SGLANG_HINT };
+    let off = ServerAnswerError::Off { hint: SGLANG_HINT };
     let events = info.kv_events.filter(is_zmq).ok_or(off)?;
     let ranks = events.dp_size.unwrap_or(1).max(1);
     if ranks as usize > RANKS_MAX {
@@ -258,17 +263,17 @@ pub(super) fn read_sglang(body: &[u8], host: &str) -> Result<Publishers, AnswerE
     Ok(Publishers {
         format: Format::Sglang,
         block_size: events.block_size,
-        sockets: sockets.collect::<Result<_, AnswerError>>()?,
+        sockets: sockets.collect::<Result<_, ServerAnswerError>>()?,
     })
 }
 
 #[derive(Deserialize)]
 struct Models {
-    data: Vec<Model>,
+    data: Vec<ListedModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ListedModel {
     id: String,
     /// The model that an adapter belongs to.
     #[serde(default)]
@@ -277,8 +282,8 @@ struct Model {
 
 /// Reads the answer to `GET /v1/models`. Returns the `given` model if it is served, or the first served model if none is given. Adapters do
 /// not count as models.
-pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, AnswerError> {
-    let models: Models = serde_json::from_slice(body).map_err(|error| AnswerError::Form {
+pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, ServerAnswerError> {
+    let models: Models = serde_json::from_slice(body).map_err(|error| ServerAnswerError::Form {
         path: "GET /v1/models",
         reason: error.to_string(),
     })?;
@@ -291,12 +296,12 @@ pub(super) fn read_model(body: &[u8], given: Option<&str>) -> Result<String, Ans
 pub(super) fn choose_model(
     mut served: impl Iterator<Item = String>,
     given: Option<&str>,
-) -> Result<String, AnswerError> {
-    let first = served.next().ok_or(AnswerError::NoModel)?;
+) -> Result<String, ServerAnswerError> {
+    let first = served.next().ok_or(ServerAnswerError::NoModel)?;
     match given {
         None => Ok(first),
         Some(given) if first == given || served.any(|model| model == given) => Ok(given.to_owned()),
-        Some(given) => Err(AnswerError::OtherModel {
+        Some(given) => Err(ServerAnswerError::OtherModel {
             given: given.to_owned(),
             served: first,
         }),
@@ -309,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    fn vllm(endpoint: &str) -> Result<Publishers, AnswerError> {
+    fn vllm(endpoint: &str) -> Result<Publishers, ServerAnswerError> {
         // As vLLM 0.33's front end answers.
         let answer = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": endpoint,
             "replay_endpoint": "tcp://*:6557", "buffer_steps": 10000, "hwm": 100_000, "max_queue_size": 100_000, "topic": "kv"}});
@@ -449,7 +454,10 @@ mod tests {
         assert_eq!(read(Some("alias")).unwrap(), "alias");
         let error = read(Some("sql")).unwrap_err().to_string();
         assert!(error.contains("\"m\", not \"sql\""), "{error}");
-        assert_eq!(read_model(br#"{"data":[]}"#, None), Err(AnswerError::NoModel));
+        assert_eq!(
+            read_model(br#"{"data":[]}"#, None),
+            Err(ServerAnswerError::NoModel)
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::GrpcError;
 use super::super::http::{HttpError, ServerAddress, ServerConnection};
-use super::answers::{AnswerError, Publishers, read_model, read_sglang, read_vllm};
+use super::answers::{Publishers, ServerAnswerError, read_model, read_sglang, read_vllm};
 use super::control::ask_grpc;
 
 const VLLM_PATH: &str = "/kv_event_sources";
@@ -58,13 +58,13 @@ pub(super) enum AskError {
     Untold,
     /// An answer by which the engine cannot be followed.
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    Answer(#[from] ServerAnswerError),
 }
 
 impl AskError {
     /// Tells whether the error means that the server belongs to another engine: it serves another model than the given one.
     pub(super) fn is_other_engine(&self) -> bool {
-        matches!(self, Self::Answer(AnswerError::OtherModel { .. }))
+        matches!(self, Self::Answer(ServerAnswerError::OtherModel { .. }))
     }
 }
 
@@ -99,7 +99,7 @@ pub(super) async fn ask(
 }
 
 async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Described, AskError> {
-    let mut questions = Questions {
+    let mut questions = ServerQuestions {
         address,
         connection: ServerConnection::open(address).await?,
     };
@@ -114,12 +114,12 @@ async fn ask_http(server: &NewServer, address: &ServerAddress) -> Result<Describ
     })
 }
 
-struct Questions<'a> {
+struct ServerQuestions<'a> {
     address: &'a ServerAddress,
     connection: ServerConnection,
 }
 
-impl Questions<'_> {
+impl ServerQuestions<'_> {
     async fn get(&mut self, path: &'static str) -> Result<(StatusCode, Bytes), HttpError> {
         if self.connection.is_closed() {
             self.connection = ServerConnection::open(self.address).await?;

@@ -22,7 +22,7 @@ use kvatlas_process::registry::NewServer;
 
 use super::super::grpc::{self, GrpcError};
 use super::super::http::{HttpError, ServerAddress};
-use super::answers::{AnswerError, Publishers, Sockets, VllmSource, choose_model, vllm_publishers};
+use super::answers::{Publishers, ServerAnswerError, Sockets, VllmSource, choose_model, vllm_publishers};
 use super::ask::{AskError, Described};
 
 const SOURCES_PATH: &str = "/vllm.Control/GetKvEventSources";
@@ -146,8 +146,8 @@ async fn serviced_model(channel: &Channel, format: Format, given: Option<&str>) 
 }
 
 /// Reads vLLM's answer to `GetKvEventSources`. `host` is the host in the server's URL.
-fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerError> {
-    let failed = |reason: String| AnswerError::Form {
+fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, ServerAnswerError> {
+    let failed = |reason: String| ServerAnswerError::Form {
         path: SOURCES_PATH,
         reason,
     };
@@ -184,7 +184,7 @@ fn read_sources(answer: EventSources, host: &str) -> Result<Publishers, AnswerEr
         Ok((rank.unwrap_or(Rank::MAX), described))
     };
     let sources = answer.sources.into_iter().enumerate().map(source);
-    vllm_publishers(sources.collect::<Result<_, AnswerError>>()?, host, failed)
+    vllm_publishers(sources.collect::<Result<_, ServerAnswerError>>()?, host, failed)
 }
 
 #[cfg(test)]
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    fn read(sources: Vec<EventSource>) -> Result<Publishers, AnswerError> {
+    fn read(sources: Vec<EventSource>) -> Result<Publishers, ServerAnswerError> {
         read_sources(EventSources { sources }, "h")
     }
 

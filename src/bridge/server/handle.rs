@@ -25,7 +25,7 @@ pub(crate) struct ServerProgress {
 
 /// The state that the task of a server shares with those of its publishers.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedServerState {
     /// Number of questions that tasks have wanted so far.
     pub(super) wanted: watch::Sender<u64>,
     /// Number of the last wanted question whose answer was followed. All questions up to that number are answered.
@@ -46,18 +46,18 @@ pub(super) struct Shared {
 pub(crate) struct ServerHandle {
     /// The server as it was given first.
     pub(crate) server: Arc<NewServer>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedServerState>,
 }
 
 /// Server that has told of a publisher, as the publisher's task knows it.
 #[derive(Debug, Clone)]
-pub(crate) struct Origin {
+pub(crate) struct OriginServer {
     pub(crate) handle: ServerHandle,
     /// Hint with the flag to set if nobody listens at the publisher's endpoint.
     pub(crate) refused_hint: Option<&'static str>,
 }
 
-impl Origin {
+impl OriginServer {
     /// Has the server asked again, and returns the number of the question. Called when the connection broke or cannot be made: the server
     /// may tell something else by now.
     pub(crate) fn ask_again(&self) -> u64 {
@@ -125,7 +125,7 @@ impl ServerHandle {
         let found_labels = Mutex::new(server.discovered.labels.clone());
         Self {
             server: Arc::new(server),
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedServerState {
                 profile,
                 found_labels,
                 wanted: watch::Sender::new(0),

@@ -48,7 +48,7 @@ use super::hosts::host_of;
 use super::http::ServerAddress;
 use ask::{AskError, Described, ask};
 use handle::explain;
-pub(super) use handle::{Origin, ServerHandle};
+pub(super) use handle::{OriginServer, ServerHandle};
 use size::{SizeError, first_size};
 
 /// Longest time for all answers of a server together: a server that handles requests may be busy.

@@ -11,7 +11,7 @@ use kvatlas_telemetry::BridgeMetrics;
 
 use super::super::frames::ReplayMessage;
 use super::super::grpc::{Frames, GrpcError};
-use super::super::sockets::{Replay, SocketError, Subscription};
+use super::super::sockets::{ReplaySocket, SocketError, Subscription};
 use super::answers::{Publishers, Sockets};
 
 /// An error that keeps the first block from being seen.
@@ -44,7 +44,7 @@ async fn size_of(
     patience: Duration,
     metrics: &Arc<BridgeMetrics>,
 ) -> Result<u32, SizeError> {
-    let mut listener = Listener {
+    let mut listener = BlockSizeListener {
         decoder: Decoder::new(format, DecodeLimits::default()),
         batch: EngineBatch::default(),
     };
@@ -77,12 +77,12 @@ async fn size_of(
     }
 }
 
-struct Listener {
+struct BlockSizeListener {
     decoder: Decoder,
     batch: EngineBatch,
 }
 
-impl Listener {
+impl BlockSizeListener {
     /// Reads the replay socket until a batch shows the block size; `None` if no batch of the socket has a block.
     async fn replayed(
         &mut self,
@@ -90,7 +90,7 @@ impl Listener {
         patience: Duration,
         metrics: &Arc<BridgeMetrics>,
     ) -> Result<Option<u32>, SocketError> {
-        let mut replay = Replay::connect(endpoint, patience, Arc::clone(metrics)).await?;
+        let mut replay = ReplaySocket::connect(endpoint, patience, Arc::clone(metrics)).await?;
         replay.ask(0).await?;
         loop {
             match replay.next().await? {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_largest_block_of_main_attention_tells_the_size() {
-        let mut listener = Listener {
+        let mut listener = BlockSizeListener {
             decoder: Decoder::new(Format::Vllm, DecodeLimits::default()),
             batch: EngineBatch::default(),
         };

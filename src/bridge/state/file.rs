@@ -27,7 +27,7 @@ const CHECKSUM_BYTES: usize = 8;
 
 /// The kind of a file's content. The numbers must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StateFileKind {
     Engine = 1,
     Registered = 2,
     Ports = 3,
@@ -81,7 +81,7 @@ pub(super) fn write_file<T: Serialize>(
     storage: &dyn Storage,
     temporary: &Path,
     path: &Path,
-    kind: Kind,
+    kind: StateFileKind,
     value: &T,
     bytes_max: u64,
 ) -> Result<(), FileError> {
@@ -107,7 +107,7 @@ pub(super) fn write_file<T: Serialize>(
 pub(super) fn read_file<T: DeserializeOwned>(
     storage: &dyn Storage,
     path: &Path,
-    kind: Kind,
+    kind: StateFileKind,
     bytes_max: u64,
 ) -> Result<Option<T>, FileError> {
     let file = match storage.open(path) {
@@ -124,7 +124,7 @@ pub(super) fn read_file<T: DeserializeOwned>(
 }
 
 /// Checks the head and the checksum of a file's bytes, and returns the bytes of its value.
-fn value_in(bytes: &[u8], kind: Kind) -> Result<&[u8], FileError> {
+fn value_in(bytes: &[u8], kind: StateFileKind) -> Result<&[u8], FileError> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(FileError::Foreign)?;
     let (version, rest) = rest.split_first_chunk().ok_or(FileError::Damaged)?;
     match u32::from_le_bytes(*version) {

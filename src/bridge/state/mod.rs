@@ -40,7 +40,7 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate};
 
 use super::continuity::Continuity;
 use bucket::Bucket;
-use file::{Kind, read_file, write_file};
+use file::{StateFileKind, read_file, write_file};
 
 pub(super) use keeper::Keeper;
 pub use place::{PlaceError, StatePlace};
@@ -121,11 +121,11 @@ pub(super) fn cache_of(engine: &NewEngine) -> String {
 /// A directory that this process alone uses, or what is in its place in JetStream. Clones share it.
 #[derive(Debug, Clone)]
 pub struct StateDirectory {
-    inner: Arc<Inner>,
+    inner: Arc<OpenDirectory>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct OpenDirectory {
     path: PathBuf,
     storage: Arc<dyn Storage>,
     /// Shortest time between two writings of one engine's file.
@@ -166,7 +166,7 @@ impl StateDirectory {
             }
         }
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(OpenDirectory {
                 path: path.to_owned(),
                 storage,
                 interval,
@@ -200,7 +200,7 @@ impl StateDirectory {
         };
         let bucket = Arc::new(Bucket::new(name, set, owner));
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(OpenDirectory {
                 path: bucket.path(),
                 storage: Arc::clone(&bucket) as Arc<dyn Storage>,
                 interval,
@@ -221,7 +221,7 @@ impl StateDirectory {
     pub(super) fn engine(&self, holder: &PublishedHolder, cache: &str, bytes_max: u64) -> Option<KeptEngine> {
         let path = self.inner.path.join(engine_file(holder));
         let storage = self.inner.storage.as_ref();
-        let kept: KeptEngine = match read_file(storage, &path, Kind::Engine, bytes_max) {
+        let kept: KeptEngine = match read_file(storage, &path, StateFileKind::Engine, bytes_max) {
             Ok(kept) => kept?,
             Err(error) => {
                 refused(&path, &error);
@@ -248,7 +248,13 @@ impl StateDirectory {
         bytes_max: u64,
         metrics: &BridgeMetrics,
     ) -> bool {
-        self.write(&engine_file(holder), Kind::Engine, kept, bytes_max, metrics)
+        self.write(
+            &engine_file(holder),
+            StateFileKind::Engine,
+            kept,
+            bytes_max,
+            metrics,
+        )
     }
 
     /// Removes the file of an engine that is no longer followed. Blocks.
@@ -265,7 +271,7 @@ impl StateDirectory {
     fn write<T: Serialize>(
         &self,
         name: &str,
-        kind: Kind,
+        kind: StateFileKind,
         value: &T,
         bytes_max: u64,
         metrics: &BridgeMetrics,

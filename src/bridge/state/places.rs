@@ -14,9 +14,9 @@ use bytes::Bytes;
 use kvatlas_telemetry::BridgeMetrics;
 
 use super::bucket::Bucket;
-use super::file::{Kind, read_file};
+use super::file::{StateFileKind, read_file};
 use super::{StateDirectory, refused};
-use crate::republish::Places;
+use crate::republish::PortPlaces;
 
 const NAME: &str = "ports";
 /// Most bytes of the file.
@@ -37,10 +37,10 @@ pub(in super::super) enum PlacesError {
 
 /// Place of the table.
 #[derive(Debug, Clone)]
-pub(in super::super) struct KeptPlaces(Place);
+pub(in super::super) struct KeptPlaces(PlacesStorage);
 
 #[derive(Debug, Clone)]
-enum Place {
+enum PlacesStorage {
     Memory,
     File(StateDirectory),
     Shared(Arc<Bucket>),
@@ -50,21 +50,26 @@ impl KeptPlaces {
     /// Returns the table's place for a bridge with this state.
     pub(in super::super) fn of(state: Option<&StateDirectory>) -> Self {
         Self(match state {
-            None => Place::Memory,
+            None => PlacesStorage::Memory,
             Some(state) => match state.shared() {
-                Some(shared) => Place::Shared(shared.bucket()),
-                None => Place::File(state.clone()),
+                Some(shared) => PlacesStorage::Shared(shared.bucket()),
+                None => PlacesStorage::File(state.clone()),
             },
         })
     }
 
     /// Returns the table that an earlier bridge has left in a file; an empty one if there is none, or none of use.
-    pub(in super::super) fn read(&self) -> Places {
-        let Place::File(directory) = &self.0 else {
-            return Places::default();
+    pub(in super::super) fn read(&self) -> PortPlaces {
+        let PlacesStorage::File(directory) = &self.0 else {
+            return PortPlaces::default();
         };
         let path = directory.inner.path.join(NAME);
-        let read = read_file(directory.inner.storage.as_ref(), &path, Kind::Ports, BYTES_MAX);
+        let read = read_file(
+            directory.inner.storage.as_ref(),
+            &path,
+            StateFileKind::Ports,
+            BYTES_MAX,
+        );
         let read = read.inspect_err(|error| refused(&path, error));
         read.ok().flatten().unwrap_or_default()
     }
@@ -74,21 +79,21 @@ impl KeptPlaces {
     /// but the change still applies.
     pub(in super::super) async fn change(
         &self,
-        (revision, known): (u64, Places),
-        mut change: impl FnMut(&mut Places),
+        (revision, known): (u64, PortPlaces),
+        mut change: impl FnMut(&mut PortPlaces),
         metrics: &Arc<BridgeMetrics>,
-    ) -> Result<(u64, Places), PlacesError> {
-        if let Place::Shared(bucket) = &self.0 {
+    ) -> Result<(u64, PortPlaces), PlacesError> {
+        if let PlacesStorage::Shared(bucket) = &self.0 {
             return change_shared(bucket, known, change).await;
         }
         let mut places = known.clone();
         change(&mut places);
-        if let Place::File(directory) = &self.0
+        if let PlacesStorage::File(directory) = &self.0
             && places != known
         {
             let (directory, metrics, written) = (directory.clone(), Arc::clone(metrics), places.clone());
             let writing = tokio::task::spawn_blocking(move || {
-                directory.write(NAME, Kind::Ports, &written, BYTES_MAX, &metrics)
+                directory.write(NAME, StateFileKind::Ports, &written, BYTES_MAX, &metrics)
             });
             // A thread that has failed has logged that.
             let _ = writing.await;
@@ -103,7 +108,7 @@ pub(super) fn places_key(bucket: &Bucket) -> String {
 }
 
 /// Returns the table in the value of its key; `None` if the value is of no use.
-pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<Places> {
+pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<PortPlaces> {
     let read = rmp_serde::from_slice(value);
     let read = read.inspect_err(|error| refused(&bucket.path().join(NAME), error));
     read.ok()
@@ -111,9 +116,9 @@ pub(super) fn places_in(bucket: &Bucket, value: &[u8]) -> Option<Places> {
 
 async fn change_shared(
     bucket: &Bucket,
-    known: Places,
-    mut change: impl FnMut(&mut Places),
-) -> Result<(u64, Places), PlacesError> {
+    known: PortPlaces,
+    mut change: impl FnMut(&mut PortPlaces),
+) -> Result<(u64, PortPlaces), PlacesError> {
     let keys = bucket.opened()?.keys;
     bucket.check_owner(&keys).await?;
     for _ in 0..ATTEMPTS_MAX {
@@ -141,7 +146,7 @@ async fn change_shared(
 async fn write(
     bucket: &Bucket,
     keys: &Store,
-    places: &Places,
+    places: &PortPlaces,
     revision: Option<u64>,
 ) -> Result<Option<u64>, PlacesError> {
     let key = places_key(bucket);

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use kvatlas_process::registry::GivenEngine;
 use kvatlas_telemetry::BridgeMetrics;
 
-use super::file::{Kind, read_file};
+use super::file::{StateFileKind, read_file};
 use super::{StateDirectory, refused};
 
 const NAME: &str = "registered";
@@ -25,7 +25,7 @@ impl Registered {
     pub(in super::super) fn open(directory: StateDirectory) -> (Vec<GivenEngine>, Self) {
         let path = directory.inner.path.join(NAME);
         let storage = directory.inner.storage.as_ref();
-        let kept = read_file(storage, &path, Kind::Registered, BYTES_MAX);
+        let kept = read_file(storage, &path, StateFileKind::Registered, BYTES_MAX);
         let engines: Vec<GivenEngine> = kept
             .inspect_err(|error| refused(&path, error))
             .ok()
@@ -45,7 +45,7 @@ impl Registered {
         if is_new
             && self
                 .directory
-                .write(NAME, Kind::Registered, &engines, BYTES_MAX, metrics)
+                .write(NAME, StateFileKind::Registered, &engines, BYTES_MAX, metrics)
         {
             *written = engines;
         }

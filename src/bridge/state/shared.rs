@@ -24,7 +24,7 @@ use kvatlas_telemetry::{BridgeMetrics, LogGate};
 use super::FORGOTTEN_AFTER;
 use super::bucket::{ANSWER_PATIENCE, Bucket};
 use super::places::{places_in, places_key};
-use crate::republish::Places;
+use crate::republish::PortPlaces;
 
 /// Pause before the buckets are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ impl SharedRegistrations {
         metrics: Arc<BridgeMetrics>,
         registered: impl Fn() -> Vec<GivenEngine>,
         apply: impl Fn(Registration),
-        ports: impl Fn(u64, Places),
+        ports: impl Fn(u64, PortPlaces),
     ) {
         let mut jetstream = async_nats::jetstream::new(nats);
         jetstream.set_timeout(ANSWER_PATIENCE);
@@ -123,7 +123,7 @@ impl SharedRegistrations {
         engines: Vec<GivenEngine>,
         metrics: &BridgeMetrics,
         apply: &impl Fn(Registration),
-        ports: &impl Fn(u64, Places),
+        ports: &impl Fn(u64, PortPlaces),
     ) -> io::Result<Bytes> {
         if let Some(owner) = self.bucket.other_owner(keys).await? {
             return Ok(owner);

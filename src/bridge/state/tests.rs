@@ -2,7 +2,7 @@ use kvatlas_core::wire::{NamespaceName, WorkerName};
 use kvatlas_engines::{Translator, TranslatorSettings};
 
 use super::*;
-use crate::republish::Places;
+use crate::republish::PortPlaces;
 use crate::{EngineDefaults, parse_engine};
 use kvatlas_process::registry::GivenEngine;
 
@@ -150,17 +150,17 @@ async fn the_table_of_ports_is_read_again_and_a_damaged_one_is_empty() {
     let folder = tempfile::tempdir().unwrap();
     let kept = KeptPlaces::of(Some(&open(folder.path())));
     let metrics = Arc::new(BridgeMetrics::new());
-    assert_eq!(kept.read(), Places::default());
+    assert_eq!(kept.read(), PortPlaces::default());
     let mut given = None;
-    let change = |places: &mut Places| given = places.give("gpu-0", 2, |_| true);
+    let change = |places: &mut PortPlaces| given = places.give("gpu-0", 2, |_| true);
     let (revision, places) = kept
-        .change((4, Places::default()), change, &metrics)
+        .change((4, PortPlaces::default()), change, &metrics)
         .await
         .unwrap();
     assert_eq!((given, revision), (Some(0), 5));
     assert_eq!(kept.read(), places);
     std::fs::write(folder.path().join("ports"), b"something else").unwrap();
-    assert_eq!(kept.read(), Places::default());
+    assert_eq!(kept.read(), PortPlaces::default());
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     let words = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         assert!(directory.engine(&holder(), "cache", BYTES_MAX).is_none());
-        let read = read_file::<KeptEngine>(&Disk, &path, Kind::Engine, 1 << 20);
+        let read = read_file::<KeptEngine>(&Disk, &path, StateFileKind::Engine, 1 << 20);
         read.map(|_| String::new())
             .unwrap_or_else(|error| error.to_string())
     };
@@ -211,7 +211,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
     let none = Vec::<NewEngine>::new();
     directory.write(
         "registered",
-        Kind::Registered,
+        StateFileKind::Registered,
         &none,
         1 << 20,
         &BridgeMetrics::new(),

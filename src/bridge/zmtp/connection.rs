@@ -7,8 +7,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::decoder::Received;
-use super::reader::{ReadError, Reader};
+use super::decoder::MessageOrCommand;
+use super::reader::{ReadError, ZmtpReader};
 use super::{Role, greeting, pong, ready};
 
 /// Bytes of unsent answers to heartbeats, above which further answers are left out: a peer that reads none has no use for them.
@@ -17,7 +17,7 @@ const UNSENT_BYTES_MAX: usize = 4096;
 /// A connection, until it breaks.
 #[derive(Debug)]
 pub(in super::super) struct PeerConnection {
-    reader: Reader<OwnedReadHalf>,
+    reader: ZmtpReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
     /// Answers to the peer's heartbeats that have not been sent yet.
     unsent: BytesMut,
@@ -28,7 +28,7 @@ impl PeerConnection {
     pub(in super::super) async fn open(stream: TcpStream, role: Role) -> Result<Self, ReadError> {
         stream.set_nodelay(true)?;
         let (source, mut writer) = stream.into_split();
-        let mut reader = Reader::new(source, role.limits());
+        let mut reader = ZmtpReader::new(source, role.limits());
         writer.write_all(&greeting()).await?;
         reader.greeting().await?;
         // Not before: a peer of another kind tells what it is only to those that wait for its greeting.
@@ -50,7 +50,7 @@ impl PeerConnection {
 
     /// Waits for the next message or command. Heartbeats are answered meanwhile. What was received before the connection broke comes
     /// first. Nothing is lost if the future is dropped.
-    pub(in super::super) async fn next(&mut self) -> Result<Received, ReadError> {
+    pub(in super::super) async fn next(&mut self) -> Result<MessageOrCommand, ReadError> {
         loop {
             let received = tokio::select! {
                 biased;
@@ -61,8 +61,8 @@ impl PeerConnection {
                 }
             };
             let pong = match &received {
-                Received::Command(body) => pong(body),
-                Received::Message(_) => None,
+                MessageOrCommand::Command(body) => pong(body),
+                MessageOrCommand::Message(_) => None,
             };
             match pong {
                 Some(pong) if self.unsent.len() < UNSENT_BYTES_MAX => self.unsent.extend_from_slice(&pong),

@@ -8,7 +8,7 @@ use super::{COMMAND, GREETING_BYTES, LONG, MORE, READY, Role, SOCKET_TYPE};
 
 /// The bounds of a peer's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct MessageLimits {
     /// Longest frame, in bytes of its body.
     pub(super) frame_bytes_max: u64,
     /// Longest message, in bytes of its frames' bodies.
@@ -21,7 +21,7 @@ pub(super) struct Limits {
     pub(super) chunk_bytes: usize,
 }
 
-impl Limits {
+impl MessageLimits {
     /// The bounds of an engine's messages. They are far above the decoders' own bounds, 16 MiB in at most four frames.
     pub(super) const ENGINE: Self = Self {
         frame_bytes_max: 32 << 20,
@@ -43,7 +43,7 @@ impl Limits {
 
 /// Something that a peer has sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) enum Received {
+pub(in super::super) enum MessageOrCommand {
     /// The frames of a message.
     Message(Vec<Bytes>),
     /// A command, with its name.
@@ -80,22 +80,22 @@ pub(in super::super) enum Mismatch {
 
 /// Bytes of a peer that are not decoded yet, and the frames of a message that is not whole.
 #[derive(Debug)]
-pub(super) struct Decoder {
-    limits: Limits,
+pub(super) struct ZmtpDecoder {
+    limits: MessageLimits,
     buffer: BytesMut,
     frames: Vec<Bytes>,
 }
 
 /// The flags of a frame, and the length of its body, which comes next.
 #[derive(Debug, Clone, Copy)]
-struct Head {
+struct FrameHeader {
     flags: u8,
     bytes: usize,
     body: u64,
 }
 
-impl Decoder {
-    pub(super) fn new(limits: Limits) -> Self {
+impl ZmtpDecoder {
+    pub(super) fn new(limits: MessageLimits) -> Self {
         Self {
             limits,
             buffer: BytesMut::new(),
@@ -138,7 +138,7 @@ impl Decoder {
     /// # Errors
     ///
     /// The bound that the peer breaks, as soon as the head of a frame announces it. Nothing after that is of use.
-    pub(super) fn next(&mut self) -> Result<Option<Received>, FrameFault> {
+    pub(super) fn next(&mut self) -> Result<Option<MessageOrCommand>, FrameFault> {
         while let Some(head) = self.head() {
             self.admit(head)?;
             let body = usize::try_from(head.body).unwrap_or(usize::MAX);
@@ -148,29 +148,29 @@ impl Decoder {
             self.buffer.advance(head.bytes);
             let body = self.buffer.split_to(body).freeze();
             if head.flags & COMMAND != 0 {
-                return Ok(Some(Received::Command(body)));
+                return Ok(Some(MessageOrCommand::Command(body)));
             }
             self.frames.push(body);
             if head.flags & MORE == 0 {
-                return Ok(Some(Received::Message(std::mem::take(&mut self.frames))));
+                return Ok(Some(MessageOrCommand::Message(std::mem::take(&mut self.frames))));
             }
         }
         Ok(None)
     }
 
     /// Returns the head of the next frame; `None` if it is not whole.
-    fn head(&self) -> Option<Head> {
+    fn head(&self) -> Option<FrameHeader> {
         let (flags, rest) = self.buffer.split_first()?;
         let (bytes, body) = match flags & LONG {
             0 => (2, u64::from(*rest.first()?)),
             _ => (9, u64::from_be_bytes(*rest.first_chunk()?)),
         };
         let flags = *flags;
-        Some(Head { flags, bytes, body })
+        Some(FrameHeader { flags, bytes, body })
     }
 
     /// Checks what a frame adds against the bounds.
-    fn admit(&self, head: Head) -> Result<(), FrameFault> {
+    fn admit(&self, head: FrameHeader) -> Result<(), FrameFault> {
         let limits = &self.limits;
         if head.flags & COMMAND != 0 {
             return match head.body <= limits.command_bytes_max {
@@ -228,7 +228,7 @@ mod tests {
     use super::super::{greeting, ready};
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: MessageLimits = MessageLimits {
         frame_bytes_max: 300,
         message_bytes_max: 400,
         frames_max: 3,
@@ -251,15 +251,15 @@ mod tests {
     type Seen = (Vec<Vec<i64>>, Option<FrameFault>);
 
     fn seen<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Seen {
-        let (mut decoder, mut all) = (Decoder::new(LIMITS), Vec::new());
+        let (mut decoder, mut all) = (ZmtpDecoder::new(LIMITS), Vec::new());
         for piece in pieces {
             decoder.make_room().extend_from_slice(piece);
             loop {
                 match decoder.next() {
-                    Ok(Some(Received::Message(frames))) => {
+                    Ok(Some(MessageOrCommand::Message(frames))) => {
                         all.push(frames.iter().map(|frame| frame.len() as i64).collect());
                     }
-                    Ok(Some(Received::Command(body))) => all.push(vec![-1 - body.len() as i64]),
+                    Ok(Some(MessageOrCommand::Command(body))) => all.push(vec![-1 - body.len() as i64]),
                     Ok(None) => break,
                     Err(fault) => return (all, Some(fault)),
                 }
@@ -343,7 +343,7 @@ mod tests {
             let head = [&[LONG][..], &length.to_be_bytes()].concat();
             assert_eq!(decoded(&head), (Vec::new(), Some(FrameFault::FrameTooLong)));
         }
-        let mut decoder = Decoder::new(Limits::ENGINE);
+        let mut decoder = ZmtpDecoder::new(MessageLimits::ENGINE);
         let head = [&[LONG][..], &(32_u64 << 20).to_be_bytes()].concat();
         decoder.make_room().extend_from_slice(&head);
         assert_eq!(decoder.next(), Ok(None));
@@ -353,11 +353,11 @@ mod tests {
     #[test]
     fn the_opening_tells_whether_a_peer_can_be_talked_to() {
         let check = |bytes: &[u8], role| {
-            let mut decoder = Decoder::new(Limits::ROUTER);
+            let mut decoder = ZmtpDecoder::new(MessageLimits::ROUTER);
             decoder.make_room().extend_from_slice(bytes);
             assert!(decoder.greeting()?);
             match decoder.next() {
-                Ok(Some(Received::Command(body))) => check_ready(&body, role),
+                Ok(Some(MessageOrCommand::Command(body))) => check_ready(&body, role),
                 other => panic!("{other:?}"),
             }
         };

@@ -8,15 +8,15 @@
 //! A message is the frames up to the first one without the flag MORE. A command is a frame of its own, with the flag COMMAND.
 //!
 //! Libraries reserve as much memory as a frame announces, connect again unseen, and queue messages by number, not by bytes. Here announcements
-//! are checked first ([`Limits`]), memory grows only with what arrives, and the end of a connection is its end.
+//! are checked first ([`MessageLimits`]), memory grows only with what arrives, and the end of a connection is its end.
 
 mod connection;
 mod decoder;
 mod reader;
 
 pub(super) use connection::PeerConnection;
-use decoder::Limits;
-pub(super) use decoder::{Mismatch, Received};
+use decoder::MessageLimits;
+pub(super) use decoder::{MessageOrCommand, Mismatch};
 pub(super) use reader::ReadError;
 
 const GREETING_BYTES: usize = 64;
@@ -50,10 +50,10 @@ impl Role {
     }
 
     /// Returns the bounds of the peer's messages.
-    fn limits(self) -> Limits {
+    fn limits(self) -> MessageLimits {
         match self {
-            Self::Publisher | Self::Replay => Limits::ROUTER,
-            Self::Subscriber | Self::Asker => Limits::ENGINE,
+            Self::Publisher | Self::Replay => MessageLimits::ROUTER,
+            Self::Subscriber | Self::Asker => MessageLimits::ENGINE,
         }
     }
 

@@ -6,8 +6,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use kvatlas_telemetry::labels::FrameFault;
 
-use super::decoder::{Decoder, check_ready};
-use super::{Limits, Mismatch, Received, Role};
+use super::decoder::{ZmtpDecoder, check_ready};
+use super::{MessageLimits, MessageOrCommand, Mismatch, Role};
 
 /// Error after which nothing more can be read from a peer.
 #[derive(Debug, thiserror::Error)]
@@ -28,17 +28,17 @@ pub(in super::super) enum ReadError {
 
 /// The reading end of a connection, and what of the peer's bytes has not been returned yet.
 #[derive(Debug)]
-pub(super) struct Reader<R> {
+pub(super) struct ZmtpReader<R> {
     source: R,
-    decoder: Decoder,
+    decoder: ZmtpDecoder,
 }
 
-impl<R: AsyncRead + Unpin> Reader<R> {
+impl<R: AsyncRead + Unpin> ZmtpReader<R> {
     /// Makes the reader of a connection that begins.
-    pub(super) fn new(source: R, limits: Limits) -> Self {
+    pub(super) fn new(source: R, limits: MessageLimits) -> Self {
         Self {
             source,
-            decoder: Decoder::new(limits),
+            decoder: ZmtpDecoder::new(limits),
         }
     }
 
@@ -59,8 +59,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     /// Reads a peer's command `READY`, which follows its greeting. `role` is the kind of the own socket.
     pub(super) async fn ready(&mut self, role: Role) -> Result<(), ReadError> {
         match self.next().await {
-            Ok(Received::Command(body)) => Ok(check_ready(&body, role)?),
-            Ok(Received::Message(_)) => Err(Mismatch::Protocol.into()),
+            Ok(MessageOrCommand::Command(body)) => Ok(check_ready(&body, role)?),
+            Ok(MessageOrCommand::Message(_)) => Err(Mismatch::Protocol.into()),
             Err(ReadError::Closed) => Err(Mismatch::Ended.into()),
             Err(error) => Err(error),
         }
@@ -68,7 +68,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Reads the next message or command. Messages that arrived whole are returned before the error that ends the connection.
     /// Nothing is lost if the future is dropped.
-    pub(super) async fn next(&mut self) -> Result<Received, ReadError> {
+    pub(super) async fn next(&mut self) -> Result<MessageOrCommand, ReadError> {
         loop {
             // A peer's bytes may be many short commands: other tasks have their turn between them.
             tokio::task::coop::consume_budget().await;
@@ -99,10 +99,10 @@ mod tests {
         push_message(&mut bytes, &frames);
         // Half a frame at the end.
         bytes.extend_from_slice(&[0, 9, 1]);
-        let mut reader = Reader::new(bytes.as_slice(), Limits::ROUTER);
+        let mut reader = ZmtpReader::new(bytes.as_slice(), MessageLimits::ROUTER);
         reader.greeting().await.unwrap();
         reader.ready(Role::Subscriber).await.unwrap();
-        let Received::Message(read) = reader.next().await.unwrap() else {
+        let MessageOrCommand::Message(read) = reader.next().await.unwrap() else {
             panic!("a command");
         };
         assert_eq!(read, frames);
@@ -112,13 +112,15 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_ends_the_handshake_is_another_socket() {
         let greeting = greeting();
-        let mut reader = Reader::new(&greeting[..], Limits::ENGINE);
+        let mut reader = ZmtpReader::new(&greeting[..], MessageLimits::ENGINE);
         reader.greeting().await.unwrap();
         let ended = reader.ready(Role::Subscriber).await;
         assert!(matches!(ended, Err(ReadError::Mismatch(Mismatch::Ended))));
-        let ended = Reader::new(&greeting[..10], Limits::ENGINE).greeting().await;
+        let ended = ZmtpReader::new(&greeting[..10], MessageLimits::ENGINE)
+            .greeting()
+            .await;
         assert!(matches!(ended, Err(ReadError::Mismatch(Mismatch::Greeting))));
-        let ended = Reader::new(&b""[..], Limits::ENGINE).greeting().await;
+        let ended = ZmtpReader::new(&b""[..], MessageLimits::ENGINE).greeting().await;
         assert!(matches!(ended, Err(ReadError::Closed)));
     }
 }

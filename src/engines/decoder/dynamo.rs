@@ -30,8 +30,8 @@ pub(super) fn decode(
     };
     batch.envelope = Some(envelope.head);
     let inner = match envelope.payload {
-        Payload::Blob(bytes) => bytes,
-        Payload::Listed => enveloped.as_slice(),
+        EnvelopePayload::Blob(bytes) => bytes,
+        EnvelopePayload::Listed => enveloped.as_slice(),
     };
     let mut transcoded = Vec::new();
     let inner = match json::is_json(inner) {
@@ -66,7 +66,7 @@ fn decode_events(
     })
 }
 
-enum Payload<'a> {
+enum EnvelopePayload<'a> {
     Blob(&'a [u8]),
     /// The payload came as a list of numbers, whose bytes were copied.
     Listed,
@@ -74,7 +74,7 @@ enum Payload<'a> {
 
 struct OpenEnvelope<'a> {
     head: Envelope,
-    payload: Payload<'a>,
+    payload: EnvelopePayload<'a>,
 }
 
 /// Whether the value is a map with a payload in it, that is, an envelope.
@@ -128,9 +128,9 @@ fn read_payload<'a>(
     reader: &mut Reader<'a>,
     listed: &mut Vec<u8>,
     limits: &DecodeLimits,
-) -> Result<Payload<'a>, DecodeError> {
+) -> Result<EnvelopePayload<'a>, DecodeError> {
     match reader.value()? {
-        Value::Blob(bytes) | Value::Text(bytes) => Ok(Payload::Blob(bytes)),
+        Value::Blob(bytes) | Value::Text(bytes) => Ok(EnvelopePayload::Blob(bytes)),
         Value::Array(count) => {
             reader.checked_count("payload", count, limits.payload_bytes_max)?;
             listed.clear();
@@ -144,7 +144,7 @@ fn read_payload<'a>(
                 })?;
                 listed.push(byte);
             }
-            Ok(Payload::Listed)
+            Ok(EnvelopePayload::Listed)
         }
         other => Err(DecodeError::wrong_type("payload", "a blob", other)),
     }
@@ -152,7 +152,7 @@ fn read_payload<'a>(
 
 /// The fields of one router event.
 #[derive(Default)]
-struct Fields<'a> {
+struct RouterEventFields<'a> {
     worker: Option<Value<'a>>,
     tier: Option<&'a str>,
     domain: Option<&'a str>,
@@ -181,7 +181,7 @@ fn decode_event(
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
     let text = limits.text_bytes_max;
-    let mut fields = Fields::default();
+    let mut fields = RouterEventFields::default();
     let entries = entries_of(reader, "a router event")?;
     for _ in 0..entries {
         match reader.value()? {
@@ -212,7 +212,7 @@ fn entries_of(reader: &mut Reader<'_>, field: &'static str) -> Result<usize, Dec
     }
 }
 
-fn finish(fields: &Fields<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
+fn finish(fields: &RouterEventFields<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
     let data = fields.data.ok_or(DecodeError::Missing { field: "data" })?;
     if matches!(data, Data::Unknown) {
         return Ok(Verdict::LeftOut(Reason::UnknownEvent));
@@ -269,7 +269,7 @@ fn finish(fields: &Fields<'_>, batch: &mut EngineBatch) -> Result<Verdict, Decod
 }
 
 fn read_cache_event(
-    fields: &mut Fields<'_>,
+    fields: &mut RouterEventFields<'_>,
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,
     scratch: &mut Vec<u64>,

@@ -42,7 +42,7 @@ impl Tag {
 
 /// A field of a tagged event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum EventField {
     Type,
     EventType,
     Names,
@@ -76,7 +76,7 @@ pub(super) enum Key {
     Other,
 }
 
-impl Key {
+impl EventField {
     /// The field with the name `name`. A name that is not UTF-8 is damage. An unknown name is of a later version.
     pub(super) fn of(name: &[u8]) -> Result<Self, DecodeError> {
         Ok(match name {
@@ -207,13 +207,13 @@ impl<'a> Fields<'a> {
     /// Reads the value of the field `key`, which may come only once.
     pub(super) fn read(
         &mut self,
-        key: Key,
+        key: EventField,
         reader: &mut Reader<'a>,
         batch: &mut EngineBatch,
         limits: &DecodeLimits,
     ) -> Result<(), DecodeError> {
         let text = limits.text_bytes_max;
-        if key != Key::Other {
+        if key != EventField::Other {
             let bit = 1 << key as u32;
             if self.seen & bit != 0 {
                 return Err(DecodeError::Repeated { field: "a key" });
@@ -221,40 +221,48 @@ impl<'a> Fields<'a> {
             self.seen |= bit;
         }
         match key {
-            Key::Type | Key::EventType => self.tag = Some(Tag::of(reader.text("type", text)?.as_bytes())),
-            Key::Names => self.names = read_names("block_hashes", reader, batch)?,
-            Key::SequenceNames => self.sequence_names = read_names("seq_hashes", reader, batch)?,
-            Key::Parent | Key::ParentHash => {
+            EventField::Type | EventField::EventType => {
+                self.tag = Some(Tag::of(reader.text("type", text)?.as_bytes()))
+            }
+            EventField::Names => self.names = read_names("block_hashes", reader, batch)?,
+            EventField::SequenceNames => self.sequence_names = read_names("seq_hashes", reader, batch)?,
+            EventField::Parent | EventField::ParentHash => {
                 let parent = field::optional_name("parent_block_hash", reader)?;
                 self.parent = Some(parent.or(self.parent.flatten()));
             }
-            Key::Position => self.position = reader.optional_unsigned("base_block_idx")?,
-            Key::Tokens => self.tokens = read_tokens(reader, batch)?,
-            Key::BlockSize => self.block_size = reader.optional_unsigned("block_size")?,
-            Key::LoraId => self.lora_id = reader.optional_unsigned("lora_id")?,
-            Key::LoraName => self.lora_name = field::optional_text("lora_name", reader, text)?,
-            Key::CacheSalt => self.cache_salt = field::optional_text("cache_salt", reader, text)?,
-            Key::Medium => self.medium = field::optional_text("medium", reader, text)?,
-            Key::Locality => self.locality = field::optional_text("locality", reader, text)?,
-            Key::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
-            Key::Backend => self.backend = Some(reader.value()?).filter(is_owner),
-            Key::GroupIndex => self.group_index = field::optional_32("group_idx", reader)?,
-            Key::GroupKind => self.group_kind = field::optional_text("kv_cache_spec_kind", reader, text)?,
-            Key::GroupWindow => {
+            EventField::Position => self.position = reader.optional_unsigned("base_block_idx")?,
+            EventField::Tokens => self.tokens = read_tokens(reader, batch)?,
+            EventField::BlockSize => self.block_size = reader.optional_unsigned("block_size")?,
+            EventField::LoraId => self.lora_id = reader.optional_unsigned("lora_id")?,
+            EventField::LoraName => self.lora_name = field::optional_text("lora_name", reader, text)?,
+            EventField::CacheSalt => self.cache_salt = field::optional_text("cache_salt", reader, text)?,
+            EventField::Medium => self.medium = field::optional_text("medium", reader, text)?,
+            EventField::Locality => self.locality = field::optional_text("locality", reader, text)?,
+            EventField::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
+            EventField::Backend => self.backend = Some(reader.value()?).filter(is_owner),
+            EventField::GroupIndex => self.group_index = field::optional_32("group_idx", reader)?,
+            EventField::GroupKind => {
+                self.group_kind = field::optional_text("kv_cache_spec_kind", reader, text)?
+            }
+            EventField::GroupWindow => {
                 self.group_window = field::optional_32("kv_cache_spec_sliding_window", reader)?;
             }
-            Key::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
-            Key::Objects => self.objects = Some(deferred(reader)?),
-            Key::ImageKeys => self.image_keys = Some(deferred(reader)?),
-            Key::Lookahead => self.lookahead = Some(deferred(reader)?),
-            Key::CopiesLeft => self.copies_left = read_copies_left(reader, batch)?,
-            Key::Model => self.object.model = field::optional_text("model_name", reader, text)?,
-            Key::Tenant => self.object.tenant = field::optional_text("tenant_id", reader, text)?,
-            Key::Salt => self.object.salt = field::optional_text("additional_salt", reader, text)?,
-            Key::Shard => self.object.shard = reader.optional_unsigned("tp_rank")?,
-            Key::Component => self.components = components::read_one(reader, limits)?.or(self.components),
-            Key::Components => self.components = components::read_all(reader, limits)?.or(self.components),
-            Key::Other => reader.skip()?,
+            EventField::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
+            EventField::Objects => self.objects = Some(deferred(reader)?),
+            EventField::ImageKeys => self.image_keys = Some(deferred(reader)?),
+            EventField::Lookahead => self.lookahead = Some(deferred(reader)?),
+            EventField::CopiesLeft => self.copies_left = read_copies_left(reader, batch)?,
+            EventField::Model => self.object.model = field::optional_text("model_name", reader, text)?,
+            EventField::Tenant => self.object.tenant = field::optional_text("tenant_id", reader, text)?,
+            EventField::Salt => self.object.salt = field::optional_text("additional_salt", reader, text)?,
+            EventField::Shard => self.object.shard = reader.optional_unsigned("tp_rank")?,
+            EventField::Component => {
+                self.components = components::read_one(reader, limits)?.or(self.components)
+            }
+            EventField::Components => {
+                self.components = components::read_all(reader, limits)?.or(self.components)
+            }
+            EventField::Other => reader.skip()?,
         }
         Ok(())
     }
@@ -267,7 +275,7 @@ impl<'a> Fields<'a> {
         limits: &DecodeLimits,
     ) -> Result<(), DecodeError> {
         let Value::Map(entries) = reader.clone().value()? else {
-            return self.read(Key::LoraName, reader, batch, limits);
+            return self.read(EventField::LoraName, reader, batch, limits);
         };
         reader.value()?;
         let mut has_salt = false;
@@ -275,7 +283,7 @@ impl<'a> Fields<'a> {
             match reader.value()? {
                 Value::Text(b"cache_salt") => {
                     has_salt = true;
-                    self.read(Key::CacheSalt, reader, batch, limits)?;
+                    self.read(EventField::CacheSalt, reader, batch, limits)?;
                 }
                 _ => reader.skip()?,
             }

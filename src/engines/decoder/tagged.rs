@@ -15,29 +15,29 @@ use crate::batch::{EngineBatch, Untold};
 use crate::limits::DecodeLimits;
 
 use super::components;
-use super::event::{Fields, Key, Tag};
+use super::event::{EventField, Fields, Tag};
 use super::media::tier_of_medium;
 use super::pool::Pool;
 use super::{BatchError, Format, Verdict, decode_each, field};
 
 /// The slots of a stored event from number 8 on. Numbers 1 to 7 are read one by one.
-const STORED_TAIL: [Key; 8] = [
-    Key::ExtraKeys,
-    Key::GroupIndex,
-    Key::GroupKind,
-    Key::GroupWindow,
-    Key::Locality,
-    Key::Ownership,
-    Key::Other,
-    Key::Lookahead,
+const STORED_TAIL: [EventField; 8] = [
+    EventField::ExtraKeys,
+    EventField::GroupIndex,
+    EventField::GroupKind,
+    EventField::GroupWindow,
+    EventField::Locality,
+    EventField::Ownership,
+    EventField::Other,
+    EventField::Lookahead,
 ];
-const STORED_HEAD: [Key; 6] = [
-    Key::Names,
-    Key::Parent,
-    Key::Tokens,
-    Key::BlockSize,
-    Key::LoraId,
-    Key::Medium,
+const STORED_HEAD: [EventField; 6] = [
+    EventField::Names,
+    EventField::Parent,
+    EventField::Tokens,
+    EventField::BlockSize,
+    EventField::LoraId,
+    EventField::Medium,
 ];
 /// The slot of the medium.
 const MEDIUM_SLOT: usize = 6;
@@ -114,7 +114,7 @@ fn decode_event(
             let mut fields = Fields::new(true);
             for _ in 0..entries {
                 match reader.value()? {
-                    Value::Text(key) => fields.read(Key::of(key)?, reader, batch, limits)?,
+                    Value::Text(key) => fields.read(EventField::of(key)?, reader, batch, limits)?,
                     other => return Err(DecodeError::wrong_type("an event", "text keys", other)),
                 }
             }
@@ -132,9 +132,9 @@ fn decode_event(
                 Tag::Removed => read_removed_slots(slots, &mut fields, reader, batch, limits)?,
                 Tag::Cleared if slots > 1 => {
                     let key = match reader.clone().value()? {
-                        Value::Text(b"LOCAL" | b"REMOTE") => Key::Locality,
-                        Value::Text(text) if tier_of_medium(text).is_some() => Key::Medium,
-                        _ => Key::Ownership,
+                        Value::Text(b"LOCAL" | b"REMOTE") => EventField::Locality,
+                        Value::Text(text) if tier_of_medium(text).is_some() => EventField::Medium,
+                        _ => EventField::Ownership,
                     };
                     fields.read(key, reader, batch, limits)?;
                     skip(slots - 2, reader)?;
@@ -202,7 +202,7 @@ fn read_stored_slots<'a>(
             fields.read_lora_name_or_metadata(reader, batch, limits)?;
         } else if has_images {
             pushed = 1;
-            fields.read(Key::Objects, reader, batch, limits)?;
+            fields.read(EventField::Objects, reader, batch, limits)?;
         } else if let Some(key) = STORED_TAIL.get(slot - LORA_NAME_SLOT - 1 - pushed) {
             fields.read(*key, reader, batch, limits)?;
         } else {
@@ -214,11 +214,11 @@ fn read_stored_slots<'a>(
 
 /// The field in one of SGLang's slots; `None` if it is the same field as vLLM's. The value shows whether the slot has a medium, a
 /// component or a list of components.
-fn sglang_key(slot: usize, value: &Value<'_>) -> Option<Key> {
+fn sglang_key(slot: usize, value: &Value<'_>) -> Option<EventField> {
     match value {
-        Value::Text(_) if is_component(value) => Some(Key::Component),
-        Value::Text(_) if slot == LORA_NAME_SLOT && is_medium(value) => Some(Key::Medium),
-        Value::Array(_) | Value::Unsigned(_) if slot == LORA_NAME_SLOT => Some(Key::Components),
+        Value::Text(_) if is_component(value) => Some(EventField::Component),
+        Value::Text(_) if slot == LORA_NAME_SLOT && is_medium(value) => Some(EventField::Medium),
+        Value::Array(_) | Value::Unsigned(_) if slot == LORA_NAME_SLOT => Some(EventField::Components),
         _ => None,
     }
 }
@@ -232,25 +232,25 @@ fn read_removed_slots<'a>(
 ) -> Result<(), DecodeError> {
     for slot in 1..slots {
         let key = match slot {
-            1 => Key::Names,
+            1 => EventField::Names,
             // SGLang's component stands in one of these slots, before the medium or behind it.
-            2 | 3 if is_component(&reader.clone().value()?) => Key::Component,
-            2 => Key::Medium,
-            3 if is_medium(&reader.clone().value()?) => Key::Medium,
-            3 => Key::GroupIndex,
+            2 | 3 if is_component(&reader.clone().value()?) => EventField::Component,
+            2 => EventField::Medium,
+            3 if is_medium(&reader.clone().value()?) => EventField::Medium,
+            3 => EventField::GroupIndex,
             // A group's kind, its window, the locality, the owner: versions differ in which of them they have.
             _ => match reader.clone().value()? {
-                Value::Text(b"LOCAL" | b"REMOTE") => Key::Locality,
+                Value::Text(b"LOCAL" | b"REMOTE") => EventField::Locality,
                 Value::Text(kind) if kind.ends_with(b"attention") || kind.starts_with(b"sliding_window") => {
-                    Key::GroupKind
+                    EventField::GroupKind
                 }
-                Value::Text(b"mamba") => Key::GroupKind,
-                Value::Text(_) if OWNER_SLOTS.contains(&slot) => Key::Ownership,
+                Value::Text(b"mamba") => EventField::GroupKind,
+                Value::Text(_) if OWNER_SLOTS.contains(&slot) => EventField::Ownership,
                 // If it were taken for an owner, the removal would count as another system's.
                 Value::Text(_) => {
                     return Err(DecodeError::Combination("a text in a removal that nobody knows"));
                 }
-                _ => Key::Other,
+                _ => EventField::Other,
             },
         };
         fields.read(key, reader, batch, limits)?;

@@ -43,14 +43,14 @@ pub(super) fn decode(
 
 /// The part that all changes of one event have in common.
 #[derive(Default)]
-struct Head {
+struct EventHead {
     id: Option<u64>,
     rank: Option<u32>,
     window: Option<u32>,
     layer_group: Option<u32>,
 }
 
-impl Head {
+impl EventHead {
     /// The group of layers. Its number is the event's own number for it, else the size of its window; `None` if the event has neither.
     fn group(&self) -> Group {
         let index = self.layer_group.or(self.window);
@@ -66,7 +66,7 @@ fn decode_event<'a>(
     batch: &mut EngineBatch,
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
-    let mut head = Head::default();
+    let mut head = EventHead::default();
     let mut data: Option<Reader<'a>> = None;
     reader.map("an event", |reader, key| {
         match key {
@@ -91,7 +91,7 @@ fn decode_event<'a>(
 
 /// The fields of `data`, of any type.
 #[derive(Default)]
-struct Data<'a> {
+struct DataFields<'a> {
     kind: Option<&'a str>,
     /// The parent's name. The outer option tells whether the field was there, the inner option is `None` if the block has no
     /// parent.
@@ -103,12 +103,12 @@ struct Data<'a> {
 }
 
 fn decode_data<'a>(
-    head: &Head,
+    head: &EventHead,
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
-    let mut data = Data::default();
+    let mut data = DataFields::default();
     let entries = match reader.value()? {
         Value::Map(entries) => entries,
         other => return Err(DecodeError::wrong_type("data", "a map", other)),
@@ -159,7 +159,7 @@ fn later<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
     Ok(here)
 }
 
-fn take(head: &Head, change: EngineChange, batch: &mut EngineBatch) -> Verdict {
+fn take(head: &EventHead, change: EngineChange, batch: &mut EngineBatch) -> Verdict {
     batch.push(EngineEvent {
         owner: None,
         rank: head.rank,
@@ -170,7 +170,7 @@ fn take(head: &Head, change: EngineChange, batch: &mut EngineBatch) -> Verdict {
 }
 
 /// Reads a change of a block's level. Other changes, such as that of its priority, move no block and are left out.
-fn updated(head: &Head, data: &Data<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
+fn updated(head: &EventHead, data: &DataFields<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
     let name = data.name.ok_or(DecodeError::Missing { field: "block_hash" })?;
     let Some(level) = &data.level else {
         return Ok(Verdict::LeftOut(Reason::Ignored));
@@ -207,7 +207,7 @@ fn updated(head: &Head, data: &Data<'_>, batch: &mut EngineBatch) -> Result<Verd
 
 /// One block of a stored event.
 #[derive(Default)]
-struct Block {
+struct StoredBlock {
     name: Option<u64>,
     level: u64,
     tokens: usize,
@@ -218,7 +218,7 @@ struct Block {
 /// A stored event while it is read. Consecutive blocks of one level, adapter and salt make one change; another level, adapter or
 /// salt begins the next. A block without a salt has the salt of the block before it.
 struct StoredEvent<'a> {
-    head: &'a Head,
+    head: &'a EventHead,
     parent: Option<u64>,
     /// Tokens in a block, as the first block has them.
     size: Option<usize>,
@@ -232,7 +232,7 @@ struct StoredEvent<'a> {
 }
 
 impl<'a> StoredEvent<'a> {
-    fn new(head: &'a Head, parent: Option<u64>, batch: &EngineBatch) -> Self {
+    fn new(head: &'a EventHead, parent: Option<u64>, batch: &EngineBatch) -> Self {
         Self {
             head,
             parent,
@@ -344,8 +344,8 @@ impl<'a> StoredEvent<'a> {
         reader: &mut Reader<'_>,
         batch: &mut EngineBatch,
         limits: &DecodeLimits,
-    ) -> Result<Block, DecodeError> {
-        let mut block = Block::default();
+    ) -> Result<StoredBlock, DecodeError> {
+        let mut block = StoredBlock::default();
         let objects = batch.objects.len();
         let mut tells_salt = false;
         reader.map("a block", |reader, key| {

@@ -27,7 +27,7 @@ use crate::batch::{Content, EngineBatch, EngineChange, EngineStored};
 use crate::translator::{Translation, Translator, content_hashes};
 
 use list::ListWriter;
-use nodes::{Held, Nodes, Slot};
+use nodes::{BlockState, Nodes, Slot};
 
 pub use list::EventList;
 pub use saved::SavedMirror;
@@ -59,7 +59,7 @@ pub struct MirrorOmissions {
 
 /// A block that a stored event of the current batch names.
 #[derive(Debug, Clone, Copy)]
-struct Named {
+struct NamedSlot {
     name: u64,
     slot: Slot,
     /// True for the first block of its event.
@@ -72,7 +72,7 @@ pub struct Mirror {
     settings: MirrorSettings,
     nodes: Nodes,
     /// Blocks of the current batch's stored events.
-    named: Vec<Named>,
+    named: Vec<NamedSlot>,
     names: HashMap<u64, SequenceHash>,
     /// Blocks that may have changed since the last [`Self::take_changes`].
     touched: Vec<Slot>,
@@ -80,7 +80,7 @@ pub struct Mirror {
     has_cleared: bool,
     /// True if routers have to be given all blocks anew.
     is_all_due: bool,
-    /// True if some blocks may be [`Held::Unseen`]: they were held when the engine was last in sight.
+    /// True if some blocks may be [`BlockState::Unseen`]: they were held when the engine was last in sight.
     has_unseen: bool,
     omissions: MirrorOmissions,
 }
@@ -175,7 +175,7 @@ impl Mirror {
             };
             self.names.insert(*name, sequence);
             let (name, is_first) = (*name, place == 0);
-            self.named.push(Named { name, slot, is_first });
+            self.named.push(NamedSlot { name, slot, is_first });
             self.touched.push(slot);
             at = Some(slot);
         }
@@ -222,15 +222,18 @@ impl Mirror {
             _ if tier != Tier::DEVICE => {}
             Event::Stored(stored) => {
                 if let BlockNames::Sequence { hashes, .. } = &stored.names {
-                    hashes.iter().for_each(|hash| self.set(*hash, Held::Yes));
+                    hashes.iter().for_each(|hash| self.set(*hash, BlockState::Yes));
                 }
             }
-            Event::Removed(removed) => removed.hashes.iter().for_each(|hash| self.set(*hash, Held::No)),
+            Event::Removed(removed) => removed
+                .hashes
+                .iter()
+                .for_each(|hash| self.set(*hash, BlockState::No)),
             _ => {}
         }
     }
 
-    fn set(&mut self, sequence: SequenceHash, held: Held) {
+    fn set(&mut self, sequence: SequenceHash, held: BlockState) {
         if let Some(slot) = self.nodes.find(sequence) {
             self.nodes.set_held(slot, held);
             self.touched.push(slot);
@@ -241,18 +244,18 @@ impl Mirror {
     /// emits no event for a block that it held before. If the engine proves ancestors, also marks the doubted blocks before an
     /// event's first block.
     fn confirm(&mut self, translator: &Translator) {
-        for Named { name, slot, is_first } in std::mem::take(&mut self.named) {
+        for NamedSlot { name, slot, is_first } in std::mem::take(&mut self.named) {
             let sequence = self.nodes.sequence(slot);
             if !sequence.is_some_and(|sequence| translator.holds_on_device(name, sequence)) {
                 continue;
             }
-            self.nodes.set_held(slot, Held::Yes);
+            self.nodes.set_held(slot, BlockState::Yes);
             if !is_first || !self.settings.proves_ancestors {
                 continue;
             }
             let mut at = self.nodes.parent(slot);
             while let Some(ancestor) = at.filter(|slot| self.nodes.held(*slot).is_doubted()) {
-                self.nodes.set_held(ancestor, Held::Yes);
+                self.nodes.set_held(ancestor, BlockState::Yes);
                 self.touched.push(ancestor);
                 at = self.nodes.parent(ancestor);
             }
@@ -315,14 +318,14 @@ impl Mirror {
             writer.clear();
         }
         for slot in touched {
-            if self.nodes.is_told(*slot) && self.nodes.held(*slot) != Held::Yes {
+            if self.nodes.is_told(*slot) && self.nodes.held(*slot) != BlockState::Yes {
                 self.nodes.note_told(*slot, false);
                 writer.remove(self.nodes.sequence(*slot));
             }
         }
         let mut gone = Vec::new();
         for slot in touched {
-            if self.nodes.held(*slot) == Held::Yes && !self.nodes.is_told(*slot) {
+            if self.nodes.held(*slot) == BlockState::Yes && !self.nodes.is_told(*slot) {
                 self.tell(*slot, &mut gone, &mut writer);
             }
         }
@@ -340,7 +343,7 @@ impl Mirror {
             at = self.nodes.parent(ancestor);
         }
         for slot in path.into_iter().rev() {
-            let is_held = self.nodes.held(slot) == Held::Yes;
+            let is_held = self.nodes.held(slot) == BlockState::Yes;
             if !is_held {
                 gone.push(self.nodes.sequence(slot));
             }
@@ -360,7 +363,7 @@ impl Mirror {
             if let Some(block) = self.nodes.block(slot) {
                 writer.store(&block);
             }
-            if self.nodes.held(slot) != Held::Yes {
+            if self.nodes.held(slot) != BlockState::Yes {
                 gone.push(self.nodes.sequence(slot));
             }
         });

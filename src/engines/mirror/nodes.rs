@@ -17,7 +17,7 @@ const CACHES_MAX: usize = 4096;
 /// table has grown.
 const TABLE_BYTES: usize = 12;
 /// Bytes of a block beside its tokens: its node, and its place in the table.
-const OVERHEAD_BYTES: usize = size_of::<Node>() + TABLE_BYTES;
+const OVERHEAD_BYTES: usize = size_of::<MirrorNode>() + TABLE_BYTES;
 
 /// The place of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Slot {
 
 /// The state of a block on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Held {
+pub(super) enum BlockState {
     /// Not held. The block is kept because other blocks follow it.
     No,
     /// Held.
@@ -43,7 +43,7 @@ pub(super) enum Held {
     InDoubt,
 }
 
-impl Held {
+impl BlockState {
     /// The state of the block for the next process, which has not seen the engine yet: held becomes unseen.
     pub(super) fn once_kept(self) -> Self {
         match self {
@@ -59,12 +59,12 @@ impl Held {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Node {
+struct MirrorNode {
     sequence: SequenceHash,
     parent: u32,
     children: u32,
     cache: u16,
-    held: Held,
+    held: BlockState,
     /// True if routers have been told that the block is held.
     is_told: bool,
     /// True if routers have been told of the block, held or not, since the last clear.
@@ -84,7 +84,7 @@ struct Cache {
 pub(super) struct Nodes {
     size: usize,
     nodes_max: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<MirrorNode>,
     /// The tokens of each block, at its slot.
     tokens: Vec<Token>,
     free: Vec<u32>,
@@ -136,11 +136,11 @@ impl Nodes {
         self.get(slot).map(|node| node.cache)
     }
 
-    fn get(&self, slot: Slot) -> Option<&Node> {
+    fn get(&self, slot: Slot) -> Option<&MirrorNode> {
         self.nodes.get(slot.0 as usize).filter(|node| !node.is_free)
     }
 
-    fn get_mut(&mut self, slot: Slot) -> Option<&mut Node> {
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut MirrorNode> {
         self.nodes.get_mut(slot.0 as usize).filter(|node| !node.is_free)
     }
 
@@ -168,11 +168,11 @@ impl Nodes {
         self.caches.get(usize::from(self.get(slot)?.cache))
     }
 
-    pub(super) fn held(&self, slot: Slot) -> Held {
-        self.get(slot).map_or(Held::No, |node| node.held)
+    pub(super) fn held(&self, slot: Slot) -> BlockState {
+        self.get(slot).map_or(BlockState::No, |node| node.held)
     }
 
-    pub(super) fn set_held(&mut self, slot: Slot, held: Held) {
+    pub(super) fn set_held(&mut self, slot: Slot, held: BlockState) {
         if let Some(node) = self.get_mut(slot) {
             node.held = held;
         }
@@ -224,12 +224,12 @@ impl Nodes {
         if self.slots.len() >= self.nodes_max || tokens.len() != self.size {
             return None;
         }
-        let node = Node {
+        let node = MirrorNode {
             sequence,
             parent: parent.map_or(NONE, |parent| parent.0),
             children: 0,
             cache,
-            held: Held::No,
+            held: BlockState::No,
             is_told: false,
             is_known: false,
             is_free: false,
@@ -277,7 +277,7 @@ impl Nodes {
     }
 
     /// Puts a block into a free place. The lists grow by an eighth only, so that their memory hardly exceeds the bound in bytes.
-    fn place(&mut self, node: Node, tokens: &[Token]) -> Option<Slot> {
+    fn place(&mut self, node: MirrorNode, tokens: &[Token]) -> Option<Slot> {
         if let Some(place) = self.free.pop() {
             let start = place as usize * self.size;
             self.tokens
@@ -301,28 +301,28 @@ impl Nodes {
     pub(super) fn has_held(&self) -> bool {
         self.nodes
             .iter()
-            .any(|node| !node.is_free && node.held == Held::Yes)
+            .any(|node| !node.is_free && node.held == BlockState::Yes)
     }
 
     /// Notes that no block is held any more, and that routers know no block.
     pub(super) fn clear_held(&mut self) {
         for node in &mut self.nodes {
-            (node.held, node.is_told, node.is_known) = (Held::No, false, false);
+            (node.held, node.is_told, node.is_known) = (BlockState::No, false, false);
         }
     }
 
     /// Puts all held blocks in doubt, seen or not.
     pub(super) fn doubt_held(&mut self) {
-        self.change_held(&[Held::Yes, Held::Unseen], Held::InDoubt);
+        self.change_held(&[BlockState::Yes, BlockState::Unseen], BlockState::InDoubt);
     }
 
     /// Notes that the engine is out of sight. All held blocks become unseen.
     pub(super) fn lose_sight(&mut self) {
-        self.change_held(&[Held::Yes], Held::Unseen);
+        self.change_held(&[BlockState::Yes], BlockState::Unseen);
     }
 
-    fn change_held(&mut self, from: &[Held], to: Held) {
-        let is_meant = |node: &&mut Node| !node.is_free && from.contains(&node.held);
+    fn change_held(&mut self, from: &[BlockState], to: BlockState) {
+        let is_meant = |node: &&mut MirrorNode| !node.is_free && from.contains(&node.held);
         for node in self.nodes.iter_mut().filter(is_meant) {
             node.held = to;
         }
@@ -331,8 +331,8 @@ impl Nodes {
     /// Notes that the engine is in sight again. All unseen blocks become held, and are appended to `touched`.
     pub(super) fn regain_sight(&mut self, touched: &mut Vec<Slot>) {
         for (place, node) in (0..).zip(&mut self.nodes) {
-            if node.held == Held::Unseen && !node.is_free {
-                node.held = Held::Yes;
+            if node.held == BlockState::Unseen && !node.is_free {
+                node.held = BlockState::Yes;
                 touched.push(Slot(place));
             }
         }
@@ -346,9 +346,9 @@ impl Nodes {
     /// Marks all doubted blocks as not held. Returns whether there were any.
     pub(super) fn forget_doubted(&mut self) -> bool {
         let mut any = false;
-        let doubted = |node: &&mut Node| !node.is_free && node.held.is_doubted();
+        let doubted = |node: &&mut MirrorNode| !node.is_free && node.held.is_doubted();
         for node in self.nodes.iter_mut().filter(doubted) {
-            (node.held, any) = (Held::No, true);
+            (node.held, any) = (BlockState::No, true);
         }
         any
     }
@@ -356,7 +356,7 @@ impl Nodes {
     /// Notes that routers have been told of all blocks.
     pub(super) fn note_all_told(&mut self) {
         for node in &mut self.nodes {
-            (node.is_known, node.is_told) = (true, node.held == Held::Yes);
+            (node.is_known, node.is_told) = (true, node.held == BlockState::Yes);
         }
     }
 
@@ -367,7 +367,7 @@ impl Nodes {
             let Some(node) = self.get(slot).copied() else {
                 return;
             };
-            if node.held != Held::No || node.children > 0 {
+            if node.held != BlockState::No || node.children > 0 {
                 return;
             }
             at = self.parent(slot);

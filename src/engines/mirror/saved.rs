@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::translator::SavedError;
 
-use super::nodes::{Held, Nodes, Slot};
+use super::nodes::{BlockState, Nodes, Slot};
 use super::{Mirror, MirrorSettings};
 
 /// One block.
@@ -16,7 +16,7 @@ struct SavedNode {
     parent: Option<u32>,
     /// Index in `caches` of the block's salt and adapter.
     cache: u16,
-    held: Held,
+    held: BlockState,
 }
 
 /// All blocks of a mirror, with their tokens.

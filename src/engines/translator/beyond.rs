@@ -19,12 +19,12 @@ use kvatlas_core::wire::Tier;
 use crate::batch::{Content, EngineBatch, EngineStored, PlacedDoubt};
 use crate::reason::Reason;
 
-use super::block::{Block, Slot};
-use super::groups::LaneId;
+use super::block::{Block, ChainSlot};
+use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::past::Past;
 use super::tiers::{TIERS, TierIndex, TierSet};
-use super::{HashMode, Start, Translator};
+use super::{HashMode, StoredStart, Translator};
 
 /// Everything that is known of tiers beyond the device, except for their blocks.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub(super) struct Beyond {
     has_salts: bool,
     has_objects: bool,
     /// The blocks of the event that is being placed.
-    named: Vec<Named>,
+    named: Vec<NamedBlock>,
 }
 
 /// Stored events that wait for later events of their batch, and the removals that came after them.
@@ -54,7 +54,7 @@ pub(super) struct Beyond {
 struct Late {
     stored: Vec<EngineStored>,
     names: HashSet<u64>,
-    removed: Vec<(Option<LaneId>, u64, TierSet)>,
+    removed: Vec<(Option<GroupLaneId>, u64, TierSet)>,
 }
 
 impl Late {
@@ -67,21 +67,21 @@ impl Late {
 
 /// A block of an event, with the engine's name for it.
 #[derive(Debug, Clone, Copy)]
-struct Named {
+struct NamedBlock {
     name: u64,
     block: Block,
     is_within_chunk: bool,
 }
 
 /// Why an event can't be placed.
-enum Unplaced {
+enum UnplacedReason {
     /// The block of this name is not known yet. If it does not become known in this batch, the event is left out for this reason.
     Until(u64, Reason),
     /// The event is left out for this reason. Later events of the batch cannot change that.
     Ever(Reason),
 }
 
-impl From<Reason> for Unplaced {
+impl From<Reason> for UnplacedReason {
     fn from(reason: Reason) -> Self {
         Self::Ever(reason)
     }
@@ -183,17 +183,17 @@ impl Translator {
     }
 
     /// The block that `name` stands for.
-    pub(super) fn known_now(&self, lane: LaneId, name: u64) -> Option<Block> {
+    pub(super) fn known_now(&self, lane: GroupLaneId, name: u64) -> Option<Block> {
         self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
     }
 
     /// The block that `name` stands for, or stood for a while ago.
-    pub(super) fn known(&self, lane: LaneId, name: u64) -> Option<Block> {
+    pub(super) fn known(&self, lane: GroupLaneId, name: u64) -> Option<Block> {
         self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
     }
 
     /// Remembers the block that `name` stood for, whose last copy has gone.
-    pub(super) fn remember(&mut self, name: u64, slot: Slot) {
+    pub(super) fn remember(&mut self, name: u64, slot: ChainSlot) {
         if self.beyond.is_used
             && let Some(block) = self.chain.get(slot)
         {
@@ -211,8 +211,8 @@ impl Translator {
         self.beyond.is_used = true;
         match self.place_beyond(batch, stored, output) {
             Ok(()) => {}
-            Err(Unplaced::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),
-            Err(Unplaced::Until(..)) => {
+            Err(UnplacedReason::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),
+            Err(UnplacedReason::Until(..)) => {
                 self.beyond.late.names.extend(batch.hashes(stored.names));
                 self.beyond.late.stored.push(*stored);
             }
@@ -220,7 +220,7 @@ impl Translator {
     }
 
     /// Puts removals of blocks off to the end of the batch, if the stored events of the blocks wait.
-    pub(super) fn remove_later(&mut self, lane: Option<LaneId>, names: &[u64], tiers: TierSet) {
+    pub(super) fn remove_later(&mut self, lane: Option<GroupLaneId>, names: &[u64], tiers: TierSet) {
         let late = &mut self.beyond.late;
         if late.stored.is_empty() {
             return;
@@ -255,10 +255,12 @@ impl Translator {
                         .filter_map(|name| waiting.remove(name));
                     ready.extend(woken.flatten().map(|(stored, _)| stored));
                 }
-                Err(Unplaced::Until(name, reason)) => {
+                Err(UnplacedReason::Until(name, reason)) => {
                     waiting.entry(name).or_default().push((stored, reason));
                 }
-                Err(Unplaced::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),
+                Err(UnplacedReason::Ever(reason)) => {
+                    self.count_in(TierIndex::of(stored.tier), reason, output)
+                }
             }
         }
         for (stored, reason) in waiting.into_values().flatten() {
@@ -274,7 +276,7 @@ impl Translator {
     /// Removes all blocks but the last one of a chunk that has a single name. The last block itself has that name.
     pub(super) fn remove_parts(
         &mut self,
-        lane: Option<LaneId>,
+        lane: Option<GroupLaneId>,
         name: u64,
         tiers: TierSet,
         output: &mut Translation,
@@ -291,7 +293,7 @@ impl Translator {
         batch: &EngineBatch,
         stored: &EngineStored,
         output: &mut Translation,
-    ) -> Result<(), Unplaced> {
+    ) -> Result<(), UnplacedReason> {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
         let lane = self.lane_for(self.stated(stored.group), output)?;
         self.beyond.named.clear();
@@ -338,15 +340,15 @@ impl Translator {
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        lane: LaneId,
+        lane: GroupLaneId,
         tier: TierIndex,
-    ) -> Result<(), Unplaced> {
+    ) -> Result<(), UnplacedReason> {
         let names = batch.hashes(stored.names);
         let mut named = std::mem::take(&mut self.beyond.named);
         let known = names
             .iter()
             .map_while(|name| Some((*name, self.known(lane, *name)?)));
-        named.extend(known.map(|(name, block)| Named {
+        named.extend(known.map(|(name, block)| NamedBlock {
             name,
             block,
             is_within_chunk: false,
@@ -370,7 +372,7 @@ impl Translator {
         if stored.content == Content::Absent {
             // Each of these blocks is the last block of a chunk.
             self.beyond.has_ends = true;
-            for Named { block, .. } in &named {
+            for NamedBlock { block, .. } in &named {
                 self.beyond.note_chunk(tier, block.position.saturating_add(1));
             }
         } else {
@@ -390,14 +392,14 @@ impl Translator {
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        lane: LaneId,
+        lane: GroupLaneId,
         unknown: u64,
-        named: &mut Vec<Named>,
-    ) -> Result<(), Unplaced> {
+        named: &mut Vec<NamedBlock>,
+    ) -> Result<(), UnplacedReason> {
         let names = batch.hashes(stored.names);
         let is_trusted = matches!(self.settings.mode, HashMode::Trust { .. });
         if stored.content == Content::Absent && !is_trusted {
-            return Err(Unplaced::Until(unknown, Reason::Placeholder));
+            return Err(UnplacedReason::Until(unknown, Reason::Placeholder));
         }
         if is_trusted || !stored.objects.is_empty() {
             // Trust takes all names, and objects go by the number of their block in the event: so all blocks are computed.
@@ -405,7 +407,7 @@ impl Translator {
         }
         self.check_untold(stored, named.is_empty())?;
         let start = match named.last() {
-            Some(Named { block, .. }) => Start::behind(block),
+            Some(NamedBlock { block, .. }) => StoredStart::behind(block),
             None => self.start_beyond(batch, stored, lane)?,
         };
         let rest = stored.without_first(named.len());
@@ -415,12 +417,12 @@ impl Translator {
         }
         let blocks = start.blocks(self.contents.chain());
         let rest = names.iter().skip(named.len()).zip(blocks);
-        let rest = rest.map(|(name, block)| Named {
+        let rest = rest.map(|(name, block)| NamedBlock {
             name: *name,
             block,
             is_within_chunk: false,
         });
-        let rest: Vec<Named> = rest.collect();
+        let rest: Vec<NamedBlock> = rest.collect();
         named.extend(rest);
         Ok(())
     }
@@ -454,12 +456,12 @@ impl Translator {
         &self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        lane: LaneId,
-    ) -> Result<Start, Unplaced> {
+        lane: GroupLaneId,
+    ) -> Result<StoredStart, UnplacedReason> {
         self.start_of(batch, stored, lane)
             .map_err(|reason| match (reason, stored.parent) {
-                (Reason::UnknownParent, Some(parent)) => Unplaced::Until(parent, reason),
-                _ => Unplaced::Ever(reason),
+                (Reason::UnknownParent, Some(parent)) => UnplacedReason::Until(parent, reason),
+                _ => UnplacedReason::Ever(reason),
             })
     }
 
@@ -469,9 +471,9 @@ impl Translator {
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        lane: LaneId,
+        lane: GroupLaneId,
         parts: u32,
-    ) -> Result<(), Unplaced> {
+    ) -> Result<(), UnplacedReason> {
         let size = self.settings.block_size.as_u32() as usize;
         let Content::Tokens { tokens, .. } = stored.content else {
             return Err(Reason::BlockSize.into());
@@ -503,7 +505,7 @@ impl Translator {
                 break;
             };
             let is_within_chunk = part + 1 < parts;
-            self.beyond.named.push(Named {
+            self.beyond.named.push(NamedBlock {
                 name: if is_within_chunk {
                     part_name(*name, part)
                 } else {
@@ -518,10 +520,10 @@ impl Translator {
     }
 
     /// Adds a copy of each named block, or of no block if one fails.
-    fn hold_named(&mut self, lane: LaneId, tier: TierIndex) -> Result<(), Reason> {
+    fn hold_named(&mut self, lane: GroupLaneId, tier: TierIndex) -> Result<(), Reason> {
         self.slots.clear();
         for place in 0..self.beyond.named.len() {
-            let Some(Named { name, block, .. }) = self.beyond.named.get(place).copied() else {
+            let Some(NamedBlock { name, block, .. }) = self.beyond.named.get(place).copied() else {
                 break;
             };
             match self.groups.add(lane, name, block, tier, &mut self.chain) {

@@ -4,9 +4,9 @@ use kvatlas_core::hash::{HashSeed, SequenceHash};
 
 /// The place where a block is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Slot(u32);
+pub(super) struct ChainSlot(u32);
 
-impl Slot {
+impl ChainSlot {
     pub(super) fn new(number: u32) -> Self {
         Self(number)
     }

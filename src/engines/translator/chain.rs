@@ -7,7 +7,7 @@ use kvatlas_core::hash::{HashSeed, SequenceHash};
 
 use crate::reason::Reason;
 
-use super::block::{Block, Slot};
+use super::block::{Block, ChainSlot};
 use super::forms::{SavedChain, SavedError, SavedKept};
 use super::output::Translation;
 use super::tiers::{TierIndex, TierSet};
@@ -77,16 +77,16 @@ impl KeptBlock {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     kept: Vec<KeptBlock>,
-    free: Vec<Slot>,
-    by_sequence: HashMap<SequenceHash, Slot>,
+    free: Vec<ChainSlot>,
+    by_sequence: HashMap<SequenceHash, ChainSlot>,
     /// The parent and children of each block, for engines with several groups of layers.
     tree: Option<Box<Tree>>,
     /// With a tree: the block that came last. The next block mostly follows it.
-    last: Option<Slot>,
+    last: Option<ChainSlot>,
     /// With a tree: the blocks that have been published as held since the last [`Self::take_fresh`], in order.
-    fresh: Vec<Slot>,
+    fresh: Vec<ChainSlot>,
     /// With a tree: the slots that have become free and were not given by [`Self::take_freed`] yet.
-    freed: Vec<Slot>,
+    freed: Vec<ChainSlot>,
 }
 
 impl Chain {
@@ -108,7 +108,7 @@ impl Chain {
     /// Restores saved blocks, in the same slots. They have no names yet.
     pub(super) fn restore(saved: SavedChain) -> Result<Self, SavedError> {
         let mut chain = Self::default();
-        for (slot, saved) in (0..).map(Slot::new).zip(saved.kept) {
+        for (slot, saved) in (0..).map(ChainSlot::new).zip(saved.kept) {
             let kept = match saved {
                 Some(saved) => {
                     let block = saved.block.block()?;
@@ -133,8 +133,8 @@ impl Chain {
     }
 
     /// The slot of this number, which must have a block.
-    pub(super) fn slot_in_use(&self, number: u32) -> Result<Slot, SavedError> {
-        let slot = Slot::new(number);
+    pub(super) fn slot_in_use(&self, number: u32) -> Result<ChainSlot, SavedError> {
+        let slot = ChainSlot::new(number);
         let is_used = self.kept.get(slot.place()).is_some_and(|kept| !kept.is_free);
         is_used
             .then_some(slot)
@@ -162,16 +162,16 @@ impl Chain {
     }
 
     /// The slot of a block that is kept.
-    pub(super) fn slot_with(&self, sequence: SequenceHash) -> Option<Slot> {
+    pub(super) fn slot_with(&self, sequence: SequenceHash) -> Option<ChainSlot> {
         self.by_sequence.get(&sequence).copied()
     }
 
-    pub(super) fn get(&self, slot: Slot) -> Option<Block> {
+    pub(super) fn get(&self, slot: ChainSlot) -> Option<Block> {
         self.kept.get(slot.place()).map(KeptBlock::block)
     }
 
     /// The slots in use.
-    pub(super) fn slots(&self) -> Vec<Slot> {
+    pub(super) fn slots(&self) -> Vec<ChainSlot> {
         self.by_sequence.values().copied().collect()
     }
 
@@ -184,7 +184,7 @@ impl Chain {
     }
 
     /// The slot of `block`, which is inserted if it is new.
-    pub(super) fn slot_of(&mut self, block: Block) -> Result<Slot, Reason> {
+    pub(super) fn slot_of(&mut self, block: Block) -> Result<ChainSlot, Reason> {
         let vacant = match self.by_sequence.entry(block.sequence) {
             Entry::Occupied(entry) => {
                 let slot = *entry.get();
@@ -200,7 +200,7 @@ impl Chain {
         let kept = KeptBlock::new(block);
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None => Slot::new(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),
+            None => ChainSlot::new(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),
         };
         match self.kept.get_mut(slot.place()) {
             Some(place) => *place = kept,
@@ -212,12 +212,12 @@ impl Chain {
     }
 
     /// Enters a block in the tree, if there is one.
-    fn enter(&mut self, slot: Slot) {
+    fn enter(&mut self, slot: ChainSlot) {
         let (Some(tree), Some(kept)) = (&mut self.tree, self.kept.get(slot.place())) else {
             return;
         };
         let block = kept.block();
-        let is_before = |up: &Slot| {
+        let is_before = |up: &ChainSlot| {
             let up = self.kept.get(up.place()).filter(|up| !up.is_free);
             up.is_some_and(|up| {
                 Some(up.sequence) == block.parent && up.position.checked_add(1) == Some(block.position)
@@ -242,23 +242,23 @@ impl Chain {
     }
 
     /// The slot of the block before the one in `slot`; `None` if that block is not kept or there is no tree.
-    pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
+    pub(super) fn up(&self, slot: ChainSlot) -> Option<ChainSlot> {
         self.tree.as_ref()?.up(slot)
     }
 
-    pub(super) fn children(&self, slot: Slot) -> impl Iterator<Item = Slot> {
+    pub(super) fn children(&self, slot: ChainSlot) -> impl Iterator<Item = ChainSlot> {
         self.tree.iter().flat_map(move |tree| tree.children(slot))
     }
 
     /// Notes that the block's state in a group of layers has changed.
-    pub(super) fn touch(&mut self, slot: Slot) {
+    pub(super) fn touch(&mut self, slot: ChainSlot) {
         if let Some(tree) = &mut self.tree {
             tree.touch(slot);
         }
     }
 
     /// The blocks that have changed, some of them several times.
-    pub(super) fn touched(&self) -> &[Slot] {
+    pub(super) fn touched(&self) -> &[ChainSlot] {
         self.tree.as_ref().map_or(&[], |tree| tree.touched())
     }
 
@@ -277,35 +277,35 @@ impl Chain {
     }
 
     /// Takes the list of blocks that have been published as held, in order. The list starts anew.
-    pub(super) fn take_fresh(&mut self) -> Vec<Slot> {
+    pub(super) fn take_fresh(&mut self) -> Vec<ChainSlot> {
         std::mem::take(&mut self.fresh)
     }
 
     /// The blocks that have been published as held since they were last taken.
-    pub(super) fn fresh(&self) -> &[Slot] {
+    pub(super) fn fresh(&self) -> &[ChainSlot] {
         &self.fresh
     }
 
     /// Gives back a list from [`Self::take_fresh`], so that its memory is used again.
-    pub(super) fn keep_fresh(&mut self, mut list: Vec<Slot>) {
+    pub(super) fn keep_fresh(&mut self, mut list: Vec<ChainSlot>) {
         list.clear();
         self.fresh = list;
     }
 
     /// Takes one of the slots that have become free; `None` if all were taken. The slot may have another block by now.
-    pub(super) fn take_freed(&mut self) -> Option<Slot> {
+    pub(super) fn take_freed(&mut self) -> Option<ChainSlot> {
         self.freed.pop()
     }
 
     /// Whether the block is published as held in `tier`.
-    pub(super) fn is_published(&self, slot: Slot, tier: TierIndex) -> bool {
+    pub(super) fn is_published(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         self.kept
             .get(slot.place())
             .is_some_and(|kept| kept.published & tier.bit() != 0)
     }
 
     /// The tiers in which at least one of the blocks is published as held.
-    pub(super) fn published_of(&self, slots: &[Slot]) -> TierSet {
+    pub(super) fn published_of(&self, slots: &[ChainSlot]) -> TierSet {
         let kept = slots.iter().filter_map(|slot| self.kept.get(slot.place()));
         TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
@@ -313,7 +313,7 @@ impl Chain {
     /// Notes whether the block is published as resumable in `tier`. Returns the block's hash if that has changed.
     pub(super) fn set_resumable(
         &mut self,
-        slot: Slot,
+        slot: ChainSlot,
         tier: TierIndex,
         is_resumable: bool,
     ) -> Option<SequenceHash> {
@@ -328,14 +328,14 @@ impl Chain {
 
     /// Whether the block lies within a chunk of `tier`, before the chunk's last block. No prefix that ends with the block can
     /// then be loaded.
-    pub(super) fn is_within_chunk(&self, slot: Slot, tier: TierIndex) -> bool {
+    pub(super) fn is_within_chunk(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         self.kept
             .get(slot.place())
             .is_some_and(|kept| kept.inner & tier.bit() != 0)
     }
 
     /// Notes whether the block lies within a chunk of `tier`. A block that is published there already is not put into a chunk.
-    pub(super) fn set_within_chunk(&mut self, slot: Slot, tier: TierIndex, is_within: bool) {
+    pub(super) fn set_within_chunk(&mut self, slot: ChainSlot, tier: TierIndex, is_within: bool) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
         };
@@ -347,21 +347,21 @@ impl Chain {
     }
 
     /// Counts one more name of the block.
-    pub(super) fn add_name(&mut self, slot: Slot) {
+    pub(super) fn add_name(&mut self, slot: ChainSlot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names += 1;
         }
     }
 
     /// Counts one name fewer of the block.
-    pub(super) fn drop_name(&mut self, slot: Slot) {
+    pub(super) fn drop_name(&mut self, slot: ChainSlot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
             kept.names = kept.names.saturating_sub(1);
         }
     }
 
     /// Forgets the block if no name stands for it any more.
-    pub(super) fn free_unnamed(&mut self, slot: Slot) {
+    pub(super) fn free_unnamed(&mut self, slot: ChainSlot) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
         };
@@ -378,7 +378,7 @@ impl Chain {
     }
 
     /// Emits that the block is held in `tier`, unless that was published before.
-    pub(super) fn publish(&mut self, slot: Slot, tier: TierIndex, output: &mut Translation) {
+    pub(super) fn publish(&mut self, slot: ChainSlot, tier: TierIndex, output: &mut Translation) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
         };
@@ -393,7 +393,7 @@ impl Chain {
     }
 
     /// Emits that the block is no longer held in `tier`, if it was published.
-    pub(super) fn withdraw(&mut self, slot: Slot, tier: TierIndex, output: &mut Translation) {
+    pub(super) fn withdraw(&mut self, slot: ChainSlot, tier: TierIndex, output: &mut Translation) {
         let Some(kept) = self.kept.get_mut(slot.place()) else {
             return;
         };

@@ -177,13 +177,13 @@ pub fn content_hashes(
 
 /// The block hashes of an event, one after the other.
 struct BlockHashes<'a> {
-    source: Source<'a>,
+    source: BlockHashSource<'a>,
     objects: &'a [BlockObject],
     block: u32,
     seed: HashSeed,
 }
 
-enum Source<'a> {
+enum BlockHashSource<'a> {
     Tokens {
         tokens: &'a [u32],
         step: usize,
@@ -195,12 +195,12 @@ enum Source<'a> {
 impl<'a> BlockHashes<'a> {
     fn new(batch: &'a EngineBatch, stored: &EngineStored, seed: HashSeed) -> Result<Self, Reason> {
         let source = match stored.content {
-            Content::Tokens { tokens, step, window } => Source::Tokens {
+            Content::Tokens { tokens, step, window } => BlockHashSource::Tokens {
                 tokens: batch.tokens(tokens),
                 step,
                 window,
             },
-            Content::BlockHashes(hashes) => Source::Hashes(batch.hashes(hashes)),
+            Content::BlockHashes(hashes) => BlockHashSource::Hashes(batch.hashes(hashes)),
             Content::Absent => return Err(Reason::NoContent),
             Content::Misfit => return Err(Reason::TokenCount),
         };
@@ -234,8 +234,8 @@ impl<'a> BlockHashes<'a> {
         let place = self.block as usize;
         let own = self.take_objects();
         match &self.source {
-            Source::Hashes(hashes) => hashes.get(place).copied().map(BlockHash::from),
-            Source::Tokens { tokens, step, window } => {
+            BlockHashSource::Hashes(hashes) => hashes.get(place).copied().map(BlockHash::from),
+            BlockHashSource::Tokens { tokens, step, window } => {
                 let start = place * step;
                 let tokens = tokens.get(start..start + window)?;
                 if own.is_empty() {

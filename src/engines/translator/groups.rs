@@ -7,10 +7,10 @@
 use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
-use super::block::{Block, Slot};
+use super::block::{Block, ChainSlot};
 use super::chain::Chain;
 use super::forms::{SavedError, SavedGroups};
-use super::lane::{Added, Lane, Taken};
+use super::lane::{AddedCopy, GroupLane, Taken};
 use super::tiers::TierIndex;
 
 /// Most groups of main attention.
@@ -23,18 +23,18 @@ pub(super) const STAND_IN: u32 = u32::MAX;
 
 /// The index of a lane: the state of a group whose blocks count as main attention's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LaneId(usize);
+pub(super) struct GroupLaneId(usize);
 
 /// All groups of a holder.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct HolderGroups {
     /// Each group's number and its lane. Events without a number have a lane of their own, which counts for all groups.
-    lanes: Vec<(Option<u32>, Lane)>,
+    lanes: Vec<(Option<u32>, GroupLane)>,
     /// Numbers of groups of unknown kinds.
     others: Vec<u32>,
 }
 
-impl Groups {
+impl HolderGroups {
     /// The groups and the blocks of each.
     pub(super) fn save(&self) -> SavedGroups {
         let lanes = self.lanes.iter().map(|(index, lane)| (*index, lane.save()));
@@ -54,7 +54,7 @@ impl Groups {
             if groups.lane_with(index).is_some() {
                 return Err(SavedError::Contradiction("a group comes twice"));
             }
-            groups.lanes.push((index, Lane::restore(names, chain)?));
+            groups.lanes.push((index, GroupLane::restore(names, chain)?));
         }
         match groups.lanes.len() <= LANES_MAX && groups.others.len() <= OTHERS_MAX {
             true => Ok(groups),
@@ -68,23 +68,23 @@ impl Groups {
     }
 
     /// The lanes of main attention itself.
-    fn main_lanes(&self) -> impl Iterator<Item = &Lane> {
+    fn main_lanes(&self) -> impl Iterator<Item = &GroupLane> {
         let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
         lanes.map(|(_, lane)| lane)
     }
 
     /// The names of main attention with their blocks, in all of its groups.
-    pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
-        self.main_lanes().flat_map(Lane::iter)
+    pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, ChainSlot)> {
+        self.main_lanes().flat_map(GroupLane::iter)
     }
 
     /// The block of main attention that `name` stands for.
-    pub(super) fn find_in_main(&self, name: u64) -> Option<Slot> {
+    pub(super) fn find_in_main(&self, name: u64) -> Option<ChainSlot> {
         self.main_lanes().find_map(|lane| lane.find(name))
     }
 
     /// A name of main attention for the block in `slot`.
-    pub(super) fn name_in_main(&self, slot: Slot) -> Option<u64> {
+    pub(super) fn name_in_main(&self, slot: ChainSlot) -> Option<u64> {
         self.main_lanes().find_map(|lane| lane.name_of(slot))
     }
 
@@ -110,7 +110,7 @@ impl Groups {
     }
 
     /// Notes that the last added copies of `names` on the device may be mere reports. A first copy is genuine.
-    pub(super) fn doubt_copies(&mut self, lane: LaneId, names: &[u64]) {
+    pub(super) fn doubt_copies(&mut self, lane: GroupLaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             for name in names {
                 lane.doubt_copy(*name);
@@ -138,12 +138,15 @@ impl Groups {
         self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
     }
 
-    pub(super) fn lane_with(&self, index: Option<u32>) -> Option<LaneId> {
-        self.lanes.iter().position(|(lane, _)| *lane == index).map(LaneId)
+    pub(super) fn lane_with(&self, index: Option<u32>) -> Option<GroupLaneId> {
+        self.lanes
+            .iter()
+            .position(|(lane, _)| *lane == index)
+            .map(GroupLaneId)
     }
 
     /// Learns the kind of a stored event's group. Returns the group's lane, and whether the held blocks may have changed.
-    pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<LaneId, Reason>, bool) {
+    pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<GroupLaneId, Reason>, bool) {
         match (group.index, group.kind) {
             (Some(index), Some(GroupKind::Main)) => {
                 self.others.retain(|other| *other != index);
@@ -173,7 +176,7 @@ impl Groups {
 
     /// Forgets a group of main attention, which has turned out to be another kind. Returns whether there was such a group.
     pub(super) fn drop_lane(&mut self, index: u32, chain: &mut Chain) -> bool {
-        let Some(LaneId(place)) = self.lane_with(Some(index)) else {
+        let Some(GroupLaneId(place)) = self.lane_with(Some(index)) else {
             return false;
         };
         let (_, mut lane) = self.lanes.remove(place);
@@ -181,7 +184,7 @@ impl Groups {
         true
     }
 
-    fn lane_or_new(&mut self, index: Option<u32>) -> (Result<LaneId, Reason>, bool) {
+    fn lane_or_new(&mut self, index: Option<u32>) -> (Result<GroupLaneId, Reason>, bool) {
         if let Some(lane) = self.lane_with(index) {
             return (Ok(lane), false);
         }
@@ -189,13 +192,13 @@ impl Groups {
             return (Err(Reason::OutOfRange), false);
         }
         let needs_more = index.is_some() && self.lanes.iter().any(|(lane, _)| lane.is_some());
-        self.lanes.push((index, Lane::default()));
-        (Ok(LaneId(self.lanes.len() - 1)), needs_more)
+        self.lanes.push((index, GroupLane::default()));
+        (Ok(GroupLaneId(self.lanes.len() - 1)), needs_more)
     }
 
     /// The lane of a removed event's group; `None` if any lane may be meant. That is so if the event tells no group, or tells
     /// group 0 and group 0 has no lane.
-    pub(super) fn lane_of(&self, group: Group) -> Result<Option<LaneId>, Reason> {
+    pub(super) fn lane_of(&self, group: Group) -> Result<Option<GroupLaneId>, Reason> {
         match (group.index, group.kind) {
             (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
             (None, _) => Ok(None),
@@ -210,8 +213,12 @@ impl Groups {
 
     /// The lanes in which `name` is looked up. This is the given `lane`. Without one, it is the lane without a number if that has
     /// the name, or else all lanes that have the name.
-    pub(super) fn lanes_with(&self, lane: Option<LaneId>, name: u64) -> impl Iterator<Item = LaneId> + use<> {
-        let has = |lane: &(Option<u32>, Lane)| lane.1.find(name).is_some();
+    pub(super) fn lanes_with(
+        &self,
+        lane: Option<GroupLaneId>,
+        name: u64,
+    ) -> impl Iterator<Item = GroupLaneId> + use<> {
+        let has = |lane: &(Option<u32>, GroupLane)| lane.1.find(name).is_some();
         let ungrouped = || self.lanes.iter().position(|lane| lane.0.is_none() && has(lane));
         let mask = match lane.map(|lane| lane.0).or_else(ungrouped) {
             Some(place) => 1_u32 << place,
@@ -223,16 +230,16 @@ impl Groups {
         };
         (0..LANES_MAX)
             .filter(move |place| mask & 1 << place != 0)
-            .map(LaneId)
+            .map(GroupLaneId)
     }
 
     /// The block that `name` stands for in the lane, or else in any lane.
-    pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
+    pub(super) fn find(&self, lane: GroupLaneId, name: u64) -> Option<ChainSlot> {
         self.find_in(lane, name).or_else(|| self.find_any(name))
     }
 
     /// The block that `name` stands for in any lane.
-    pub(super) fn find_any(&self, name: u64) -> Option<Slot> {
+    pub(super) fn find_any(&self, name: u64) -> Option<ChainSlot> {
         self.lanes.iter().find_map(|(_, lane)| lane.find(name))
     }
 
@@ -246,18 +253,18 @@ impl Groups {
         !self.others.is_empty()
     }
 
-    pub(super) fn find_in(&self, lane: LaneId, name: u64) -> Option<Slot> {
+    pub(super) fn find_in(&self, lane: GroupLaneId, name: u64) -> Option<ChainSlot> {
         self.lanes.get(lane.0).and_then(|(_, lane)| lane.find(name))
     }
 
-    pub(super) fn has_copy(&self, lane: LaneId, name: u64, tier: TierIndex) -> bool {
+    pub(super) fn has_copy(&self, lane: GroupLaneId, name: u64, tier: TierIndex) -> bool {
         self.lanes
             .get(lane.0)
             .is_some_and(|(_, lane)| lane.has_copy(name, tier))
     }
 
     /// Sets how many copies a tier has of a block, at least one. Does nothing if the tier has no copy.
-    pub(super) fn set_copies(&mut self, lane: LaneId, name: u64, tier: TierIndex, count: u16) {
+    pub(super) fn set_copies(&mut self, lane: GroupLaneId, name: u64, tier: TierIndex, count: u16) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
             lane.set_copies(name, tier, count);
         }
@@ -265,23 +272,23 @@ impl Groups {
 
     pub(super) fn add(
         &mut self,
-        lane: LaneId,
+        lane: GroupLaneId,
         name: u64,
         block: Block,
         tier: TierIndex,
         chain: &mut Chain,
-    ) -> Result<Added, Reason> {
+    ) -> Result<AddedCopy, Reason> {
         let (_, lane) = self.lanes.get_mut(lane.0).ok_or(Reason::UnknownGroup)?;
         lane.add(name, block, tier, chain)
     }
 
-    pub(super) fn take(&mut self, lane: LaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
+    pub(super) fn take(&mut self, lane: GroupLaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> Taken {
         let lane = self.lanes.get_mut(lane.0);
         lane.map_or(Taken::Nothing, |(_, lane)| lane.take(name, tier, chain))
     }
 
     /// Whether the block is held in `tier`: all groups with a number have it there, or the lane without a number has.
-    pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
+    pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if let [(_, only)] = self.lanes.as_slice() {
             return only.holds(slot, tier);
         }

@@ -5,14 +5,14 @@ use hashbrown::hash_map::Entry;
 
 use crate::reason::Reason;
 
-use super::block::{Block, Slot};
+use super::block::{Block, ChainSlot};
 use super::chain::Chain;
 use super::forms::{SavedError, SavedName};
 use super::tiers::{TIERS, TierIndex};
 
 #[derive(Debug, Clone, Copy)]
 struct Name {
-    slot: Slot,
+    slot: ChainSlot,
     copies: [u16; TIERS],
     /// Number of the copies on the device that may be mere reports.
     reported: u16,
@@ -28,8 +28,8 @@ impl Name {
 
 /// The outcome of adding a copy.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Added {
-    pub(super) slot: Slot,
+pub(super) struct AddedCopy {
+    pub(super) slot: ChainSlot,
     /// Whether the block is held under another name too.
     pub(super) is_alias: bool,
 }
@@ -40,14 +40,14 @@ pub(super) enum Taken {
     /// There was no copy.
     Nothing,
     /// A copy of this block was taken. The name has other copies.
-    Copy(Slot),
+    Copy(ChainSlot),
     /// The last copy of this block under the name was taken, and the name with it.
-    Name(Slot),
+    Name(ChainSlot),
 }
 
 /// The names of one block.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held {
+struct BlockNameCounts {
     /// Number of names that have a copy in each tier.
     names_in: [u16; TIERS],
     /// The name that was added last. It may be gone, or stand for another block by now.
@@ -56,10 +56,10 @@ struct Held {
 
 /// The names of one group.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct GroupLane {
     names: HashMap<u64, Name>,
     /// The names of each block, by the index of its slot.
-    held: Vec<Held>,
+    held: Vec<BlockNameCounts>,
     /// Number of names beyond the first name of each block.
     aliases: usize,
     /// Number of names on the device beyond the first name of each block there.
@@ -70,7 +70,7 @@ pub(super) struct Lane {
     unclear: usize,
 }
 
-impl Lane {
+impl GroupLane {
     /// The names, in no order.
     pub(super) fn save(&self) -> Vec<SavedName> {
         let saved = |(name, known): (&u64, &Name)| {
@@ -105,7 +105,7 @@ impl Lane {
     }
 
     /// The names, each with the block that it stands for.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Slot)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, ChainSlot)> {
         self.names.iter().map(|(name, known)| (*name, known.slot))
     }
 
@@ -167,7 +167,7 @@ impl Lane {
         self.unclear -= usize::from(was_unclear && !name.is_unclear());
     }
 
-    pub(super) fn find(&self, name: u64) -> Option<Slot> {
+    pub(super) fn find(&self, name: u64) -> Option<ChainSlot> {
         self.names.get(&name).map(|name| name.slot)
     }
 
@@ -180,7 +180,7 @@ impl Lane {
     }
 
     /// Whether the group has the block in `tier`, under any name.
-    pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
+    pub(super) fn holds(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         let held = self
             .held
             .get(slot.place())
@@ -189,12 +189,12 @@ impl Lane {
     }
 
     /// The name that was added last for the block in `slot`; `None` if that name is gone, or the block has none.
-    pub(super) fn name_of(&self, slot: Slot) -> Option<u64> {
+    pub(super) fn name_of(&self, slot: ChainSlot) -> Option<u64> {
         let last = self.held.get(slot.place())?.last;
         (self.find(last)? == slot).then_some(last)
     }
 
-    fn holds_anywhere(&self, slot: Slot) -> bool {
+    fn holds_anywhere(&self, slot: ChainSlot) -> bool {
         TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier))
     }
 
@@ -205,7 +205,7 @@ impl Lane {
         block: Block,
         tier: TierIndex,
         chain: &mut Chain,
-    ) -> Result<Added, Reason> {
+    ) -> Result<AddedCopy, Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
                 let entry = entry.get_mut();
@@ -220,7 +220,7 @@ impl Lane {
                 if is_first {
                     self.count_held(slot, name, tier);
                 }
-                Ok(Added {
+                Ok(AddedCopy {
                     slot,
                     is_alias: false,
                 })
@@ -240,14 +240,14 @@ impl Lane {
                 let is_alias = self.holds_anywhere(slot);
                 self.aliases += usize::from(is_alias);
                 self.count_held(slot, name, tier);
-                Ok(Added { slot, is_alias })
+                Ok(AddedCopy { slot, is_alias })
             }
         }
     }
 
-    fn count_held(&mut self, slot: Slot, name: u64, tier: TierIndex) {
+    fn count_held(&mut self, slot: ChainSlot, name: u64, tier: TierIndex) {
         if self.held.len() <= slot.place() {
-            self.held.resize(slot.place() + 1, Held::default());
+            self.held.resize(slot.place() + 1, BlockNameCounts::default());
         }
         let held = self.held.get_mut(slot.place()).and_then(|held| {
             held.last = name;

@@ -45,14 +45,14 @@ use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
 use beyond::Beyond;
-use block::Slot;
+use block::ChainSlot;
 use chain::Chain;
 use content::Contents;
-use groups::{Groups, LaneId, STAND_IN};
+use groups::{GroupLaneId, HolderGroups, STAND_IN};
 use recalled::Recalled;
 use resumable::Step;
 use sizes::Sizes;
-use start::Start;
+use start::StoredStart;
 use tiers::TierIndex;
 use windows::Windows;
 
@@ -68,7 +68,7 @@ pub use settings::{HashMode, TranslatorSettings};
 pub struct Translator {
     settings: TranslatorSettings,
     chain: Chain,
-    groups: Groups,
+    groups: HolderGroups,
     windows: Windows,
     step: Step,
     beyond: Beyond,
@@ -79,7 +79,7 @@ pub struct Translator {
     untold: Untold,
     /// Number of tokens after a block that the block's name also covers; `None` before the first block with tokens.
     lookahead: Option<usize>,
-    slots: Vec<Slot>,
+    slots: Vec<ChainSlot>,
     doubt: Option<Reason>,
     hides_groups: bool,
     unchecked: u32,
@@ -92,7 +92,7 @@ impl Translator {
             windows: Windows::new(settings.block_size.as_u32()),
             settings,
             chain: Chain::default(),
-            groups: Groups::default(),
+            groups: HolderGroups::default(),
             step: Step::default(),
             beyond: Beyond::default(),
             recalled: Recalled::default(),
@@ -169,7 +169,7 @@ impl Translator {
     /// Forgets everything, as if the engine had just started. Emits nothing.
     pub fn reset(&mut self) {
         self.chain = Chain::default();
-        self.groups = Groups::default();
+        self.groups = HolderGroups::default();
         self.sizes = Sizes::default();
         self.adapters = Adapters::default();
         self.untold = Untold::default();
@@ -324,7 +324,7 @@ impl Translator {
     /// Whether the event may be a mere report of blocks that are held already, without new copies. vLLM reports a request's whole
     /// prefix as stored once more, if the request asks for that. Genuine new copies of a held prefix are rare, unless another
     /// group of layers lacks it.
-    fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: LaneId) -> bool {
+    fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: GroupLaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
         self.settings.has_reports && is_whole_prefix && self.windows.is_empty()
@@ -379,7 +379,7 @@ impl Translator {
 
     /// The lane of a stored event's group, that is, the state of one group of main attention. The event may show that a prefix
     /// needs a group, or no longer needs one. If so, emits the changes to the held blocks.
-    fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<LaneId, Reason> {
+    fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<GroupLaneId, Reason> {
         let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);
         if changes_all || stood_in {
@@ -411,7 +411,7 @@ impl Translator {
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        start: &Start,
+        start: &StoredStart,
     ) -> Result<(), Reason> {
         let names = batch.hashes(stored.names);
         let last = u64::from(start.position) + (names.len() as u64).saturating_sub(1);
@@ -432,7 +432,7 @@ impl Translator {
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        start: &Start,
+        start: &StoredStart,
         count: usize,
     ) -> Result<(), Reason> {
         let Some(chains) = &self.settings.chains else {
@@ -458,8 +458,8 @@ impl Translator {
     fn insert(
         &mut self,
         names: &[u64],
-        start: &Start,
-        lane: LaneId,
+        start: &StoredStart,
+        lane: GroupLaneId,
         tier: TierIndex,
     ) -> Result<bool, Reason> {
         self.slots.clear();
@@ -487,7 +487,7 @@ impl Translator {
     }
 
     /// The exact reason why `name` could not be added. A name conflict is a cycle if the name's known block is an ancestor.
-    fn explain(&self, reason: Reason, name: u64, start: &Start, lane: LaneId) -> Reason {
+    fn explain(&self, reason: Reason, name: u64, start: &StoredStart, lane: GroupLaneId) -> Reason {
         let known = self.groups.find(lane, name).and_then(|slot| self.chain.get(slot));
         match (reason, known, start.parent) {
             (Reason::NameConflict, Some(known), Some(parent)) if self.chain.has_ancestor(parent, known) => {

@@ -37,7 +37,7 @@ pub struct Translation {
 
 /// A place in a translation.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Mark {
+pub(crate) struct TranslationMark {
     parts: usize,
     events: usize,
 }
@@ -120,8 +120,8 @@ impl Translation {
     }
 
     /// The place of the next event.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark {
+    pub(crate) fn mark(&self) -> TranslationMark {
+        TranslationMark {
             parts: self.parts.len(),
             events: self.parts.last().map_or(0, |part| part.events.len()),
         }
@@ -133,7 +133,7 @@ impl Translation {
     }
 
     /// The events since `mark`, with their tiers.
-    pub(crate) fn parts_since(&self, mark: Mark) -> impl Iterator<Item = (Tier, &[Event])> {
+    pub(crate) fn parts_since(&self, mark: TranslationMark) -> impl Iterator<Item = (Tier, &[Event])> {
         let from = mark.parts.saturating_sub(1);
         self.parts
             .iter()
@@ -146,7 +146,7 @@ impl Translation {
     }
 
     /// The parts since `mark`, each with the index of its first event since `mark`.
-    fn since(&mut self, mark: Mark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
+    fn since(&mut self, mark: TranslationMark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
         let from = mark.parts.saturating_sub(1);
         let parts = self.parts.iter_mut().enumerate().skip(from);
         parts.map(move |(number, part)| (part, if number < mark.parts { mark.events } else { 0 }))
@@ -156,7 +156,7 @@ impl Translation {
     /// `is_resumable` in the order in which the blocks were stored.
     pub(super) fn set_resumable(
         &mut self,
-        mark: Mark,
+        mark: TranslationMark,
         mut is_resumable: impl FnMut(Tier, SequenceHash) -> bool,
     ) {
         for (part, from) in self.since(mark) {
@@ -178,7 +178,7 @@ impl Translation {
         tier: Tier,
         mut blocks: Vec<SequenceHash>,
         is_resumable: bool,
-        mark: Option<Mark>,
+        mark: Option<TranslationMark>,
     ) {
         while !blocks.is_empty() {
             let rest = blocks.split_off(blocks.len().min(EVENT_BLOCKS_MAX));

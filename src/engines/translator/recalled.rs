@@ -16,7 +16,7 @@ use crate::batch::{EngineBatch, EngineChange};
 use super::Translator;
 use super::block::Block;
 use super::forms::{SavedBlock, SavedError};
-use super::groups::LaneId;
+use super::groups::GroupLaneId;
 use super::output::Translation;
 use super::tiers::TierIndex;
 
@@ -175,7 +175,7 @@ impl Translator {
     /// they are. Returns whether `parent` is known now.
     pub(super) fn recall(
         &mut self,
-        lane: LaneId,
+        lane: GroupLaneId,
         parent: u64,
         blocks: usize,
         output: &mut Translation,

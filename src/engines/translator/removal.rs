@@ -6,7 +6,7 @@ use crate::batch::{EngineBatch, EngineRemoved, Group};
 use crate::reason::Reason;
 
 use super::Translator;
-use super::groups::LaneId;
+use super::groups::GroupLaneId;
 use super::lane::Taken;
 use super::output::Translation;
 use super::tiers::{TierIndex, TierSet};
@@ -47,7 +47,7 @@ impl Translator {
     /// Returns whether a tier had a copy.
     pub(super) fn remove_one(
         &mut self,
-        lane: Option<LaneId>,
+        lane: Option<GroupLaneId>,
         name: u64,
         tiers: TierSet,
         left: Option<u64>,

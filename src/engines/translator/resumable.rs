@@ -21,13 +21,13 @@ use crate::batch::{
 use crate::facts::GroupKind;
 use crate::reason::Reason;
 
-use super::block::Slot;
+use super::block::ChainSlot;
 use super::groups::STAND_IN;
-use super::output::{Mark, Translation};
+use super::output::{Translation, TranslationMark};
 use super::spots::Reach;
 use super::tiers::{TierIndex, TierSet};
-use super::windows::{Place, WindowId};
-use super::{Start, Translator};
+use super::windows::{BlockEnd, WindowId};
+use super::{StoredStart, Translator};
 
 /// The state that a step needs until its end.
 #[derive(Debug, Default)]
@@ -36,16 +36,16 @@ pub(super) struct Step {
     waiting: Vec<EngineChange>,
     /// The names of main attention that were removed in this step, in order, each with its block. The blocks are kept until
     /// the step's end.
-    gone: Vec<(u64, Slot)>,
+    gone: Vec<(u64, ChainSlot)>,
     /// The list `gone` as a table by name, made when it is first needed: few steps need it.
-    gone_by_name: OnceCell<HashMap<u64, Slot>>,
+    gone_by_name: OnceCell<HashMap<u64, ChainSlot>>,
     /// Whether a new group has changed the needs of requests, so that every block has to be checked again.
     has_new_rules: bool,
     /// Lists for the computation, kept for the next step.
-    touched: Vec<(Reverse<u32>, Slot)>,
-    stack: Vec<Slot>,
-    changed: Vec<Slot>,
-    places: Vec<Option<Place>>,
+    touched: Vec<(Reverse<u32>, ChainSlot)>,
+    stack: Vec<ChainSlot>,
+    changed: Vec<ChainSlot>,
+    places: Vec<Option<BlockEnd>>,
 }
 
 impl Step {
@@ -57,7 +57,7 @@ impl Step {
     }
 
     /// The block that `name` stood for before it was removed in this step. Call it after the last removal of the step.
-    fn gone(&self, name: u64) -> Option<Slot> {
+    fn gone(&self, name: u64) -> Option<ChainSlot> {
         let by_name = || self.gone.iter().copied().collect();
         self.gone_by_name.get_or_init(by_name).get(&name).copied()
     }
@@ -159,7 +159,7 @@ impl Translator {
 
     /// Forgets the block in `slot`, for which main attention's `name` stood, if the block has no other name. With groups beside
     /// main attention the block is kept until the end of the step, because their events may name it.
-    pub(super) fn free_later(&mut self, name: u64, slot: Slot) {
+    pub(super) fn free_later(&mut self, name: u64, slot: ChainSlot) {
         match self.chain.has_tree() {
             true => {
                 self.chain.add_name(slot);
@@ -171,7 +171,12 @@ impl Translator {
 
     /// Lists the small blocks of each of the event's blocks, if the event tells their tokens. A block with an image is left
     /// out: its event tells which image it is, but not from which token on.
-    pub(super) fn list_small_blocks(&mut self, batch: &EngineBatch, stored: &EngineStored, start: &Start) {
+    pub(super) fn list_small_blocks(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        start: &StoredStart,
+    ) {
         let size = self.settings.block_size.as_usize();
         let Content::Tokens { tokens, step, window } = stored.content else {
             return;
@@ -197,7 +202,12 @@ impl Translator {
     }
 
     /// Ends the step that began at `begun`: appends to `output` after which blocks a request can now resume.
-    pub(super) fn finish_step(&mut self, batch: &EngineBatch, begun: Mark, output: &mut Translation) {
+    pub(super) fn finish_step(
+        &mut self,
+        batch: &EngineBatch,
+        begun: TranslationMark,
+        output: &mut Translation,
+    ) {
         if !self.chain.has_tree() {
             return;
         }
@@ -305,7 +315,7 @@ impl Translator {
 
     /// The block of the contract that ends where the block `name` ends. Searches main attention, the groups beside it, and the
     /// names that were removed in this step.
-    fn end_named(&self, name: u64) -> Option<Slot> {
+    fn end_named(&self, name: u64) -> Option<ChainSlot> {
         self.groups
             .find_any(name)
             .or_else(|| self.windows.slot_of(name))
@@ -314,11 +324,17 @@ impl Translator {
 
     /// The place where the block `name` of a group ends; `None` if it cannot be found. `walked` is the place according to the
     /// tokens, and `behind` the place of the event's next block.
-    fn place(&self, id: WindowId, name: u64, walked: Option<Place>, behind: Option<Place>) -> Option<Place> {
+    fn place(
+        &self,
+        id: WindowId,
+        name: u64,
+        walked: Option<BlockEnd>,
+        behind: Option<BlockEnd>,
+    ) -> Option<BlockEnd> {
         self.windows
             .place_of(id, name)
             .or(walked)
-            .or_else(|| self.end_named(name).map(Place::End))
+            .or_else(|| self.end_named(name).map(BlockEnd::End))
             .or_else(|| self.windows.place_before(id, behind?, &self.chain))
     }
 
@@ -329,7 +345,7 @@ impl Translator {
         id: WindowId,
         batch: &EngineBatch,
         stored: &EngineStored,
-        places: &mut Vec<Option<Place>>,
+        places: &mut Vec<Option<BlockEnd>>,
     ) {
         places.clear();
         places.resize(stored.names.len(), None);
@@ -361,10 +377,10 @@ impl Translator {
                 .filter(|_| !has_object(objects, number))
                 .map(|reach| reach.next(tokens));
             match reach.and_then(|reach| spots.within(reach)) {
-                Some(within) => *place = Some(Place::Within(within, None)),
+                Some(within) => *place = Some(BlockEnd::Within(within, None)),
                 None => {
                     let end = self.end_named(*name);
-                    *place = end.map(Place::End);
+                    *place = end.map(BlockEnd::End);
                     reach = end.and_then(end_of);
                 }
             }
@@ -433,7 +449,7 @@ impl Translator {
         }
         // Parents come first, so that their children are computed once. A block with many small blocks is touched once for
         // each of them.
-        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
+        let position = |slot: &ChainSlot| self.chain.get(*slot).map_or(0, |block| block.position);
         let touched = &mut self.step.touched;
         touched.extend(
             self.chain
@@ -459,7 +475,7 @@ impl Translator {
     }
 
     /// Whether a request can resume after the block with the blocks of `tier` and of nearer tiers.
-    pub(super) fn is_resumable(&self, slot: Slot, tier: TierIndex) -> bool {
+    pub(super) fn is_resumable(&self, slot: ChainSlot, tier: TierIndex) -> bool {
         if self.chain.is_within_chunk(slot, tier) {
             return false;
         }
@@ -474,7 +490,7 @@ impl Translator {
     }
 
     /// Sets in the stored events of this step which of their blocks are resumable.
-    fn tell_stored(&mut self, begun: Mark, output: &mut Translation) {
+    fn tell_stored(&mut self, begun: TranslationMark, output: &mut Translation) {
         let fresh = self.chain.take_fresh();
         let mut slots = fresh.iter().copied();
         output.set_resumable(begun, |tier, sequence| {
@@ -498,7 +514,7 @@ impl Translator {
 
     /// Tells which blocks that were held before have become resumable, or are no longer resumable. With a `begun`, the latter are
     /// told there, before all else.
-    fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
+    fn tell_changed(&mut self, begun: Option<TranslationMark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
         for tier in self.chain.published_of(&changed).iter() {
             let (mut resumable, mut barred) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ use super::adapters::Adapters;
 use super::beyond::Beyond;
 use super::chain::Chain;
 use super::forms::{SavedBeyond, SavedBlock, SavedChain, SavedError, SavedGroups, SavedSpots, SavedWindows};
-use super::groups::Groups;
+use super::groups::HolderGroups;
 use super::recalled::Recalled;
 use super::settings::TranslatorSettings;
 use super::sizes::Sizes;
@@ -90,7 +90,7 @@ impl Translator {
         }
         let has_tree = saved.chain.has_tree;
         let mut chain = Chain::restore(saved.chain)?;
-        let groups = Groups::restore(saved.groups, &mut chain)?;
+        let groups = HolderGroups::restore(saved.groups, &mut chain)?;
         let windows = Windows::restore(expected, saved.windows, &mut chain)?;
         if has_tree {
             chain.grow_tree();

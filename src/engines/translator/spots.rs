@@ -20,7 +20,7 @@ use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequenc
 
 use crate::reason::Reason;
 
-use super::block::Slot;
+use super::block::ChainSlot;
 use super::forms::{SavedError, SavedSmall, SavedSpots};
 
 /// Number that stands for no cell.
@@ -28,9 +28,9 @@ const NONE: u32 = u32::MAX;
 
 /// A hash of the content of a prefix that ends within a block of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Spot(NonZeroU64);
+pub(super) struct PrefixSpot(NonZeroU64);
 
-impl Spot {
+impl PrefixSpot {
     fn of(content: SequenceHash) -> Self {
         Self(NonZeroU64::new(content.as_u64()).unwrap_or(NonZeroU64::MIN))
     }
@@ -73,20 +73,20 @@ impl Reach {
 pub(super) struct Within {
     /// The small block's content; `None` if it is not known. Small blocks that matter must have a known spot: see
     /// [`Spots::knows`].
-    pub(super) spot: Option<Spot>,
+    pub(super) spot: Option<PrefixSpot>,
     /// Number of small blocks that follow this one in the block of the contract, at least one.
     pub(super) before: u8,
 }
 
 /// The entry of a small block's name, in 16 bytes.
 #[derive(Debug, Clone, Copy)]
-struct Name {
-    spot: Option<Spot>,
+struct SmallBlockName {
+    spot: Option<PrefixSpot>,
     copies: u16,
     before: u8,
 }
 
-impl Name {
+impl SmallBlockName {
     fn at(&self) -> Within {
         Within {
             spot: self.spot,
@@ -98,7 +98,7 @@ impl Name {
 /// One small block of a block of the contract, in the doubly linked list of the small blocks with the same spot.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    spot: Option<Spot>,
+    spot: Option<PrefixSpot>,
     before: u32,
     next: u32,
 }
@@ -134,8 +134,8 @@ pub(super) struct Spots {
     fan: u32,
     /// Number of small blocks that matter in a block of the contract, not counting its last small block. Each takes a cell.
     kept: u32,
-    names: HashMap<u64, Name>,
-    users: HashMap<Spot, Users>,
+    names: HashMap<u64, SmallBlockName>,
+    users: HashMap<PrefixSpot, Users>,
     /// Cells by slot, `kept` for each slot. The first is the cell of the small block nearest to the block's end.
     cells: Vec<Cell>,
 }
@@ -143,7 +143,7 @@ pub(super) struct Spots {
 impl Spots {
     /// The names, in no order, and the spots that blocks of the contract list.
     pub(super) fn save(&self) -> SavedSpots {
-        let saved = |(name, known): (&u64, &Name)| {
+        let saved = |(name, known): (&u64, &SmallBlockName)| {
             let spot = known.spot.map(|spot| spot.0);
             SavedSmall(*name, spot, known.copies, known.before)
         };
@@ -160,8 +160,8 @@ impl Spots {
             return Err(SavedError::Contradiction("small blocks lie in no block"));
         }
         for SavedSmall(name, spot, copies, before) in saved.names {
-            let known = Name {
-                spot: spot.map(Spot),
+            let known = SmallBlockName {
+                spot: spot.map(PrefixSpot),
                 copies,
                 before,
             };
@@ -177,7 +177,7 @@ impl Spots {
         self.cells.resize(saved.cells.len(), Cell::EMPTY);
         for (cell, spot) in saved.cells.into_iter().enumerate() {
             if let Some(spot) = spot {
-                self.link(cell, Spot(spot));
+                self.link(cell, PrefixSpot(spot));
             }
         }
         Ok(())
@@ -211,7 +211,7 @@ impl Spots {
     }
 
     /// Whether the block in `slot` lists its spots. True if no spots matter.
-    pub(super) fn is_listed(&self, slot: Slot) -> bool {
+    pub(super) fn is_listed(&self, slot: ChainSlot) -> bool {
         self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
@@ -224,7 +224,7 @@ impl Spots {
     pub(super) fn within(&self, reach: Reach) -> Option<Within> {
         let before = self.fan.checked_sub(reach.blocks).filter(|before| *before > 0)?;
         Some(Within {
-            spot: Some(Spot::of(reach.content)),
+            spot: Some(PrefixSpot::of(reach.content)),
             before: u8::try_from(before).ok()?,
         })
     }
@@ -240,11 +240,11 @@ impl Spots {
 
     /// The place of the small block `name`.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
-        self.names.get(&name).map(Name::at)
+        self.names.get(&name).map(SmallBlockName::at)
     }
 
     /// The place of the small block in `slot`'s block that is followed by `before` small blocks.
-    pub(super) fn at(&self, slot: Slot, before: u8) -> Within {
+    pub(super) fn at(&self, slot: ChainSlot, before: u8) -> Within {
         let cell = self.cell(slot, before).and_then(|cell| self.cells.get(cell));
         Within {
             spot: cell.and_then(|cell| cell.spot),
@@ -252,7 +252,7 @@ impl Spots {
         }
     }
 
-    fn cell(&self, slot: Slot, before: u8) -> Option<usize> {
+    fn cell(&self, slot: ChainSlot, before: u8) -> Option<usize> {
         let (kept, before) = (self.kept as usize, usize::from(before));
         (1..=kept)
             .contains(&before)
@@ -260,17 +260,17 @@ impl Spots {
     }
 
     /// The slots of the blocks of the contract that have `spot`.
-    pub(super) fn slots(&self, spot: Spot) -> impl Iterator<Item = Slot> {
+    pub(super) fn slots(&self, spot: PrefixSpot) -> impl Iterator<Item = ChainSlot> {
         let first = self.users.get(&spot).map(|users| users.first);
         let next = |cell: &u32| self.cells.get(*cell as usize).map(|cell| cell.next);
         std::iter::successors(first, next)
             .take_while(|cell| *cell != NONE)
-            .map(|cell| Slot::new(cell / self.kept.max(1)))
+            .map(|cell| ChainSlot::new(cell / self.kept.max(1)))
     }
 
     /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small blocks
     /// that are held. `None` if the spots are listed already, or the cells would be too many for 32 bits.
-    pub(super) fn list(&mut self, slot: Slot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
+    pub(super) fn list(&mut self, slot: ChainSlot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
         if self.is_listed(slot) || u32::try_from(end).is_err() {
             return None;
@@ -294,13 +294,13 @@ impl Spots {
     }
 
     /// Removes the small blocks of the block in `slot` from the lists of their spots.
-    pub(super) fn unlist(&mut self, slot: Slot) {
+    pub(super) fn unlist(&mut self, slot: ChainSlot) {
         let cells = slot.place() * self.kept as usize;
         (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
     /// Puts a cell first in the list of `spot`. Returns whether the spot is held, that is, has a name.
-    fn link(&mut self, cell: usize, spot: Spot) -> bool {
+    fn link(&mut self, cell: usize, spot: PrefixSpot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
         let users = self.users.entry(spot).or_insert(Users::NONE);
         let next = std::mem::replace(&mut users.first, number);
@@ -338,7 +338,7 @@ impl Spots {
         }
     }
 
-    fn forget_unused(users: hashbrown::hash_map::OccupiedEntry<'_, Spot, Users>) {
+    fn forget_unused(users: hashbrown::hash_map::OccupiedEntry<'_, PrefixSpot, Users>) {
         if (users.get().names, users.get().first) == (0, NONE) {
             users.remove();
         }
@@ -356,7 +356,7 @@ impl Spots {
                 Ok(None)
             }
             Entry::Vacant(entry) => {
-                entry.insert(Name {
+                entry.insert(SmallBlockName {
                     spot: at.spot,
                     copies: 1,
                     before: at.before,
@@ -397,7 +397,7 @@ impl Spots {
     }
 
     /// The spot of the small block at `at`; `None` if the small block doesn't matter, or its spot is unknown.
-    fn mattering(&self, at: Within) -> Option<Spot> {
+    fn mattering(&self, at: Within) -> Option<PrefixSpot> {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }
 }
@@ -410,7 +410,7 @@ mod tests {
     fn what_is_gone_leaves_nothing_behind() {
         let mut spots = Spots::new(2, 4, 9);
         let start = Reach::start_of(HashSeed::default());
-        let (one, other) = (Slot::new(3), Slot::new(0));
+        let (one, other) = (ChainSlot::new(3), ChainSlot::new(0));
         assert_eq!(spots.list(one, start, &[0, 1, 2, 3, 4, 5, 6, 7]), Some(0));
         let at = spots.within(start.next(&[0, 1])).unwrap();
         assert_eq!(spots.add(17, at), Ok(Some(at)));
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), None);
         let slots = |spots: &Spots| spots.slots(at.spot.unwrap()).collect::<Vec<_>>();
         assert_eq!(slots(&spots), [other, one]);
-        assert!(spots.is_listed(one) && spots.is_listed(other) && !spots.is_listed(Slot::new(1)));
+        assert!(spots.is_listed(one) && spots.is_listed(other) && !spots.is_listed(ChainSlot::new(1)));
         spots.unlist(one);
         spots.unlist(one);
         assert_eq!(slots(&spots), [other]);
@@ -436,20 +436,20 @@ mod tests {
         let mut spots = Spots::new(1, 4, 2);
         let start = Reach::end_of(SequenceHash::from(5));
         assert_eq!(
-            (spots.kept(), spots.list(Slot::new(1), start, &[1, 2, 3, 4])),
+            (spots.kept(), spots.list(ChainSlot::new(1), start, &[1, 2, 3, 4])),
             (1, Some(0))
         );
         assert_eq!(spots.users.len(), 1);
         let (first, third) = (start.next(&[1]), start.next(&[1]).next(&[2]).next(&[3]));
         let at = |spots: &Spots, reach| spots.within(reach).unwrap();
-        assert_eq!(at(&spots, third), spots.at(Slot::new(1), 1));
+        assert_eq!(at(&spots, third), spots.at(ChainSlot::new(1), 1));
         // Of the others it is enough to know where they stand.
         let first = at(&spots, first);
         assert_eq!(spots.add(7, first), Ok(None));
         assert!(
             spots.knows(first)
-                && spots.knows(spots.at(Slot::new(1), 3))
-                && !spots.knows(spots.at(Slot::new(2), 1))
+                && spots.knows(spots.at(ChainSlot::new(1), 3))
+                && !spots.knows(spots.at(ChainSlot::new(2), 1))
         );
         assert_eq!((spots.users.len(), spots.reach(7).is_some()), (1, true));
     }

@@ -8,18 +8,18 @@ use crate::reason::Reason;
 
 use super::Translator;
 use super::block::Block;
-use super::groups::LaneId;
+use super::groups::GroupLaneId;
 use super::settings::HashMode;
 
 /// The place where a stored event continues.
-pub(super) struct Start {
+pub(super) struct StoredStart {
     pub(super) parent: Option<SequenceHash>,
     pub(super) position: u32,
     pub(super) seed: HashSeed,
     pub(super) adapter: HashSeed,
 }
 
-impl Start {
+impl StoredStart {
     /// The place after `block`, where the next block of its sequence goes.
     pub(super) fn behind(block: &Block) -> Self {
         Self {
@@ -55,15 +55,15 @@ impl Translator {
         &self,
         batch: &EngineBatch,
         stored: &EngineStored,
-        lane: LaneId,
-    ) -> Result<Start, Reason> {
+        lane: GroupLaneId,
+    ) -> Result<StoredStart, Reason> {
         let lora_name = self.lora_name(batch, stored)?;
         let salt = stored.cache_salt.map(|salt| batch.text(salt));
         let own_seed = HashSeed::for_cache(lora_name, salt);
         let adapter = HashSeed::for_cache(lora_name, None);
         let Some(parent) = stored.parent else {
             return match stored.position {
-                None | Some(0) => Ok(Start {
+                None | Some(0) => Ok(StoredStart {
                     parent: None,
                     position: 0,
                     seed: own_seed,
@@ -81,9 +81,9 @@ impl Translator {
             _ => self.known(lane, parent),
         };
         let start = match (known, self.settings.mode, stored.position) {
-            (Some(block), _, _) => Start::behind(&block),
+            (Some(block), _, _) => StoredStart::behind(&block),
             // The parent's name is a hash of the contract, which stands for the prefix whether or not the holder has it.
-            (None, HashMode::Trust { .. }, Some(position @ 1..)) => Start {
+            (None, HashMode::Trust { .. }, Some(position @ 1..)) => StoredStart {
                 parent: Some(SequenceHash::from(parent)),
                 position: u32::try_from(position).map_err(|_| Reason::OutOfRange)?,
                 seed: own_seed,

@@ -5,14 +5,14 @@ use hashbrown::hash_map::Entry;
 
 use kvatlas_core::hash::SequenceHash;
 
-use super::block::{Block, Slot};
+use super::block::{Block, ChainSlot};
 
 /// Number that stands for no block.
 const NONE: u32 = u32::MAX;
 
 /// The neighbours of one block.
 #[derive(Debug, Clone, Copy)]
-struct Links {
+struct BlockLinks {
     /// The parent; `NONE` at position 0, and if the parent is not kept.
     up: u32,
     /// The first child.
@@ -22,7 +22,7 @@ struct Links {
     next: u32,
 }
 
-impl Links {
+impl BlockLinks {
     const ALONE: Self = Self {
         up: NONE,
         first: NONE,
@@ -38,13 +38,13 @@ type Missing = (SequenceHash, u32);
 /// The blocks as a forest, in doubly linked lists of siblings.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    links: Vec<Links>,
+    links: Vec<BlockLinks>,
     /// The first child of each parent that is not kept.
     orphans: HashMap<Missing, u32>,
     /// Blocks that have got or lost their parent, or whose state in a group of layers has changed.
-    touched: Vec<Slot>,
+    touched: Vec<ChainSlot>,
     /// Blocks that have been entered since the last [`Self::forget_touched`].
-    entered: Vec<Slot>,
+    entered: Vec<ChainSlot>,
 }
 
 impl Tree {
@@ -54,26 +54,29 @@ impl Tree {
         self.forget_touched();
     }
 
-    fn get(&self, place: u32) -> Links {
-        self.links.get(place as usize).copied().unwrap_or(Links::ALONE)
+    fn get(&self, place: u32) -> BlockLinks {
+        self.links
+            .get(place as usize)
+            .copied()
+            .unwrap_or(BlockLinks::ALONE)
     }
 
-    fn change(&mut self, place: u32, change: impl FnOnce(&mut Links)) {
+    fn change(&mut self, place: u32, change: impl FnOnce(&mut BlockLinks)) {
         if let Some(links) = self.links.get_mut(place as usize) {
             change(links);
         }
     }
 
     /// The parent of the block in `slot`, if the parent is kept.
-    pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
+    pub(super) fn up(&self, slot: ChainSlot) -> Option<ChainSlot> {
         Some(self.get(slot.number()).up)
             .filter(|up| *up != NONE)
-            .map(Slot::new)
+            .map(ChainSlot::new)
     }
 
     /// The children of the block in `slot`.
-    pub(super) fn children(&self, slot: Slot) -> impl Iterator<Item = Slot> {
-        self.siblings(self.get(slot.number()).first).map(Slot::new)
+    pub(super) fn children(&self, slot: ChainSlot) -> impl Iterator<Item = ChainSlot> {
+        self.siblings(self.get(slot.number()).first).map(ChainSlot::new)
     }
 
     fn siblings(&self, first: u32) -> impl Iterator<Item = u32> {
@@ -81,12 +84,12 @@ impl Tree {
             .take_while(|place| *place != NONE)
     }
 
-    pub(super) fn touch(&mut self, slot: Slot) {
+    pub(super) fn touch(&mut self, slot: ChainSlot) {
         self.touched.push(slot);
     }
 
     /// The blocks that have been touched, some of them several times.
-    pub(super) fn touched(&self) -> &[Slot] {
+    pub(super) fn touched(&self) -> &[ChainSlot] {
         &self.touched
     }
 
@@ -102,10 +105,10 @@ impl Tree {
     }
 
     /// Enters `block`, whose parent is in `up` if that is kept.
-    pub(super) fn enter(&mut self, slot: Slot, block: Block, up: Option<Slot>) {
+    pub(super) fn enter(&mut self, slot: ChainSlot, block: Block, up: Option<ChainSlot>) {
         let place = slot.number();
         if self.links.len() <= slot.place() {
-            self.links.resize(slot.place() + 1, Links::ALONE);
+            self.links.resize(slot.place() + 1, BlockLinks::ALONE);
         }
         let next = match (up, missing_parent(block)) {
             (Some(up), _) => {
@@ -125,8 +128,8 @@ impl Tree {
                 .unwrap_or(NONE),
         };
         self.change(place, |links| {
-            *links = Links {
-                up: up.map_or(NONE, Slot::number),
+            *links = BlockLinks {
+                up: up.map_or(NONE, ChainSlot::number),
                 first,
                 before: NONE,
                 next,
@@ -137,7 +140,7 @@ impl Tree {
     }
 
     /// Takes out `block`. Its children stay, as orphans.
-    pub(super) fn leave(&mut self, slot: Slot, block: Block) {
+    pub(super) fn leave(&mut self, slot: ChainSlot, block: Block) {
         let links = self.get(slot.number());
         self.change(links.next, |next| next.before = links.before);
         if links.before != NONE {
@@ -156,7 +159,7 @@ impl Tree {
             self.orphans.insert((block.sequence, block.position), links.first);
             self.move_children(links.first, NONE);
         }
-        self.change(slot.number(), |links| *links = Links::ALONE);
+        self.change(slot.number(), |links| *links = BlockLinks::ALONE);
     }
 
     /// Gives `first` and its siblings the parent `up`.
@@ -164,7 +167,7 @@ impl Tree {
         let mut child = first;
         while child != NONE {
             self.change(child, |links| links.up = up);
-            self.touched.push(Slot::new(child));
+            self.touched.push(ChainSlot::new(child));
             child = self.get(child).next;
         }
     }

@@ -16,7 +16,7 @@ use kvatlas_core::hash::Token;
 use crate::batch::GroupKind;
 use crate::reason::Reason;
 
-use super::block::Slot;
+use super::block::ChainSlot;
 use super::chain::Chain;
 use super::forms::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::shape::{Shape, lcm};
@@ -33,30 +33,30 @@ pub(super) struct WindowId(usize);
 
 /// The place where a block of a group ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum BlockEnd {
     /// At the end of this block of the contract.
-    End(Slot),
+    End(ChainSlot),
     /// Inside a block of the contract: inside each that begins with the same tokens. The slot is that of one such block, if one
     /// is known.
-    Within(Within, Option<Slot>),
+    Within(Within, Option<ChainSlot>),
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Name {
-    slot: Slot,
+struct EndName {
+    slot: ChainSlot,
     copies: u16,
 }
 
 /// One group's blocks on the device.
 #[derive(Debug)]
-struct Window {
+struct WindowGroup {
     index: u32,
     kind: GroupKind,
     /// Tokens in a block.
     block: u64,
     shape: Shape,
     /// Names of blocks that end with a block of the contract.
-    names: HashMap<u64, Name>,
+    names: HashMap<u64, EndName>,
     /// The other blocks, which are small blocks; `None` unless the shape's `fan` is above one.
     spots: Option<Spots>,
     /// By slot, if `fan` is above one: a mask of the group's blocks in this block of the contract that are held. The block's last
@@ -80,9 +80,9 @@ pub(super) struct Windows {
     size: u64,
     /// Number of the contract's blocks in the least common multiple of all block sizes. Hits end at multiples of it.
     stride: u64,
-    all: Vec<Window>,
+    all: Vec<WindowGroup>,
     /// Blocks of the contract on the device whose small blocks are not known.
-    unlisted: HashSet<Slot>,
+    unlisted: HashSet<ChainSlot>,
     /// Least number of groups, if they are SGLang's components; otherwise `None`. SGLang's tree tells of a component only once
     /// the component has a block.
     expected: Option<usize>,
@@ -92,7 +92,7 @@ impl Windows {
     /// The groups and the blocks of each.
     pub(super) fn save(&self) -> SavedWindows {
         SavedWindows {
-            all: self.all.iter().map(Window::save).collect(),
+            all: self.all.iter().map(WindowGroup::save).collect(),
             unlisted: self.unlisted.iter().map(|slot| slot.number()).collect(),
             expected: self.expected,
         }
@@ -177,7 +177,7 @@ impl Windows {
     }
 
     /// Notes that the block in `slot` is on the device, or has been, so that it has to list its small blocks.
-    pub(super) fn note_on_device(&mut self, slot: Slot) {
+    pub(super) fn note_on_device(&mut self, slot: ChainSlot) {
         let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
         if spots.any(|spots| !spots.is_listed(slot)) {
             self.unlisted.insert(slot);
@@ -186,7 +186,7 @@ impl Windows {
 
     /// Number of names in all groups.
     pub(super) fn names(&self) -> usize {
-        self.all.iter().map(Window::names).sum()
+        self.all.iter().map(WindowGroup::names).sum()
     }
 
     /// Forgets all blocks. The groups themselves stay known.
@@ -232,7 +232,7 @@ impl Windows {
             return Err(Reason::OutOfRange);
         }
         let shape = Shape::of(kind, block, self.size).ok_or(Reason::UnknownGroup)?;
-        self.all.push(Window {
+        self.all.push(WindowGroup {
             index,
             kind,
             block,
@@ -259,51 +259,51 @@ impl Windows {
     }
 
     /// The place where the group's block `name` ends, if the group has it.
-    pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<Place> {
+    pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<BlockEnd> {
         let window = self.all.get(id.0)?;
         if let Some(name) = window.names.get(&name) {
-            return Some(Place::End(name.slot));
+            return Some(BlockEnd::End(name.slot));
         }
         let spots = window.spots.as_ref()?;
         let at = spots.find(name)?;
         let slot = at.spot.and_then(|spot| spots.slots(spot).next());
-        Some(Place::Within(at, slot))
+        Some(BlockEnd::Within(at, slot))
     }
 
     /// The block of the contract that ends where the block `name` of any group ends.
-    pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
-        let found = |window: &Window| window.names.get(&name).map(|name| name.slot);
+    pub(super) fn slot_of(&self, name: u64) -> Option<ChainSlot> {
+        let found = |window: &WindowGroup| window.names.get(&name).map(|name| name.slot);
         self.all.iter().find_map(found)
     }
 
     /// The place where the group's block before `place` ends, that is, before the block that ends at `place`. `None` if the
     /// contract's blocks there are not kept.
-    pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
+    pub(super) fn place_before(&self, id: WindowId, place: BlockEnd, chain: &Chain) -> Option<BlockEnd> {
         let window = self.all.get(id.0)?;
         let (slot, before) = match place {
-            Place::End(slot) => (slot, 1),
-            Place::Within(at, slot) => (slot?, at.before + 1),
+            BlockEnd::End(slot) => (slot, 1),
+            BlockEnd::Within(at, slot) => (slot?, at.before + 1),
         };
         if let Some(spots) = window.spots.as_ref()
             && u32::from(before) < window.shape.fan
         {
-            return Some(Place::Within(spots.at(slot, before), Some(slot)));
+            return Some(BlockEnd::Within(spots.at(slot, before), Some(slot)));
         }
-        let up = |slot: &Slot| chain.up(*slot);
+        let up = |slot: &ChainSlot| chain.up(*slot);
         let slot = std::iter::successors(Some(slot), up).nth(window.shape.step as usize)?;
-        Some(Place::End(slot))
+        Some(BlockEnd::End(slot))
     }
 
     /// Whether a block of the group can end at `place`, and the place is known well enough to keep the block.
-    pub(super) fn fits(&self, id: WindowId, place: Place, chain: &Chain) -> bool {
+    pub(super) fn fits(&self, id: WindowId, place: BlockEnd, chain: &Chain) -> bool {
         let Some(window) = self.all.get(id.0) else {
             return false;
         };
         match place {
-            Place::End(slot) => chain
+            BlockEnd::End(slot) => chain
                 .get(slot)
                 .is_some_and(|block| (block.position + 1).is_multiple_of(window.shape.step)),
-            Place::Within(at, _) => window.spots.as_ref().is_some_and(|spots| spots.knows(at)),
+            BlockEnd::Within(at, _) => window.spots.as_ref().is_some_and(|spots| spots.knows(at)),
         }
     }
 
@@ -311,14 +311,14 @@ impl Windows {
     /// groups together would need more than `cells_max` cells.
     pub(super) fn list(
         &mut self,
-        slot: Slot,
+        slot: ChainSlot,
         reach: Reach,
         tokens: &[Token],
         cells_max: usize,
         chain: &mut Chain,
     ) {
         self.sweep(chain);
-        let kept = |window: &Window| window.spots.as_ref().map_or(0, Spots::kept) as usize;
+        let kept = |window: &WindowGroup| window.spots.as_ref().map_or(0, Spots::kept) as usize;
         let cells: usize = self.all.iter().map(kept).sum();
         if (slot.place() + 1).saturating_mul(cells) > cells_max {
             return;
@@ -362,14 +362,14 @@ impl Windows {
         &mut self,
         id: WindowId,
         name: u64,
-        place: Place,
+        place: BlockEnd,
         chain: &mut Chain,
     ) -> Result<(), Reason> {
         self.sweep(chain);
         let window = self.all.get_mut(id.0).ok_or(Reason::UnknownGroup)?;
         match place {
-            Place::End(slot) => window.add_end(name, slot, chain),
-            Place::Within(at, _) => {
+            BlockEnd::End(slot) => window.add_end(name, slot, chain),
+            BlockEnd::Within(at, _) => {
                 let spots = window.spots.as_mut().ok_or(Reason::UnplacedName)?;
                 if let Some(at) = spots.add(name, at)? {
                     window.set_within(at, true, chain);
@@ -382,7 +382,7 @@ impl Windows {
     /// Takes a copy of the block `name` away. Returns a slot, and whether there was a copy. The slot is that of the contract's
     /// block at whose end the block `name` ends. It is `None` if copies are left, or if `name` ends inside a block of the
     /// contract.
-    pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
+    pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<ChainSlot>, bool) {
         self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
             return (None, false);
@@ -409,7 +409,7 @@ impl Windows {
     }
 
     /// Computes the runs of the block at `position`. Returns whether a run has changed.
-    pub(super) fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {
+    pub(super) fn recompute(&mut self, slot: ChainSlot, position: u32, up: Option<ChainSlot>) -> bool {
         let mut has_changed = false;
         for window in &mut self.all {
             has_changed |= window.recompute(slot, position, up);
@@ -418,15 +418,15 @@ impl Windows {
     }
 
     /// Whether every group has the blocks that a request needs to go on after the block at `position`.
-    pub(super) fn allow(&self, slot: Slot, position: u32) -> bool {
+    pub(super) fn allow(&self, slot: ChainSlot, position: u32) -> bool {
         let blocks = u64::from(position) + 1;
         blocks.is_multiple_of(self.stride) && self.all.iter().all(|window| window.allows(slot, blocks))
     }
 }
 
-impl Window {
+impl WindowGroup {
     fn save(&self) -> SavedWindow {
-        let end = |(name, known): (&u64, &Name)| SavedEnd(*name, known.slot.number(), known.copies);
+        let end = |(name, known): (&u64, &EndName)| SavedEnd(*name, known.slot.number(), known.copies);
         SavedWindow {
             index: self.index,
             kind: self.kind,
@@ -442,7 +442,7 @@ impl Window {
     fn restore(&mut self, saved: SavedWindow, chain: &mut Chain) -> Result<(), SavedError> {
         for SavedEnd(name, slot, copies) in saved.names {
             let slot = chain.slot_in_use(slot)?;
-            if copies == 0 || self.names.insert(name, Name { slot, copies }).is_some() {
+            if copies == 0 || self.names.insert(name, EndName { slot, copies }).is_some() {
                 return Err(SavedError::Contradiction("a name has no copies, or comes twice"));
             }
             chain.add_name(slot);
@@ -467,14 +467,14 @@ impl Window {
     }
 
     /// Adds a copy of a block that ends with the block of the contract in `slot`.
-    fn add_end(&mut self, name: u64, slot: Slot, chain: &mut Chain) -> Result<(), Reason> {
+    fn add_end(&mut self, name: u64, slot: ChainSlot, chain: &mut Chain) -> Result<(), Reason> {
         match self.names.entry(name) {
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
                 known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
             }
             Entry::Vacant(entry) => {
-                entry.insert(Name { slot, copies: 1 });
+                entry.insert(EndName { slot, copies: 1 });
                 chain.add_name(slot);
                 let was_held = self.set_end(slot, true);
                 chain.touch(slot);
@@ -488,7 +488,7 @@ impl Window {
     }
 
     /// Sets whether the group's block that ends with the block in `slot` is held. Returns whether it was held before.
-    fn set_end(&mut self, slot: Slot, is_held: bool) -> bool {
+    fn set_end(&mut self, slot: ChainSlot, is_held: bool) -> bool {
         if self.spots.is_some() {
             let mask = self.mask(slot);
             self.set_mask(slot, if is_held { mask | 1 } else { mask & !1 });
@@ -520,11 +520,11 @@ impl Window {
         }
     }
 
-    fn mask(&self, slot: Slot) -> u64 {
+    fn mask(&self, slot: ChainSlot) -> u64 {
         self.masks.get(slot.place()).copied().unwrap_or_default()
     }
 
-    fn set_mask(&mut self, slot: Slot, mask: u64) {
+    fn set_mask(&mut self, slot: ChainSlot, mask: u64) {
         if self.masks.len() <= slot.place() {
             self.masks.resize(slot.place() + 1, 0);
         }
@@ -533,12 +533,12 @@ impl Window {
         }
     }
 
-    fn run(&self, slot: Slot) -> u32 {
+    fn run(&self, slot: ChainSlot) -> u32 {
         self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
     }
 
     /// Number of the group's blocks within the contract's block in `slot` that are held without a gap up to its end.
-    fn own(&self, slot: Slot) -> u32 {
+    fn own(&self, slot: ChainSlot) -> u32 {
         if self.shape.fan == 1 {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();
             return u32::from(run & HELD != 0);
@@ -546,7 +546,7 @@ impl Window {
         self.mask(slot).trailing_ones().min(self.shape.fan)
     }
 
-    fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {
+    fn recompute(&mut self, slot: ChainSlot, position: u32, up: Option<ChainSlot>) -> bool {
         let Shape { need, fan, step } = self.shape;
         let above = up.map_or(0, |up| self.run(up));
         let run = match self.own(slot) {
@@ -570,7 +570,7 @@ impl Window {
 
     /// Whether the block's run is long enough for a request. Near the start of a sequence, where fewer blocks exist than a
     /// request needs, all of them are enough.
-    fn allows(&self, slot: Slot, blocks: u64) -> bool {
+    fn allows(&self, slot: ChainSlot, blocks: u64) -> bool {
         let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
         u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)
     }

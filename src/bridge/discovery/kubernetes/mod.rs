@@ -114,12 +114,12 @@ enum KubernetesError {
 
 /// Kind of objects that are read, and the namespace. Errors name both.
 #[derive(Debug, Clone)]
-struct Reading {
+struct ObjectScope {
     objects: Objects,
     namespace: String,
 }
 
-impl Reading {
+impl ObjectScope {
     fn of_watch(&self, error: watcher::Error) -> KubernetesError {
         let status = match &error {
             watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -190,15 +190,15 @@ async fn connect(place: &KubernetesPlace) -> Result<(Client, String), Kubernetes
 async fn watch<K, T: Clone>(
     api: Api<K>,
     config: watcher::Config,
-    reading: &Reading,
+    reading: &ObjectScope,
     reports: &Reports,
     read: impl Fn(&K) -> T,
-    mut take: impl FnMut(&Known<T>),
+    mut take: impl FnMut(&KnownObjects<T>),
 ) where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
     let mut events = Box::pin(watcher(api, config.timeout(WATCH_SECONDS)));
-    let mut known = Known::default();
+    let mut known = KnownObjects::default();
     let mut failures = 0;
     // The stream continues after errors, from its last position or with a new list.
     while let Some(event) = events.next().await {
@@ -229,7 +229,7 @@ async fn watch<K, T: Clone>(
 }
 
 /// Known objects by their names: for each, its UID and the value read from it.
-struct Known<T> {
+struct KnownObjects<T> {
     known: BTreeMap<String, (Option<String>, T)>,
     /// Objects of a list that is not complete yet; `None` outside of a list.
     listed: Option<BTreeMap<String, (Option<String>, T)>>,
@@ -237,7 +237,7 @@ struct Known<T> {
     is_complete: bool,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for KnownObjects<T> {
     fn default() -> Self {
         Self {
             known: BTreeMap::new(),
@@ -247,7 +247,7 @@ impl<T> Default for Known<T> {
     }
 }
 
-impl<T> Known<T> {
+impl<T> KnownObjects<T> {
     fn apply<K: Resource>(&mut self, event: Event<K>, read: impl Fn(&K) -> T) {
         let put = |objects: &mut BTreeMap<_, _>, object: &K| {
             let name = object.name_any();
@@ -320,9 +320,9 @@ mod tests {
 
     #[test]
     fn a_list_replaces_what_was_known_once_it_is_complete() {
-        let mut known = Known::default();
+        let mut known = KnownObjects::default();
         let uid = |pod: &Pod| pod.uid().unwrap();
-        let uids = |known: &Known<String>| known.values().cloned().collect::<Vec<_>>();
+        let uids = |known: &KnownObjects<String>| known.values().cloned().collect::<Vec<_>>();
         known.apply(Event::Init, uid);
         known.apply(Event::InitApply(pod("a", "1")), uid);
         known.apply(Event::InitApply(pod("b", "2")), uid);
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn rights_that_are_missing_are_named() {
-        let reading = Reading {
+        let reading = ObjectScope {
             objects: Objects::EndpointSlices,
             namespace: "llm".to_owned(),
         };

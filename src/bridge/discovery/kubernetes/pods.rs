@@ -14,10 +14,10 @@ use kvatlas_process::registry::{Discovered, NewServer};
 
 use super::super::super::spec::EngineDefaults;
 use super::super::found::{ServerPort, server_at};
-use super::super::reports::{Look, Reports};
+use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::PodsPlace;
 use super::ports::{declared, is_active, is_grpc, pod_of_ranked, ranked};
-use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
+use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
 
 /// Most bytes of a pod's labels that are kept.
 const LABEL_BYTES_MAX: usize = 4096;
@@ -56,15 +56,20 @@ pub(super) async fn watch_pods(
     .await;
 }
 
-fn reading(namespace: String) -> Reading {
-    Reading {
+fn reading(namespace: String) -> ObjectScope {
+    ObjectScope {
         objects: Objects::Pods,
         namespace,
     }
 }
 
 /// Makes the function that asks the API about the pod of one engine.
-pub(super) fn look(client: Client, namespace: &str, place: SharedPlace, defaults: &EngineDefaults) -> Look {
+pub(super) fn look(
+    client: Client,
+    namespace: &str,
+    place: SharedPlace,
+    defaults: &EngineDefaults,
+) -> EngineLookup {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let (reading, defaults) = (reading(namespace.to_owned()), defaults.clone());
     Box::new(move |server| {

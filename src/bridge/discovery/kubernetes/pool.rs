@@ -16,7 +16,7 @@ use super::super::super::spec::EngineDefaults;
 use super::super::reports::Reports;
 use super::super::spec::{PodsPlace, PoolPlace};
 use super::pods::{SharedPlace, look, watch_pods};
-use super::{Objects, Reading};
+use super::{ObjectScope, Objects};
 
 /// API group of InferencePools.
 pub(super) const GROUP: &str = "inference.networking.k8s.io";
@@ -52,7 +52,7 @@ async fn watch_pool(
     let resource = ApiResource::from_gvk_with_plural(&kind, Objects::InferencePools.plural());
     let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
     let config = watcher::Config::default().fields(&format!("metadata.name={}", place.name));
-    let reading = Reading {
+    let reading = ObjectScope {
         objects: Objects::InferencePools,
         namespace: namespace.to_owned(),
     };

@@ -11,10 +11,10 @@ use kvatlas_process::registry::{Discovered, NewServer};
 use super::super::super::http::authority;
 use super::super::super::spec::EngineDefaults;
 use super::super::found::{SERVER_PORT, ServerPort, server_at};
-use super::super::reports::{Look, Reports};
+use super::super::reports::{EngineLookup, Reports};
 use super::super::spec::ServicePlace;
 use super::ports::{GRPC_NAME, HTTP_NAME};
-use super::{LOOK_PATIENCE, Objects, Reading, confirm, engines, unanswered, watch};
+use super::{LOOK_PATIENCE, ObjectScope, Objects, confirm, engines, unanswered, watch};
 
 /// Label that names the Service of a slice.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -29,7 +29,7 @@ pub(super) async fn run(
 ) {
     let api: Api<EndpointSlice> = Api::namespaced(client, &namespace);
     let selector = format!("{SERVICE_LABEL}={}", place.service);
-    let reading = Reading {
+    let reading = ObjectScope {
         objects: Objects::EndpointSlices,
         namespace,
     };
@@ -45,11 +45,11 @@ pub(super) async fn run(
 /// Makes the function that asks the API about one engine: it lists the endpoints as they are now.
 fn look(
     api: Api<EndpointSlice>,
-    reading: Reading,
+    reading: ObjectScope,
     selector: &str,
     place: &ServicePlace,
     defaults: &EngineDefaults,
-) -> Look {
+) -> EngineLookup {
     let parameters = ListParams::default().labels(selector);
     let (place, defaults) = (place.clone(), defaults.clone());
     Box::new(move |server| {

@@ -9,7 +9,7 @@ struct Group {
 }
 
 struct Member {
-    table: Table,
+    table: LeaseTable,
     voice: Voice,
     sight: Arc<AtomicU8>,
     number: u64,
@@ -29,7 +29,7 @@ impl Group {
     fn new(count: u64) -> Self {
         let now = Instant::now();
         let member = |bridge| {
-            let mut table = Table::new(bridge, Times::default());
+            let mut table = LeaseTable::new(bridge, Times::default());
             let (number, voice, sight) = table.add(HOLDER, now).unwrap();
             sight.store(2, Ordering::Release);
             Member {
@@ -68,7 +68,9 @@ impl Group {
             .filter(|member| member.runs && member.is_connected)
         {
             for beat in &beats {
-                member.table.heard(Beat::decode(&beat.encode()).unwrap(), now);
+                member
+                    .table
+                    .heard(LeaseBeat::decode(&beat.encode()).unwrap(), now);
             }
         }
     }
@@ -181,20 +183,20 @@ fn of_two_that_were_apart_the_higher_epoch_speaks() {
     assert_eq!(group.run(2000), [0]);
     group.bridges[0].voice.epoch.store(500, Ordering::Release);
     // A bridge of the same group on the other side of a broken link, which has not heard of it.
-    let far = Followed {
+    let far = FollowedHolder {
         holder: HOLDER,
         sight: 2,
         epoch: Some(601),
     };
     let now = group.now;
-    group.bridges[0].table.heard(Beat::new(9, 1, vec![far]), now);
+    group.bridges[0].table.heard(LeaseBeat::new(9, 1, vec![far]), now);
     assert_eq!(group.bridges[0].table.decide(now).ended, 1);
     // A lower one does not take its turn.
     let mut group = Group::new(1);
     assert_eq!(group.run(2000), [0]);
     group.bridges[0].voice.epoch.store(900, Ordering::Release);
     let now = group.now;
-    group.bridges[0].table.heard(Beat::new(9, 1, vec![far]), now);
+    group.bridges[0].table.heard(LeaseBeat::new(9, 1, vec![far]), now);
     assert_eq!(group.bridges[0].table.decide(now).ended, 0);
 }
 
@@ -220,12 +222,12 @@ fn beats_of_others_are_bounded() {
     let now = group.now;
     let table = &mut group.bridges[0].table;
     for bridge in 100..100 + PEERS_MAX as u64 + 9 {
-        let followed = |holder| Followed {
+        let followed = |holder| FollowedHolder {
             holder,
             sight: 0,
             epoch: None,
         };
-        table.heard(Beat::new(bridge, 1, (0..1000).map(followed).collect()), now);
+        table.heard(LeaseBeat::new(bridge, 1, (0..1000).map(followed).collect()), now);
     }
     assert_eq!(table.peers.len(), PEERS_MAX);
     assert!(table.peers.values().all(|peer| peer.holders.len() <= 1));

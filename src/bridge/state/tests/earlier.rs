@@ -55,7 +55,7 @@ struct EarlierEngine {
 
 fn read_by_an_earlier_program(folder: &Path) -> Result<Option<EarlierEngine>, FileError> {
     let path = folder.join(engine_file(&holder()));
-    read_file(&Disk, &path, Kind::Engine, BYTES_MAX)
+    read_file(&Disk, &path, StateFileKind::Engine, BYTES_MAX)
 }
 
 #[test]
